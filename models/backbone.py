@@ -1,0 +1,154 @@
+"""Backbones: any timm model that gives spatial features, as images -> tokens.
+
+In: normalised images float [B, 3, H, W]. Out: tokens float [B, S, C]. Next: the heads,
+put behind it by `network.py`. `pretrained.py` fills in weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+import timm
+from torch import Tensor, nn
+
+from models.config import InputConfig, Interpolation
+from models.tokens import to_tokens
+
+
+class BackboneError(ValueError):
+    """timm knows no such model; the message is one line for a person."""
+
+
+class Backbone(nn.Module):
+    """A timm model without its classifier.
+
+    Attributes:
+        name: timm name.
+        body: the timm model.
+        width: C, channels of the tokens.
+    """
+
+    def __init__(self, name: str, image_size: tuple[int, int] | None = None) -> None:
+        """Builds the model with random weights.
+
+        Args:
+            name: timm name.
+            image_size: (H, W) in pixels, needed by models whose position table is bound
+                to it; others ignore it.
+
+        Raises:
+            BackboneError: timm knows no such model.
+        """
+        super().__init__()
+        self.name = name
+        self.body = _create(name, image_size)
+        self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", 0))
+        self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
+        self.width = int(cast("Any", self.body).num_features)
+
+    def split(self, frozen_stages: int) -> tuple[nn.Module, nn.Module]:
+        """Cuts the backbone in two, so that the first part can be frozen and cached.
+
+        Both halves share their parameters with this module.
+
+        Args:
+            frozen_stages: number of leading stages in the first half; the stem goes with
+                stage 0. The number of stages or more puts the whole backbone there.
+
+        Returns:
+            (images float [B, 3, H, W] -> features, features -> tokens [B, S, C]).
+
+        """
+        if frozen_stages >= self.num_stages:
+            return self, nn.Identity()
+        if frozen_stages == 0:
+            return nn.Identity(), self
+        return _LeadingStages(self.body, frozen_stages), _TrailingStages(self, frozen_stages)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages that `split` can cut between; 1 where there is no such cut."""
+        if all(hasattr(self.body, part) for part in ("conv_stem", "blocks", "conv_head", "bn2")):
+            return len(cast("nn.Sequential", self.body.blocks))
+        return 1
+
+    def as_tokens(self, features: Tensor) -> Tensor:
+        """Brings the timm model's own feature layout to tokens [B, S, C]."""
+        if features.dim() == 4 and self.channels_last:
+            return features.flatten(1, 2)  # [B, H, W, C] -> [B, H * W, C]
+        return to_tokens(features)[:, self.prefix_tokens if features.dim() == 3 else 0 :]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encodes normalised images float [B, 3, H, W] to tokens [B, S, C]."""
+        return self.as_tokens(cast("Any", self.body).forward_features(images))
+
+
+def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
+    if not timm.is_model(name):
+        raise BackboneError(f"timm has no model named {name!r}")
+    options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "global_pool": ""}
+    if image_size is not None:
+        try:
+            return cast("nn.Module", timm.create_model(name, img_size=image_size, **options))
+        except TypeError:
+            pass  # convolutional models take no image size
+    return cast("nn.Module", timm.create_model(name, **options))
+
+
+class _LeadingStages(nn.Module):
+    """Stem and first stages of timm's EfficientNet family."""
+
+    def __init__(self, body: nn.Module, stages: int) -> None:
+        super().__init__()
+        parts = cast("Any", body)
+        self.stages = nn.Sequential(parts.conv_stem, parts.bn1, *parts.blocks[:stages])
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.stages(images)
+        return features
+
+
+class _TrailingStages(nn.Module):
+    """The other stages and the last convolution of timm's EfficientNet family."""
+
+    def __init__(self, backbone: Backbone, stages: int) -> None:
+        super().__init__()
+        parts = cast("Any", backbone.body)
+        self.stages = nn.Sequential(*parts.blocks[stages:], parts.conv_head, parts.bn2)
+        self.as_tokens = backbone.as_tokens
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.as_tokens(self.stages(features))
+
+
+def input_config(name: str, image_size: tuple[int, int] | None = None) -> InputConfig:
+    """Reads a timm model's own preparation of photos from timm's configuration.
+
+    Args:
+        name: timm name.
+        image_size: (H, W) in pixels; None takes the model's own.
+
+    Returns:
+        The preparation, with the whole photo squashed to the input: a multi-label answer
+        must not lose what a centre crop cuts off.
+
+    Raises:
+        BackboneError: timm knows no such model.
+    """
+    if not timm.is_model(name):
+        raise BackboneError(f"timm has no model named {name!r}")
+    data = timm.data.resolve_data_config(pretrained_cfg=_pretrained_cfg(name))
+    height, width = image_size or data["input_size"][1:]
+    interpolation = data["interpolation"]
+    return InputConfig(
+        height=height,
+        width=width,
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
+    )
+
+
+def _pretrained_cfg(name: str) -> dict[str, Any]:
+    config = timm.get_pretrained_cfg(name)
+    return {} if config is None else config.to_dict()

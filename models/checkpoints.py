@@ -1,0 +1,170 @@
+"""Checkpoint files: ours (safetensors) written and read, the authors' ML-Decoder read.
+
+In: a file. Out: a `Checkpoint`: the network in eval mode and what the file says of it.
+`layouts.py` translates foreign key names. Next: `export`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from models.config import NetworkConfig
+from models.layouts import CheckpointError, ForeignState, read_foreign
+from models.network import Network, build_head
+
+_CONFIG_KEY = "config"
+_LABELS_KEY = "label_names"
+_NOTES_KEY = "notes"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes:
+        network: a `Network`, or a head alone where the file has no backbone; eval mode.
+        config: the whole network's configuration; None for a head alone.
+        label_names: N names, or None where the file does not tell.
+        notes: how it was trained, free text by key.
+    """
+
+    network: nn.Module
+    config: NetworkConfig | None
+    label_names: tuple[str, ...] | None
+    notes: Mapping[str, str]
+
+
+def load_checkpoint(
+    path: Path | str,
+    *,
+    backbone: str | None = None,
+    image_size: int | None = None,
+    num_heads: int | None = None,
+) -> nn.Module:
+    """Reads the network of a checkpoint file; the public entry.
+
+    Args:
+        path: the file: ours (safetensors), or one of the layouts in `layouts.py`.
+        backbone: timm name, where the file holds a backbone but not its name.
+        image_size: pixels, where the file does not tell.
+        num_heads: attention heads, where they are not 8.
+
+    Returns:
+        A module in eval mode from float images [B, 3, H, W], as the network takes them, to
+        logits [B, N]; for a file with a head alone, from features [B, C, H, W] or
+        [B, S, C] to logits.
+
+    Raises:
+        CheckpointError: with a one-line reason.
+    """
+    return read_checkpoint(
+        path, backbone=backbone, image_size=image_size, num_heads=num_heads
+    ).network
+
+
+def read_checkpoint(
+    path: Path | str,
+    *,
+    backbone: str | None = None,
+    image_size: int | None = None,
+    num_heads: int | None = None,
+) -> Checkpoint:
+    """Reads a checkpoint file with all that it says; hints as for `load_checkpoint`.
+
+    Raises:
+        CheckpointError: with a one-line reason.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint file at {path}")
+    if path.suffix == ".safetensors":
+        return _read_own(path)
+    return _build_foreign(read_foreign(_unpickle(path), backbone, image_size, num_heads))
+
+
+def write_checkpoint(
+    path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
+) -> None:
+    """Writes a network as safetensors, with its configuration inside, atomically.
+
+    Args:
+        path: the file, ending in `.safetensors`.
+        network: what to store.
+        label_names: N names in the order of the logits.
+        notes: how it was trained, free text by key.
+    """
+    metadata = {
+        _CONFIG_KEY: network.config.model_dump_json(),
+        _LABELS_KEY: json.dumps(label_names),
+        _NOTES_KEY: json.dumps(dict(notes)),
+    }
+    state = {key: tensor.contiguous() for key, tensor in network.state_dict().items()}
+    staging = path.with_suffix(".tmp")
+    staging.write_bytes(save(state, metadata))
+    staging.replace(path)
+
+
+def _read_own(path: Path) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
+        config = NetworkConfig.model_validate_json(metadata[_CONFIG_KEY])
+        labels = tuple(json.loads(metadata[_LABELS_KEY]))
+        notes = json.loads(metadata.get(_NOTES_KEY, "{}"))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} is damaged or not a safetensors file") from error
+    except (KeyError, ValueError, ValidationError) as error:
+        raise CheckpointError(f"{path.name} holds no network configuration of ours") from error
+    try:
+        network = Network(config)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name}: {error}") from error
+    _fill(network, state)
+    return Checkpoint(network.eval(), config, labels, notes)
+
+
+def _build_foreign(foreign: ForeignState) -> Checkpoint:
+    if foreign.config is None:
+        head = build_head(foreign.head)
+        _fill(head, foreign.state)
+        return Checkpoint(head.eval(), None, foreign.label_names, {})
+    network = Network(foreign.config)
+    _fill(network, foreign.state)
+    return Checkpoint(network.eval(), foreign.config, foreign.label_names, {})
+
+
+def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    own = module.state_dict()
+    for key, tensor in own.items():
+        if key not in state:
+            raise CheckpointError(f"the checkpoint lacks {key}")
+        if state[key].shape != tensor.shape:
+            found, wanted = tuple(state[key].shape), tuple(tensor.shape)
+            raise CheckpointError(f"{key} has shape {found}, the network wants {wanted}")
+    extra = sorted(set(state) - set(own))
+    if extra:
+        raise CheckpointError(f"the checkpoint has {extra[0]}, which the network does not have")
+    module.load_state_dict(dict(state))
+
+
+def _unpickle(path: Path) -> object:
+    try:
+        content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path.name} is not a file of plain tensors (code in a pickle is refused)"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path.name} is damaged or not a torch checkpoint") from error
+    return content

@@ -1,0 +1,89 @@
+"""The frozen part of the backbone, run once: photos -> features kept on disk.
+
+In: a frozen module and a data set. Out: `CachedFeatures`, a memory-mapped array of several
+augmented views of each photo. Next: `loop.py`, which trains what comes after it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from models.train.views import Photos
+
+# Small batches keep the early, wide feature maps inside the processor's cache.
+_ENCODE_BATCH = 8
+
+
+class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
+    """Features of every photo in one of its cached views.
+
+    Attributes:
+        view: which view is read, 0-based; set before each epoch.
+    """
+
+    def __init__(self, features: NDArray[np.float16], targets: Tensor) -> None:
+        """Wraps an array.
+
+        Args:
+            features: float16 [views, photos, ...].
+            targets: float [photos, N].
+        """
+        self.features = features
+        self.targets = targets
+        self.view = 0
+
+    def __len__(self) -> int:
+        """Number of photos."""
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Returns (features float16 [...], targets float [N]) of one photo."""
+        return torch.from_numpy(self.features[self.view, index].copy()), self.targets[index]
+
+
+def cache_features(
+    frozen: nn.Module, photos: Photos, views: int, path: Path, workers: int, device: torch.device
+) -> CachedFeatures:
+    """Runs a frozen module over several views of each photo, or reuses an earlier run.
+
+    Args:
+        frozen: images float [B, 3, H, W] -> features [B, ...]; in eval mode.
+        photos: the photos; a random transform gives another view each time.
+        views: number of passes.
+        path: `.npy` file of the features; reused whole if it is there.
+        workers: processes that decode.
+        device: where `frozen` is.
+    """
+    if not path.exists():
+        staging = path.with_suffix(".part")
+        _fill(frozen, photos, views, staging, workers, device)
+        staging.replace(path)
+    return CachedFeatures(np.load(path, mmap_mode="r"), photos.targets)
+
+
+def _fill(
+    frozen: nn.Module, photos: Photos, views: int, path: Path, workers: int, device: torch.device
+) -> None:
+    shape: tuple[int, ...] = ()
+    array: NDArray[np.float16] | None = None
+    loader = DataLoader(photos, _ENCODE_BATCH, num_workers=workers, prefetch_factor=8 if workers else None)
+    for view in range(views):
+        start = 0
+        for images, _ in tqdm(loader, desc=f"frozen features, view {view + 1} of {views}"):
+            with torch.inference_mode():
+                batch = images.to(device).contiguous(memory_format=torch.channels_last)
+                features = frozen(batch).half().contiguous().cpu().numpy()
+            if array is None:
+                shape = (views, len(photos), *features.shape[1:])
+                array = np.lib.format.open_memmap(path, "w+", np.float16, shape)
+            array[view, start : start + len(features)] = features
+            start += len(features)
+    if array is not None:
+        array.flush()

@@ -1,0 +1,89 @@
+"""The recipe: every choice of a training run, in one frozen record.
+
+In: a TOML file and command line flags. Out: a `Recipe`. Next: `loop.py` follows it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+
+class RecipeError(Exception):
+    """A recipe file is unreadable or inconsistent; the message is one line for a person."""
+
+
+class Recipe(BaseModel):
+    """Choices of a training run.
+
+    Frozen stages and views belong together: with `frozen_stages` above zero the frozen
+    part of the backbone runs once over `views` augmented copies of each photo, and the
+    epochs take these in turn; with zero every photo is augmented anew each epoch.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbone: str = Field("tf_efficientnet_lite0", description="timm name")
+    pretrained: bool = Field(True, description="start from ImageNet weights")
+    frozen_stages: int = Field(
+        99, ge=0, description="leading backbone stages that stay frozen; 99 is the whole backbone"
+    )
+    views: int = Field(4, ge=1, description="augmented copies of each photo to cache")
+
+    head: Literal["ml_decoder", "gap"] = Field("ml_decoder", description="kind of head")
+    decoder_width: int = Field(384, ge=1, description="D")
+    feedforward_width: int = Field(1024, ge=1, description="hidden width of the decoder")
+    num_groups: int | None = Field(None, ge=1, description="label queries; unset is one a label")
+    num_heads: int = Field(8, ge=1, description="attention heads")
+    dropout: float = Field(0.1, ge=0, lt=1, description="rate in the head")
+
+    image_size: int = Field(224, ge=16, description="pixels, of the served network")
+    train_size: int | None = Field(
+        None, ge=16, description="pixels, of the training crops; unset is image_size"
+    )
+    crop_scale: float = Field(0.4, gt=0, le=1, description="smallest share of a photo in a crop")
+    auto_augment: str | None = Field("rand-m7-mstd0.5-inc1", description="timm's auto_augment")
+    color_jitter: float = Field(0.0, ge=0, description="timm's color_jitter")
+    erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
+    mixup: float = Field(0.0, ge=0, description="alpha of mixup between the photos of a batch")
+
+    epochs: int = Field(10, ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0, description="peak of OneCycle, for the head")
+    backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
+    warmup: float = Field(0.2, gt=0, lt=1, description="share of the steps that lr rises in")
+    weight_decay: float = Field(1e-2, ge=0, description="AdamW, on matrices and kernels only")
+    clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
+    gamma_neg: float = Field(4.0, ge=0, description="asymmetric loss: focus on negatives")
+    gamma_pos: float = Field(0.0, ge=0, description="asymmetric loss: focus on positives")
+    clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
+    ema_decay: float = Field(0.997, ge=0, lt=1, description="of the averaged weights, per step")
+    seed: int = Field(0, description="of every random choice")
+
+    @property
+    def crop_size(self) -> int:
+        """Pixels on a side of the training crops."""
+        return self.train_size or self.image_size
+
+
+def read_recipe(path: Path | None, overrides: dict[str, Any]) -> Recipe:
+    """Reads a recipe from TOML and puts overrides (field -> value or text) on top.
+
+    Raises:
+        RecipeError: an unreadable file, an unknown field or a value out of range.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"cannot read the recipe {path}") from error
+    try:
+        return Recipe.model_validate(values | overrides)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RecipeError(f"recipe: {where}: {first['msg']}") from error

@@ -1,0 +1,55 @@
+"""The authors' recorded logits, through checkpoint file and reader."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models import load_checkpoint
+from tests.goldens import Golden, golden_names, read_golden
+
+LAYOUTS = ("bare", "model", "state_dict", "module")
+
+
+def write_official(golden: Golden, path: Path, layout: str = "bare") -> Path:
+    """Stores a case's weights the way the authors' code does."""
+    state: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in golden.state.items()}
+    content: dict[str, Any] = {
+        "bare": state,
+        "model": {
+            "model": state,
+            "idx_to_class": {i: f"class {i:04d}" for i in range(golden.config["num_classes"])},
+        },
+        "state_dict": {"state_dict": state},
+        "module": {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 1},
+    }[layout]
+    torch.save(content, path)
+    return path
+
+
+def hints(golden: Golden) -> dict[str, Any]:
+    """What the case's file cannot tell."""
+    if golden.kind == "timm_mldecoder":
+        return {"backbone": golden.config["timm_model"], "image_size": golden.config["image_size"]}
+    return {}
+
+
+@pytest.mark.parametrize("name", golden_names())
+def test_logits_equal_the_authors_within_the_recorded_tolerance(name: str, tmp_path: Path) -> None:
+    golden = read_golden(name)
+    network = load_checkpoint(write_official(golden, tmp_path / "official.pth"), **hints(golden))
+    with torch.inference_mode():
+        logits = network(torch.from_numpy(golden.inputs)).numpy()
+    assert logits.shape == golden.expected.shape
+    assert np.abs(logits - golden.expected).max() <= golden.tolerance
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_file_layout_gives_the_same_logits(layout: str, tmp_path: Path) -> None:
+    golden = read_golden("mld_81_g20_512_1280_7x7_b1")
+    network = load_checkpoint(write_official(golden, tmp_path / "official.pth", layout))
+    with torch.inference_mode():
+        logits = network(torch.from_numpy(golden.inputs)).numpy()
+    assert np.abs(logits - golden.expected).max() <= golden.tolerance
