@@ -1,0 +1,105 @@
+"""The console: labelled photos and bundles as tables for people or JSON for programs.
+
+In: a `LabelledPhoto` or a `Bundle`. Out: lines on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from service.bundle import Bundle, Label
+from service.cli.photos import LabelledPhoto
+
+
+def write_json(record: dict[str, Any]) -> None:
+    """Writes one JSON object on one line."""
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+def dump_photo(photo: LabelledPhoto) -> dict[str, Any]:
+    """Returns a photo's labels, or its failure, as JSON values."""
+    record: dict[str, Any] = {"photo": str(photo.path)}
+    if photo.prediction is None:
+        return record | {"error": photo.failure}
+    found = photo.prediction
+    return record | {
+        "image": {"width": found.width, "height": found.height},
+        "labels": [asdict(label) for label in found.labels],
+        "timings": asdict(found.timings),
+    }
+
+
+def show_photo(photo: LabelledPhoto) -> None:
+    """Shows a photo's labels as a table; a failure goes to stderr."""
+    # `Text` keeps rich from reading markup into file names and labels.
+    if photo.prediction is None:
+        failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
+        Console(stderr=True).print(failure, soft_wrap=True)
+        return
+    table = Table(title=Text(str(photo.path)), title_justify="left")
+    table.add_column("label")
+    table.add_column("score", justify="right")
+    table.add_column("threshold", justify="right")
+    for label in photo.prediction.labels:
+        own = "" if label.calibrated else " *"
+        table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
+    Console().print(table)
+
+
+def dump_bundle(bundle: Bundle) -> dict[str, Any]:
+    """Returns a bundle's model card and labels as JSON values."""
+    return {
+        **bundle.card.model_dump(mode="json"),
+        "precisions": list(bundle.precisions()),
+        "labels": [label.model_dump(mode="json") for label in bundle.labels],
+    }
+
+
+def show_bundle(bundle: Bundle) -> None:
+    """Shows a bundle's model card and labels as tables."""
+    console = Console()
+    console.print(_card_table(bundle))
+    console.print(_label_table(bundle))
+
+
+def _card_table(bundle: Bundle) -> Table:
+    card = bundle.card
+    size = f"{card.input.width} x {card.input.height} pixels"
+    rows = {
+        "name": card.name,
+        "version": card.version,
+        "licence": card.license,
+        "backbone": card.provenance.backbone,
+        "training data": card.provenance.training_data,
+        "head": f"{card.trained_head.kind}, {card.trained_head.activation}",
+        "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
+        "precisions": ", ".join(bundle.precisions()),
+    }
+    for metric in card.metrics:
+        where = f"{metric.dataset}, {metric.images} images"
+        rows[f"{metric.name} {metric.precision}"] = f"{metric.value:.2f} ({where})"
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _label_table(bundle: Bundle) -> Table:
+    table = Table("label", "threshold", "precision", "recall", "positives")
+    for label in bundle.labels:
+        table.add_row(Text(label.name), *_format_calibration(label))
+    return table
+
+
+def _format_calibration(label: Label) -> tuple[str, ...]:
+    shares = (label.threshold, label.precision, label.recall)
+    texts = tuple("-" if share is None else f"{share:.3f}" for share in shares)
+    return (*texts, "-" if label.positives is None else str(label.positives))

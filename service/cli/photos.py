@@ -1,0 +1,70 @@
+"""Photos: files on disk -> labels, through the service's pipeline but without a server.
+
+In: paths and a `Query`. Out: one `LabelledPhoto` for each path, in order. A photo that
+cannot be used costs only itself. Next: `console.py`, which shows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.errors import BusyError, ImageError, InferenceFailed
+from service.http.problems import describe_problem
+from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.scoring import Query
+from service.settings import Settings
+
+# Enough to keep every core and the next batch busy, few enough to stay small in memory.
+_PHOTOS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class LabelledPhoto:
+    """What came of one photo: a prediction, or a sentence that says why there is none."""
+
+    path: Path
+    prediction: Prediction | None
+    failure: str | None = None
+
+
+async def label_photos(
+    paths: Sequence[Path], query: Query, settings: Settings
+) -> AsyncIterator[LabelledPhoto]:
+    """Labels photos and yields them in order, each as soon as it is there.
+
+    Raises:
+        StartError: the pipeline cannot start as configured.
+        BundleError: the bundle is absent, damaged or inconsistent.
+        QueryError: the query does not fit the bundle's labels.
+    """
+    pipeline = open_pipeline(settings)
+    await pipeline.start()
+    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, settings.queue_size))
+    tasks = [asyncio.create_task(_label_photo(pipeline, path, query, places)) for path in paths]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await pipeline.drain()
+
+
+async def _label_photo(
+    pipeline: Pipeline, path: Path, query: Query, places: asyncio.Semaphore
+) -> LabelledPhoto:
+    async with places:
+        try:
+            data = await asyncio.to_thread(path.read_bytes)
+            return LabelledPhoto(path, await pipeline.predict(data, query))
+        except OSError as error:
+            return LabelledPhoto(path, None, error.strerror or "cannot be read")
+        except (ImageError, BusyError, InferenceFailed) as error:
+            problem = describe_problem(error)
+            return LabelledPhoto(
+                path, None, " ".join(filter(None, (problem.title, problem.detail)))
+            )

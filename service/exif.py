@@ -1,0 +1,70 @@
+"""A photo's EXIF block: the one number we need of it, found without parsing the rest.
+
+In: the bytes of a JPEG, or of an EXIF block. Out: the orientation, 1 to 8. A hostile
+EXIF block can claim gigabytes of tags; Pillow parses all of them as soon as it opens a
+JPEG, so `split_jpeg` takes the metadata out before Pillow sees the file. Next:
+`images.py`, which decodes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+UPRIGHT = 1
+_ORIENTATION_TAG = 0x0112
+_SHORT = 3  # TIFF's name for an unsigned 16-bit number
+_EXIF_HEADER = b"Exif\0\0"
+_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_START_OF_SCAN = 0xDA
+_APP1 = 0xE1
+# Pillow needs JFIF (APP0) and Adobe (APP14) to tell the colours; the rest is metadata.
+_METADATA_MARKERS = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
+
+
+def read_orientation(exif: bytes) -> int:
+    """Returns the orientation (1..8, EXIF's numbers) that an EXIF block asks for.
+
+    Whatever is malformed counts as upright: a photo is worth more than its metadata.
+    """
+    tiff = exif.removeprefix(_EXIF_HEADER)
+    order = _TIFF_ORDERS.get(tiff[:4])
+    if order is None:
+        return UPRIGHT
+    try:
+        (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (entries,) = struct.unpack_from(f"{order}H", tiff, start)
+        for position in range(start + 2, start + 2 + entries * 12, 12):
+            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", tiff, position)
+            if tag == _ORIENTATION_TAG:
+                known = kind == _SHORT and count == 1 and 1 <= value <= 8
+                return value if known else UPRIGHT
+    except struct.error:  # the block ends early
+        pass
+    return UPRIGHT
+
+
+def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
+    """Takes the metadata out of a JPEG.
+
+    Args:
+        data: a JPEG file, possibly damaged; what cannot be followed is left as it is.
+
+    Returns:
+        The JPEG without its metadata segments, and its first EXIF block (or nothing).
+    """
+    kept = [data[:2]]
+    exif = b""
+    position = 2
+    while data[position : position + 1] == b"\xff" and len(data) >= position + 4:
+        marker = data[position + 1]
+        (length,) = struct.unpack_from(">H", data, position + 2)
+        if marker == _START_OF_SCAN or length < 2:
+            break
+        end = position + 2 + length
+        if marker not in _METADATA_MARKERS:
+            kept.append(data[position:end])
+        elif marker == _APP1 and not exif and data.startswith(_EXIF_HEADER, position + 4):
+            exif = data[position + 4 : end]
+        position = end
+    kept.append(data[position:])
+    return b"".join(kept), exif

@@ -1,0 +1,100 @@
+"""Access: the outermost layer of the app; every request passes through it once.
+
+In: any HTTP request. Out: the same request with a request id, its answer with the id in
+`X-Request-ID`, and one line in the log. What nobody below expected becomes a 500 here:
+a traceback in the log, fixed wording for the client. Next: `routes/`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http.answers import answer_unexpected
+
+REQUEST_ID_HEADER = "X-Request-ID"
+
+# Safe to log and to send back as it is: no white space, quotes or control characters.
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# No status was sent; proxies log a client that left as 499, so do we.
+_CLIENT_LEFT = 499
+
+logger = logging.getLogger(__name__)
+
+
+class Access:
+    """ASGI middleware: request id, one log line a request, last resort for exceptions."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wraps `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; everything but HTTP passes through untouched."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = choose_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        scope.setdefault("state", {})["request_id"] = request_id
+        answer = _Answer(send, request_id)
+        started = time.perf_counter()
+        try:
+            await self._app(scope, receive, answer.send)
+        except ClientDisconnect:
+            answer.status = _CLIENT_LEFT
+        except Exception:
+            logger.exception("unexpected error request_id=%s", request_id)
+            await self._answer_unexpected(scope, receive, answer)
+        finally:
+            _log_request(scope, answer.status, time.perf_counter() - started, request_id)
+
+    async def _answer_unexpected(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        # Half an answer cannot be mended: leaving it unfinished makes the server close.
+        if answer.status == 0:
+            response = answer_unexpected(Request(scope))
+            await response(scope, receive, answer.send)
+
+
+class _Answer:
+    """The sending side of one request: adds the id, remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.status = 0
+        self._send = send
+        self._request_id = request_id
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._request_id
+        await self._send(message)
+
+
+def choose_request_id(offered: str | None) -> str:
+    """Returns the client's request id where it is sane, else a new one.
+
+    Args:
+        offered: value of `X-Request-ID`: 1 to 128 letters, digits or any of `._:-`.
+    """
+    if offered is not None and _SANE_REQUEST_ID.fullmatch(offered):
+        return offered
+    return uuid.uuid4().hex
+
+
+def _log_request(scope: Scope, status: int, seconds: float, request_id: str) -> None:
+    # json.dumps quotes whatever a client may put into a path, line ends included.
+    logger.info(
+        "request method=%s path=%s status=%d duration_ms=%.1f request_id=%s",
+        scope["method"],
+        json.dumps(scope["path"]),
+        status,
+        seconds * 1000,
+        request_id,
+    )

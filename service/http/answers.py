@@ -1,0 +1,118 @@
+"""Answers to errors: whatever a route or the framework raises leaves as a problem.
+
+In: an exception and its request. Out: `application/problem+json` with the headers that
+belong to its status. `add_problem_handlers` covers what is expected; what is not is left
+to `access.py`, which sends `answer_unexpected`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from service.errors import ServiceError
+from service.http.problems import (
+    INTERNAL_ERROR,
+    Problem,
+    ProblemKind,
+    describe_kind,
+    describe_problem,
+    find_kind,
+)
+from service.http.request_errors import (
+    InvalidParameters,
+    InvalidValue,
+    MethodNotAllowed,
+    RequestError,
+    RouteNotFound,
+)
+
+PROBLEM_JSON = "application/problem+json"
+
+_FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
+    HTTPStatus.NOT_FOUND: RouteNotFound,
+    HTTPStatus.METHOD_NOT_ALLOWED: MethodNotAllowed,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class ProblemResponse(JSONResponse):
+    """An `application/problem+json` answer."""
+
+    media_type = PROBLEM_JSON
+
+    def __init__(self, kind: ProblemKind, problem: Problem) -> None:
+        """Takes the status and the headers from `kind`, the body from `problem`."""
+        headers = {}
+        if kind.retry_after_seconds is not None:
+            headers["Retry-After"] = str(kind.retry_after_seconds)
+        if kind.status == HTTPStatus.REQUEST_TIMEOUT:
+            headers["Connection"] = "close"  # nobody is going to read the rest of the body
+        super().__init__(problem.model_dump(exclude_none=True), kind.status, headers)
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Makes `app` answer every error of ours and of the framework with a problem."""
+    app.add_exception_handler(ServiceError, _answer_service_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+
+
+def answer_unexpected(request: Request) -> ProblemResponse:
+    """Returns the 500 for what nobody expected; it says nothing of the cause."""
+    return ProblemResponse(INTERNAL_ERROR, describe_kind(INTERNAL_ERROR, _request_id(request)))
+
+
+def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
+    """Turns pydantic's error dictionaries into values that a client may see.
+
+    Args:
+        pydantic_errors: what `ValidationError.errors()` of pydantic or FastAPI returns.
+        where: where the values stood; None where the first part of `loc` says it, as
+            FastAPI's does.
+    """
+    values = []
+    for error in pydantic_errors:
+        place, *names = error["loc"] if where is None else (where, *error["loc"])
+        name = str(names[0]) if names else str(place)
+        values.append(InvalidValue(str(place), name, error["msg"]))
+    return values
+
+
+async def _answer_service_error(request: Request, error: Exception) -> ProblemResponse:
+    kind = find_kind(error)
+    if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s request_id=%s", kind.code, _request_id(request), exc_info=error)
+    return ProblemResponse(kind, describe_problem(error, _request_id(request)))
+
+
+async def _answer_validation_error(request: Request, error: Exception) -> ProblemResponse:
+    assert isinstance(error, RequestValidationError)
+    return await _answer_service_error(request, InvalidParameters(list_values(error.errors())))
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> ProblemResponse:
+    assert isinstance(error, HTTPException)
+    known = _FRAMEWORK_ERRORS.get(error.status_code)
+    if known is not None:
+        response = await _answer_service_error(request, known())
+    else:
+        phrase = HTTPStatus(error.status_code).phrase
+        kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)
+        response = ProblemResponse(kind, describe_kind(kind, _request_id(request)))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _request_id(request: Request) -> str | None:
+    request_id: str | None = request.scope.get("state", {}).get("request_id")
+    return request_id

@@ -1,0 +1,92 @@
+"""Hosting: the pipeline of a running app, from `loading` to `drained`.
+
+In: settings. Out: the pipeline, as soon as it is open. It opens in the background, so
+that `/livez` and `/readyz` answer from the first second on; a bundle that cannot be
+opened leaves a `failure` for whoever runs the server. Next: `routes/`, which ask for the
+pipeline on every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from service.bundle import BundleError
+from service.errors import Draining, NotReady, StartError
+from service.pipeline import Pipeline, open_pipeline
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+OpenPipeline = Callable[[Settings], Pipeline]
+
+
+class PipelineHost:
+    """Opens one pipeline, hands it out, and drains it.
+
+    Attributes:
+        settings: what the pipeline is opened with.
+        failure: why it could not be opened; its text is one line for a person.
+    """
+
+    def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
+        """Opens nothing yet."""
+        self.settings = settings
+        self.failure: StartError | BundleError | None = None
+        self._open_pipeline = open_pipeline
+        self._pipeline: Pipeline | None = None
+        self._draining = False
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline.
+
+        Raises:
+            NotReady: it is loading, or it failed.
+            Draining: the service is shutting down.
+        """
+        if self._draining:
+            raise Draining("the service is shutting down")
+        if self._pipeline is None:
+            raise NotReady("the pipeline is loading")
+        return self._pipeline
+
+    def check_ready(self) -> None:
+        """Does nothing if requests are answered now.
+
+        Raises:
+            UnavailableError: they are not.
+        """
+        if self.pipeline.state != "ready":
+            raise NotReady(f"the pipeline is {self.pipeline.state}")
+
+    async def open(self) -> None:
+        """Opens and starts the pipeline, or sets `failure`; never raises."""
+        try:
+            # Loading and warming up take seconds, in which the event loop has to answer.
+            pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
+            await pipeline.start()
+        except (StartError, BundleError) as error:
+            self.failure = error
+        except Exception:
+            logger.exception("unexpected error while opening the bundle")
+            self.failure = StartError("the bundle cannot be opened: see the log")
+        else:
+            self._pipeline = pipeline
+            runtime = pipeline.engine
+            logger.info(
+                "ready model=%s version=%s device=%s provider=%s precision=%s",
+                pipeline.bundle.card.name,
+                pipeline.bundle.card.version,
+                runtime.device,
+                runtime.provider,
+                runtime.precision,
+            )
+
+    async def drain(self) -> None:
+        """Refuses new work and waits for the work in hand; may be called twice."""
+        self._draining = True
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            await pipeline.drain()

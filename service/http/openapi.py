@@ -1,0 +1,71 @@
+"""OpenAPI: the parts of `/docs` that FastAPI cannot see for itself.
+
+In: error classes of a route, or the shape of its body. Out: pieces of an OpenAPI
+document. Bodies are read by `uploads.py` and not by FastAPI, so their three kinds are
+written down here; error answers are taken from the table in `problems.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from service.http.answers import PROBLEM_JSON
+from service.http.multipart import FormShape
+from service.http.parameters import Parameters
+from service.http.problems import PROBLEM_KINDS, describe_kind
+from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, UploadShape
+
+_PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
+
+
+def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for the listed error classes, an example for each."""
+    by_status: dict[int | str, list[type[Exception]]] = defaultdict(list)
+    for error in errors:
+        by_status[PROBLEM_KINDS[error].status].append(error)
+    return {status: _document_status(group) for status, group in sorted(by_status.items(), key=str)}
+
+
+def document_body(shape: UploadShape) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the request body of a predict route."""
+    binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
+    base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
+    content = {
+        MULTIPART: {"schema": _object_schema(shape.form, binary)},
+        JSON: {"schema": _object_schema(shape.form, base64)},
+    }
+    if shape.takes_raw_image:
+        content[RAW_IMAGE] = {"schema": binary}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
+    many = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
+    parameters = Parameters.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "required": [shape.image_field],
+        "additionalProperties": False,
+        "properties": {
+            shape.image_field: many if shape.max_images > 1 else image,
+            **parameters,
+        },
+    }
+
+
+def _document_status(errors: list[type[Exception]]) -> dict[str, Any]:
+    kinds = [PROBLEM_KINDS[error] for error in errors]
+    examples = {
+        kind.code: {"value": describe_kind(kind, "6f1c0ab2").model_dump(exclude_none=True)}
+        for kind in kinds
+    }
+    answer: dict[str, Any] = {
+        "description": "; ".join(f"`{kind.code}`: {kind.title}" for kind in kinds),
+        "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
+    }
+    if any(kind.retry_after_seconds for kind in kinds):
+        answer["headers"] = {
+            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
+        }
+    return answer

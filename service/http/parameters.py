@@ -1,0 +1,122 @@
+"""Parameters: what a client asks of its images, from the query string and the body.
+
+In: the query string and the fields of an `Upload`. Out: a `Query`. Both places take the
+same parameters and check them the same way; a parameter in both has to say the same.
+Next: `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic.functional_validators import WrapValidator
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+
+from service.http.answers import list_values
+from service.http.request_errors import InvalidParameters, RepeatedField
+from service.scoring import Query, Threshold
+
+
+def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:
+    # One sentence instead of pydantic's one error for each member of the union.
+    try:
+        threshold: Threshold = check(value)
+    except ValidationError as error:
+        raise PydanticCustomError(
+            "threshold", "Input should be a number from 0 to 1, or 'calibrated'"
+        ) from error
+    return threshold
+
+
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+ThresholdParameter = Annotated[
+    Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
+    WrapValidator(_check_threshold),
+]
+
+
+class Parameters(BaseModel):
+    """The parameters of `/predict` and `/predict/batch`; None is `not given`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    top_k: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most labels to answer with; more than there are means all of them. "
+        "Without `threshold`: exactly the best `top_k`, whatever their scores.",
+        examples=[5],
+    )
+    threshold: ThresholdParameter | None = Field(
+        default=None,
+        description="Answer with labels that score at least this much: a number from 0 to "
+        "1 for every label, or `calibrated` for each label's own. Neither `top_k` nor "
+        "`threshold` means `calibrated`.",
+        examples=["calibrated"],
+    )
+    include: list[LabelName] | None = Field(
+        default=None,
+        description="Choose among these labels only; may be repeated.",
+        examples=[["person", "dog"]],
+    )
+    exclude: list[LabelName] | None = Field(
+        default=None,
+        description="Never answer with these labels; may be repeated.",
+        examples=[["chair"]],
+    )
+
+
+LIST_PARAMETERS = frozenset(
+    name
+    for name, info in Parameters.model_fields.items()
+    if list[LabelName] in get_args(info.annotation)
+)
+SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
+
+
+def refuse_repeats(request: Request) -> None:
+    """Checks that the query string gives each parameter once, except those that are lists.
+
+    Raises:
+        RepeatedField: it does not.
+    """
+    for name in SINGLE_PARAMETERS:
+        if len(request.query_params.getlist(name)) > 1:
+            raise RepeatedField(name)
+
+
+def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
+    """Puts the parameters of the query string and those of the body together.
+
+    Args:
+        query: the parameters of the query string.
+        fields: the fields of the body, except its images, not yet checked.
+
+    Raises:
+        InvalidParameters: a field is of the wrong type or out of range.
+        RepeatedField: a parameter has one value in the query string and another in the
+            body.
+    """
+    try:
+        body = Parameters.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidParameters(list_values(error.errors(), where="body")) from error
+    merged = body.model_dump(exclude_none=True)
+    for name, value in query.model_dump(exclude_none=True).items():
+        if merged.setdefault(name, value) != value:
+            raise RepeatedField(name)
+    return Query(
+        top_k=merged.get("top_k"),
+        threshold=merged.get("threshold"),
+        include=tuple(merged.get("include", ())),
+        exclude=tuple(merged.get("exclude", ())),
+    )

@@ -1,0 +1,177 @@
+"""Problems: what a client is told of an error (RFC 9457), from one table.
+
+In: an exception. Out: a `Problem`: HTTP status, stable `code`, wording of ours. Exception
+texts stay in the log; `detail` is made from an error's attributes, or is the text of a
+`RequestError`, which is fixed wording by contract. What is not in the table is an
+internal error. Next: `answers.py`, which sends problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from service import errors
+from service.errors import QueryError, ServiceError
+from service.http import request_errors
+from service.http.request_errors import InvalidParameters
+from service.images import FORMATS
+
+_SHOWN_NAMES = 10
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class ProblemKind:
+    """One row of the table.
+
+    Attributes:
+        status: HTTP status.
+        code: stable name for programs.
+        title: the same sentence every time.
+        detail: makes the sentence about this one error; None where the title says all.
+        retry_after_seconds: when trying again makes sense; None where it never does.
+    """
+
+    status: int
+    code: str
+    title: str
+    detail: Callable[[Any], str] | None = None
+    retry_after_seconds: int | None = None
+
+
+def _list_names(error: QueryError) -> str:
+    shown = ", ".join(f"'{name[:_SHOWN_CHARACTERS]}'" for name in error.names[:_SHOWN_NAMES])
+    more = len(error.names) - _SHOWN_NAMES
+    return f"{shown} and {more} more." if more > 0 else f"{shown}."
+
+
+def _list_types(_error: ServiceError) -> str:
+    return f"Supported types: {', '.join(FORMATS)}."
+
+
+# Error class -> answer. An error takes the row of its nearest listed ancestor.
+PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
+    request_errors.RouteNotFound: ProblemKind(404, "not_found", "Not found", str),
+    request_errors.MethodNotAllowed: ProblemKind(
+        405, "method_not_allowed", "Method not allowed", str
+    ),
+    request_errors.BodyTimeout: ProblemKind(
+        408, "body_timeout", "The request body came too slowly", str
+    ),
+    request_errors.BodyTooLarge: ProblemKind(
+        413, "body_too_large", "The request body is too large", str
+    ),
+    request_errors.MalformedBody: ProblemKind(
+        400, "malformed_body", "The request body cannot be parsed", str
+    ),
+    request_errors.UnsupportedMediaType: ProblemKind(
+        415, "unsupported_media_type", "The Content-Type is not supported", str
+    ),
+    request_errors.UnsupportedContentEncoding: ProblemKind(
+        415, "unsupported_content_encoding", "The Content-Encoding is not supported", str
+    ),
+    request_errors.MissingField: ProblemKind(422, "missing_field", "A field is missing", str),
+    request_errors.UnknownField: ProblemKind(422, "unknown_field", "A field is unknown", str),
+    request_errors.RepeatedField: ProblemKind(
+        422, "repeated_field", "A parameter is given more than once", str
+    ),
+    request_errors.TooManyImages: ProblemKind(
+        422, "too_many_images", "Too many images in one request", str
+    ),
+    request_errors.InvalidParameters: ProblemKind(
+        422, "invalid_parameters", "A parameter is not valid", str
+    ),
+    errors.InvalidImage: ProblemKind(400, "invalid_image", "The image is damaged or no image"),
+    errors.UnsupportedImage: ProblemKind(
+        415, "unsupported_image", "The image type is not supported", _list_types
+    ),
+    errors.TooManyPixels: ProblemKind(413, "too_many_pixels", "The image has too many pixels"),
+    errors.UnknownLabel: ProblemKind(422, "unknown_label", "A label is unknown", _list_names),
+    errors.ConflictingLabels: ProblemKind(
+        422, "conflicting_labels", "A label is both included and excluded", _list_names
+    ),
+    errors.QueueFull: ProblemKind(429, "queue_full", "The service is busy", retry_after_seconds=1),
+    errors.InferenceFailed: ProblemKind(500, "inference_failed", "The model could not be run"),
+    errors.OutOfMemory: ProblemKind(
+        503, "out_of_memory", "The device is out of memory", retry_after_seconds=1
+    ),
+    errors.NotReady: ProblemKind(
+        503, "not_ready", "The service is not ready", retry_after_seconds=2
+    ),
+    errors.Draining: ProblemKind(
+        503, "draining", "The service is shutting down", retry_after_seconds=2
+    ),
+    errors.DeadlineExceeded: ProblemKind(
+        504, "deadline_exceeded", "The request took too long and was dropped"
+    ),
+}
+
+INTERNAL_ERROR = ProblemKind(500, "internal_error", "Internal error")
+
+
+class ProblemValue(BaseModel):
+    """One value that is not valid."""
+
+    where: str = Field(description="`query`, `path` or `body`.", examples=["query"])
+    name: str = Field(description="Name of the parameter.", examples=["top_k"])
+    reason: str = Field(examples=["Input should be greater than or equal to 1"])
+
+
+class Problem(BaseModel):
+    """An error as RFC 9457 problem details."""
+
+    type: str = Field(
+        description="Identifies the kind of problem; ends with `code`.",
+        examples=["urn:ml-decoder:problem:invalid_image"],
+    )
+    title: str = Field(
+        description="What this kind of problem is; never changes.",
+        examples=["The image is damaged or no image"],
+    )
+    status: int = Field(description="The HTTP status.", examples=[400])
+    code: str = Field(description="Stable name of the kind.", examples=["invalid_image"])
+    detail: str | None = Field(
+        default=None, description="What is wrong in this one request.", examples=[None]
+    )
+    errors: list[ProblemValue] | None = Field(
+        default=None,
+        description="Each wrong value, for `invalid_parameters`.",
+        examples=[None],
+    )
+    request_id: str | None = Field(
+        default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
+    )
+
+
+def find_kind(error: Exception) -> ProblemKind:
+    """Returns the row of the nearest listed ancestor, else `INTERNAL_ERROR`."""
+    for ancestor in type(error).__mro__:
+        if ancestor in PROBLEM_KINDS:
+            return PROBLEM_KINDS[ancestor]
+    return INTERNAL_ERROR
+
+
+def describe_kind(kind: ProblemKind, request_id: str | None) -> Problem:
+    """Returns the problem that says no more than its kind."""
+    return Problem(
+        type=f"urn:ml-decoder:problem:{kind.code}",
+        title=kind.title,
+        status=kind.status,
+        code=kind.code,
+        request_id=request_id,
+    )
+
+
+def describe_problem(error: Exception, request_id: str | None = None) -> Problem:
+    """Returns all that a client may know of `error`."""
+    kind = find_kind(error)
+    problem = describe_kind(kind, request_id)
+    if kind.detail is not None:
+        problem.detail = kind.detail(error)
+    if isinstance(error, InvalidParameters):
+        problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
+    return problem

@@ -1,0 +1,136 @@
+"""What can be wrong with a request before anyone looks at its images.
+
+    ServiceError                        (errors.py)
+    `-- RequestError
+        |-- RouteNotFound               no such path
+        |-- MethodNotAllowed            the path exists, not with this method
+        |-- BodyTimeout                 the body did not arrive in time
+        |-- BodyTooLarge                more bytes than the route takes
+        |-- MalformedBody               not the JSON, base64 or multipart it says it is
+        |-- UnsupportedMediaType        a Content-Type the route does not read
+        |-- UnsupportedContentEncoding  a compressed body
+        |-- FieldError                  a field that is missing, unknown or given twice
+        |   |-- MissingField
+        |   |-- UnknownField
+        |   `-- RepeatedField
+        |-- TooManyImages
+        `-- InvalidParameters           values out of range, one line for each
+
+Raised by `multipart.py`, `uploads.py` and `parameters.py`; `problems.py` answers them.
+Every `str(error)` is a fixed sentence around numbers of ours and names that the client
+sent, so it may be shown to the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.errors import ServiceError
+
+# A client's own field name comes back in the answer, but not a megabyte of it.
+_SHOWN_CHARACTERS = 80
+
+
+class RequestError(ServiceError):
+    """The request itself is wrong; no image was decoded."""
+
+
+class RouteNotFound(RequestError):
+    """There is no such path."""
+
+    def __init__(self) -> None:
+        super().__init__("There is no such path here; /docs lists them.")
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not with this method."""
+
+    def __init__(self) -> None:
+        super().__init__("The header Allow lists the methods of this path.")
+
+
+class BodyTimeout(RequestError):
+    """The body did not arrive within the time allowed, in seconds."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"The request body did not arrive within {limit_seconds:g} seconds.")
+
+
+class BodyTooLarge(RequestError):
+    """The body, or one text field of it, has more bytes than allowed."""
+
+    def __init__(self, limit_bytes: int, what: str = "The request body") -> None:
+        super().__init__(f"{what} is larger than {limit_bytes} bytes.")
+
+
+class MalformedBody(RequestError):
+    """The body cannot be parsed as what its Content-Type says; `reason` is fixed wording."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}.")
+
+
+class UnsupportedMediaType(RequestError):
+    """The Content-Type is none of those that the route reads."""
+
+    def __init__(self, supported: Sequence[str]) -> None:
+        super().__init__(f"Send the body as one of: {', '.join(supported)}.")
+
+
+class UnsupportedContentEncoding(RequestError):
+    """The body is compressed; images already are, so nothing is gained by it."""
+
+    def __init__(self) -> None:
+        super().__init__("Send the body without a Content-Encoding.")
+
+
+class FieldError(RequestError):
+    """A field of the body or the query string is missing, unknown or given twice."""
+
+
+class MissingField(FieldError):
+    """The field that holds the image is not in the body."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Field '{name}' is missing.")
+
+
+class UnknownField(FieldError):
+    """The body has a field that the route does not know."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        shown = name[:_SHOWN_CHARACTERS]
+        super().__init__(f"Field '{shown}' is unknown; known fields: {', '.join(known)}.")
+
+
+class RepeatedField(FieldError):
+    """A parameter that takes one value was given several times."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"'{name}' is given more than once.")
+
+
+class TooManyImages(RequestError):
+    """The request holds more images than the route takes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"This route takes at most {limit} image(s) in one request.")
+
+
+@dataclass(frozen=True)
+class InvalidValue:
+    """One wrong value: where it stood (`query`, `path` or `body`), its name, what is wrong."""
+
+    where: str
+    name: str
+    reason: str
+
+
+class InvalidParameters(RequestError):
+    """Values that are not of the right type or out of range."""
+
+    def __init__(self, values: Sequence[InvalidValue]) -> None:
+        self.values = tuple(values)
+        names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
+        super().__init__(f"Not valid: {names}.")

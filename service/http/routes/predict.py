@@ -1,0 +1,148 @@
+"""Predict: photos in, labels out.
+
+In: one photo (`/predict`) or several (`/predict/batch`) and what is asked of them. Out:
+their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi import Query as QueryString
+
+from service import errors
+from service.errors import ImageError
+from service.http import request_errors
+from service.http.dependencies import Host, RequestId
+from service.http.disconnects import finish_or_leave
+from service.http.multipart import FormShape
+from service.http.openapi import document_body, document_problems
+from service.http.parameters import (
+    LIST_PARAMETERS,
+    SINGLE_PARAMETERS,
+    Parameters,
+    merge_parameters,
+    refuse_repeats,
+)
+from service.http.problems import describe_problem
+from service.http.request_errors import MalformedBody
+from service.http.schemas import (
+    BatchAnswer,
+    ImageAnswer,
+    ImageFailure,
+    PredictAnswer,
+    answer_image,
+    name_label_set,
+    name_model,
+)
+from service.http.uploads import UploadedImage, UploadShape, read_upload
+from service.pipeline import Pipeline
+from service.scoring import Query
+
+MAX_BATCH_IMAGES = 16
+
+_ONE_IMAGE = UploadShape(
+    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True
+)
+_MANY_IMAGES = UploadShape(
+    FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS),
+    takes_raw_image=False,
+)
+_REQUEST_PROBLEMS = (
+    request_errors.MalformedBody,
+    request_errors.BodyTimeout,
+    request_errors.BodyTooLarge,
+    request_errors.UnsupportedMediaType,
+    request_errors.UnsupportedContentEncoding,
+    request_errors.MissingField,
+    request_errors.UnknownField,
+    request_errors.RepeatedField,
+    request_errors.TooManyImages,
+    request_errors.InvalidParameters,
+    errors.UnknownLabel,
+    errors.ConflictingLabels,
+    errors.QueueFull,
+    errors.InferenceFailed,
+    errors.OutOfMemory,
+    errors.NotReady,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+_IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
+
+QueryParameters = Annotated[Parameters, QueryString()]
+
+router = APIRouter(tags=["predict"], dependencies=[Depends(refuse_repeats)])
+
+
+@router.post(
+    "/predict",
+    responses=document_problems(*_REQUEST_PROBLEMS, *_IMAGE_PROBLEMS),
+    openapi_extra=document_body(_ONE_IMAGE),
+)
+async def predict(
+    request: Request, host: Host, request_id: RequestId, parameters: QueryParameters
+) -> PredictAnswer:
+    """Labels one image: a form field, the bare body, or base64 in JSON."""
+    pipeline = host.pipeline
+    upload = await read_upload(request, _ONE_IMAGE, host.settings)
+    query = merge_parameters(parameters, upload.fields)
+    work = pipeline.predict(upload.images[0].decode(), query)
+    found = answer_image(await finish_or_leave(request, work))
+    return PredictAnswer(
+        model=name_model(pipeline),
+        label_set=name_label_set(pipeline),
+        image=found.image,
+        labels=found.labels,
+        timings=found.timings,
+        request_id=request_id,
+    )
+
+
+@router.post(
+    "/predict/batch",
+    response_model_exclude_none=True,
+    responses=document_problems(*_REQUEST_PROBLEMS),
+    openapi_extra=document_body(_MANY_IMAGES),
+)
+async def predict_batch(
+    request: Request, host: Host, request_id: RequestId, parameters: QueryParameters
+) -> BatchAnswer:
+    """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
+
+    An image that cannot be used costs only itself: its entry holds the problem. Whatever
+    concerns the whole request, a full queue for example, fails the whole request.
+    """
+    pipeline = host.pipeline
+    upload = await read_upload(request, _MANY_IMAGES, host.settings)
+    query = merge_parameters(parameters, upload.fields)
+    results = await finish_or_leave(request, _label_all(pipeline, upload.images, query))
+    return BatchAnswer(
+        model=name_model(pipeline),
+        label_set=name_label_set(pipeline),
+        results=results,
+        request_id=request_id,
+    )
+
+
+async def _label_all(
+    pipeline: Pipeline, images: tuple[UploadedImage, ...], query: Query
+) -> list[ImageAnswer | ImageFailure]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_label_one(pipeline, image, query)) for image in images]
+    except ExceptionGroup as failures:
+        # The first failure has cancelled the rest; it is the answer to the whole request.
+        raise failures.exceptions[0] from failures
+    return [task.result() for task in tasks]
+
+
+async def _label_one(
+    pipeline: Pipeline, image: UploadedImage, query: Query
+) -> ImageAnswer | ImageFailure:
+    try:
+        return answer_image(await pipeline.predict(image.decode(), query))
+    except (ImageError, MalformedBody) as error:
+        return ImageFailure(error=describe_problem(error))

@@ -1,0 +1,108 @@
+"""The server: one uvicorn process that starts honestly and stops gracefully.
+
+In: settings. Out: an exit code. A bundle that cannot be opened stops it with a reason. On
+SIGTERM it goes on listening while it drains, so that `/readyz` and new predictions are
+answered with 503; then it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+
+from service.http.app import create_app
+from service.http.connections import limit_header_time
+from service.http.hosting import PipelineHost
+from service.settings import Settings
+
+# Where draining took all the time there is, its answers still have to reach their clients.
+_CLOSING_SECONDS = 1
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """uvicorn that watches the pipeline's host and drains it before it closes."""
+
+    def __init__(self, config: uvicorn.Config, host: PipelineHost) -> None:
+        """Watches `host`."""
+        super().__init__(config)
+        self._host = host
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Stops on the first signal, at once on the second.
+
+        uvicorn's own would raise the signal again at the end, which makes the exit code
+        of an orderly stop that of a killed process.
+        """
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where it listens, with the port that the system chose for port 0."""
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                address, port = listener.getsockname()[:2]
+                logger.info("listening address=%s port=%d", address, port)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Stops where the pipeline could not be opened."""
+        return self._host.failure is not None or await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains, with open doors, then closes; both together within `drain_seconds`."""
+        drain_seconds = self._host.settings.drain_seconds
+        logger.info("draining seconds=%g", drain_seconds)
+        started = time.monotonic()
+        draining = asyncio.create_task(self._host.drain())
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=0.1)
+        # Requests that are still being uploaded get their 503 when they are complete.
+        left = math.ceil(drain_seconds - (time.monotonic() - started))
+        self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
+        await super().shutdown(sockets)
+
+
+def run_server(settings: Settings) -> None:
+    """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
+
+    Raises:
+        StartError: the service cannot start as configured.
+        BundleError: the bundle is absent, damaged or inconsistent.
+    """
+    configure_logs(settings.log_level)
+    host = PipelineHost(settings)
+    config = uvicorn.Config(
+        create_app(host),
+        host=settings.host,
+        port=settings.port,
+        http=limit_header_time(settings.header_timeout_seconds),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+    )
+    Server(config, host).run()
+    if host.failure is not None:
+        raise host.failure
+
+
+def configure_logs(level: str) -> None:
+    """Sends log lines of this severity and above to stderr, one line each."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    if level != "debug":
+        # uvicorn tells the story of its start and stop in ten lines; ours takes three.
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)

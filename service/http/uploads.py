@@ -1,0 +1,215 @@
+"""Uploads: the body of a request -> still encoded images and the other fields.
+
+In: a request whose body is multipart, one raw image, or JSON with base64. Out: an
+`Upload`. Bytes are counted while they arrive, whatever Content-Length says, and the
+body has to be complete in time. Next: `parameters.py` for the fields, `pipeline.py` for
+the images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from service.http.multipart import Form, FormShape, read_multipart
+from service.http.request_errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    MalformedBody,
+    MissingField,
+    TooManyImages,
+    UnknownField,
+    UnsupportedContentEncoding,
+    UnsupportedMediaType,
+)
+from service.settings import Settings
+
+MULTIPART = "multipart/form-data"
+JSON = "application/json"
+RAW_IMAGE = "image/*"
+
+
+@dataclass(frozen=True)
+class UploadShape:
+    """What the body of a route may hold.
+
+    Attributes:
+        form: the fields; JSON bodies have the same names as multipart bodies.
+        takes_raw_image: whether one bare image is a body too.
+    """
+
+    form: FormShape
+    takes_raw_image: bool
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """The Content-Types that the route reads."""
+        return (MULTIPART, RAW_IMAGE, JSON) if self.takes_raw_image else (MULTIPART, JSON)
+
+
+@dataclass(frozen=True)
+class Base64Image:
+    """An image as it stood in JSON."""
+
+    text: str
+
+    def decode(self) -> bytes:
+        """Returns the image's bytes.
+
+        Raises:
+            MalformedBody: this is not standard base64 (RFC 4648, section 4).
+        """
+        try:
+            return base64.b64decode(self.text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise MalformedBody("The image is not standard base64 without a prefix") from error
+
+
+@dataclass(frozen=True)
+class RawImage:
+    """An image as it stood in a multipart part or as the whole body."""
+
+    data: bytes
+
+    def decode(self) -> bytes:
+        """Returns the image's bytes."""
+        return self.data
+
+
+# Base64 is decoded per image, so that one bad text of a batch costs only itself.
+UploadedImage = RawImage | Base64Image
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The images of a request (at least one) and its other fields, not yet validated."""
+
+    images: tuple[UploadedImage, ...]
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
+    """Reads the body of a request, within the size and the time of `settings`.
+
+    Raises:
+        RequestError: the body is too large, too slow, malformed, of another type, or does
+            not hold what the route takes.
+        starlette.requests.ClientDisconnect: the client left before the body was complete.
+    """
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedContentEncoding
+    try:
+        async with asyncio.timeout(settings.body_timeout_seconds):
+            return await _read_body(request, shape, settings.max_body_bytes)
+    except TimeoutError as error:
+        raise BodyTimeout(settings.body_timeout_seconds) from error
+
+
+async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Upload:
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if not media_type and not _has_body(request):
+        raise MissingField(shape.form.image_field)
+    async with aclosing(_count_bytes(request, max_bytes)) as chunks:
+        if media_type == MULTIPART:
+            return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
+        if media_type == JSON:
+            return _from_json(await _join(chunks), shape.form)
+        if media_type.startswith("image/") and shape.takes_raw_image:
+            return Upload((RawImage(await _join(chunks)),))
+    raise UnsupportedMediaType(shape.media_types)
+
+
+def _has_body(request: Request) -> bool:
+    return (
+        "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+    )
+
+
+async def _count_bytes(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise BodyTooLarge(limit)
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit:
+            raise BodyTooLarge(limit)
+        if chunk:
+            yield chunk
+
+
+async def _join(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])
+
+
+def _from_form(form: Form, shape: FormShape) -> Upload:
+    if not form.images:
+        raise MissingField(shape.image_field)
+    images = tuple(RawImage(bytes(image)) for image in form.images)
+    fields: dict[str, Any] = {}
+    for name, values in form.texts.items():
+        texts = [_decode_text(value) for value in values]
+        fields[name] = texts if name in shape.list_fields else texts[0]
+    return Upload(images, fields)
+
+
+def _decode_text(value: bytearray) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedBody("A text field is not UTF-8") from error
+
+
+def _from_json(body: bytes, shape: FormShape) -> Upload:
+    fields = _parse_json(body)
+    for name in fields:
+        if name not in shape.names:
+            raise UnknownField(name, shape.names)
+    if shape.image_field not in fields:
+        raise MissingField(shape.image_field)
+    value = fields.pop(shape.image_field)
+    texts = value if shape.max_images > 1 else [value]
+    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+        kind = "a list of base64 texts" if shape.max_images > 1 else "a base64 text"
+        raise MalformedBody(f"Field '{shape.image_field}' is not {kind}")
+    if not texts:
+        raise MissingField(shape.image_field)
+    if len(texts) > shape.max_images:
+        raise TooManyImages(shape.max_images)
+    return Upload(tuple(Base64Image(text) for text in texts), fields)
+
+
+def _parse_json(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique_members,
+            parse_constant=_refuse_constant,
+        )
+    except (ValueError, RecursionError) as error:
+        raise MalformedBody("The body is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise MalformedBody("The JSON body is not an object")
+    return value
+
+
+def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member is given twice")
+    for name in members:
+        name.encode()  # a lone surrogate has no UTF-8 and raises a ValueError here
+    return members
+
+
+def _refuse_constant(_name: str) -> float:
+    raise ValueError("NaN and infinities are not JSON")

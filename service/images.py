@@ -1,0 +1,233 @@
+"""Bytes become pixels: sniff, check, decode, turn upright, flatten, resize.
+
+In: a photo's file content. Out: a `DecodedImage` with uint8 [H, W, 3] RGB, the size that
+the encoder wants. Read are JPEG, PNG, WebP, GIF and BMP, told apart by content; of an
+animation the first frame; transparency lies on white; 16-bit samples keep their high
+byte. Every failure is an `ImageError`. Next: `batcher.py`, which gathers the pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from service.bundle import InputContract
+from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.exif import UPRIGHT, read_orientation, split_jpeg
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Pillow's names of the formats that are read."""
+
+PixelArray = NDArray[np.uint8]
+
+_KNOWN_FORMATS = (
+    (b"%PDF", "PDF"),
+    (b"8BPS", "PSD"),
+    (b"%!PS", "EPS"),
+    (b"\xc5\xd0\xd3\xc6", "EPS"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\1\0", "ICO"),
+)
+# Brands of the ISO container, bytes 8 to 12, that hold HEIC or AVIF pictures.
+_HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1", b"avif"})
+_SNIFFED_BYTES = 1024
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+# EXIF orientation -> what turns the stored picture upright.
+_UPRIGHT_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = frozenset({5, 6, 7, 8})
+
+# A JPEG far larger than the input is decoded at 1/2, 1/4 or 1/8 of its size, which is
+# many times cheaper; the resize still gets this many pixels for each it makes.
+_DRAFT_OVERSAMPLING = 2
+# The centre crop looks at the middle only, so a strip longer than this is cut to it first;
+# resized whole, a 1 x 65500 picture would need gigabytes.
+_MAX_CROP_ASPECT = 8
+# Real files need far less. More is made to keep a decoder busy: each scan of a progressive
+# JPEG goes over the whole picture, and each PNG or GIF block costs several reads in Python.
+_MAX_JPEG_SCANS = 50
+_MAX_READS = 30_000
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImage:
+    """A photo, ready for the encoder.
+
+    Attributes:
+        pixels: uint8 [H, W, 3], RGB, H and W as in the bundle's input contract.
+        width: of the upright original, pixels.
+        height: of the upright original, pixels.
+    """
+
+    pixels: PixelArray
+    width: int
+    height: int
+
+
+class _MeteredFile(io.BytesIO):
+    """A file in memory that gives up on a reader that reads too often."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._reads_left = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            raise InvalidImage("the file has too many parts")
+        return super().read(size)
+
+
+def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
+    """Decodes one photo and makes it the encoder's input.
+
+    Args:
+        data: the file's content; a declared type or a file name plays no part.
+        contract: size and resizing that the model was trained for.
+        max_pixels: most pixels (width x height), checked before anything is decoded.
+
+    Raises:
+        InvalidImage: no picture, or a damaged one.
+        UnsupportedImage: a known format that is not read.
+        TooManyPixels: over `max_pixels`.
+    """
+    try:
+        image, orientation = _open(data, max_pixels)
+        width, height = image.size
+        _draft(image, contract, orientation)
+        image = _flatten(image)
+        if orientation in _SIDEWAYS:
+            width, height = height, width
+        if orientation != UPRIGHT:
+            image = image.transpose(_UPRIGHT_TURNS[orientation])
+        return DecodedImage(resize_image(image, contract), width, height)
+    except ImageError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise TooManyPixels("over Pillow's own pixel limit") from error
+    except Exception as error:
+        # Pillow's readers raise nearly every type there is on damaged files.
+        raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
+
+
+def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
+    """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule."""
+    resample = _RESAMPLING[contract.interpolation]
+    if contract.resize_mode == "squash":
+        resized = image.resize((contract.width, contract.height), resample)
+        return np.asarray(resized, np.uint8)
+    image = _cut_strip(image)
+    full_width, full_height = _scaled_size(image.size, contract)
+    resized = image.resize((full_width, full_height), resample)
+    left = round((full_width - contract.width) / 2)
+    top = round((full_height - contract.height) / 2)
+    pixels = np.asarray(resized, np.uint8)
+    return pixels[top : top + contract.height, left : left + contract.width]
+
+
+def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, int]:
+    """Reads the header; returns the picture, not yet decoded, and its orientation."""
+    _refuse_known_format(data)
+    exif = b""
+    if data.startswith(b"\xff\xd8"):
+        data, exif = split_jpeg(data)
+        if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+            raise InvalidImage("the JPEG has too many scans")
+    image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
+    if image.width * image.height > max_pixels:
+        raise TooManyPixels(f"{image.width} x {image.height} pixels")
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
+        raise UnsupportedImage("run-length encoded BMP")  # decoded in Python, seconds long
+    if image.format != "JPEG":
+        image.load()  # a PNG may carry its EXIF block after the pixels
+        exif = image.info.get("exif", b"")
+    return image, read_orientation(exif)
+
+
+def _refuse_known_format(data: bytes) -> None:
+    head = data[:_SNIFFED_BYTES]
+    for magic, name in _KNOWN_FORMATS:
+        if head.startswith(magic):
+            raise UnsupportedImage(name)
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS:
+        raise UnsupportedImage("HEIF")
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!DOCTYPE svg")) and b"<svg" in text:
+        raise UnsupportedImage("SVG")
+
+
+def _draft(image: Image.Image, contract: InputContract, orientation: int) -> None:
+    height, width = _draft_sides(contract)
+    if orientation in _SIDEWAYS:
+        height, width = width, height
+    image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
+
+
+def _draft_sides(contract: InputContract) -> tuple[int, int]:
+    if contract.resize_mode == "squash":
+        return contract.height, contract.width
+    return _crop_frame(contract)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Returns the first frame in RGB, transparent parts on white."""
+    image.load()
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
+        samples = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        canvas = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(canvas, image)
+    return image.convert("RGB")
+
+
+def _cut_strip(image: Image.Image) -> Image.Image:
+    width, height = image.size
+    new_width = min(width, _MAX_CROP_ASPECT * height)
+    new_height = min(height, _MAX_CROP_ASPECT * width)
+    if (new_width, new_height) == (width, height):
+        return image
+    left, top = (width - new_width) // 2, (height - new_height) // 2
+    return image.crop((left, top, left + new_width, top + new_height))
+
+
+def _crop_frame(contract: InputContract) -> tuple[int, int]:
+    """Returns the height and width that a picture has to cover before the centre crop."""
+    return (
+        math.floor(contract.height / contract.crop_pct),
+        math.floor(contract.width / contract.crop_pct),
+    )
+
+
+def _scaled_size(size: tuple[int, int], contract: InputContract) -> tuple[int, int]:
+    """Returns the smallest (width, height) of the same shape that covers the crop frame."""
+    width, height = size
+    frame_height, frame_width = _crop_frame(contract)
+    if frame_height * width >= frame_width * height:
+        return frame_height * width // height, frame_height
+    return frame_width, frame_width * height // width

@@ -1,0 +1,215 @@
+"""The story of a request: bytes -> images -> batcher -> engine -> scoring -> prediction.
+
+In: the bytes of one photo and a `Query`. Out: a `Prediction`. The pipeline owns the
+stages and their life (loading, ready, draining, failed); each stage's work is in its
+own file. Next: `http/`, which serves it, and `cli/`, which needs no server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from service.batcher import Batcher, BatcherStats
+from service.bundle import Bundle, load_bundle
+from service.engine import Engine, LogitsArray, open_engine
+from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
+from service.images import DecodedImage, PixelArray, decode_image
+from service.scoring import LabelSet, Query, ScoredLabel, score_labels, select_labels
+from service.settings import Settings, count_cores
+
+State = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of one prediction went, milliseconds.
+
+    Attributes:
+        decode_ms: waiting for a decoding thread, decoding and resizing.
+        queue_ms: waiting for the engine.
+        inference_ms: the run of the batch that this image was in.
+        total_ms: from the call to the answer.
+    """
+
+    decode_ms: float
+    queue_ms: float
+    inference_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer for one photo.
+
+    Attributes:
+        width: of the upright photo as it was sent, pixels.
+        height: of the upright photo as it was sent, pixels.
+        labels: the predicted labels, best first.
+        timings: where the time went.
+    """
+
+    width: int
+    height: int
+    labels: tuple[ScoredLabel, ...]
+    timings: Timings
+
+
+class Pipeline:
+    """All stages of one model, from bytes to labels.
+
+    Made by `open_pipeline`; `start` and every later call belong to one event loop.
+
+    Attributes:
+        bundle: the model that is served.
+        engine: what runs it: device, provider, precision, largest batch.
+        settings: the settings it was opened with.
+    """
+
+    def __init__(self, settings: Settings, bundle: Bundle, engine: Engine) -> None:
+        """Puts the stages together; nothing runs before `start`."""
+        self.bundle = bundle
+        self.engine = engine
+        self.settings = settings
+        self._labels = LabelSet.from_trained(bundle.labels)
+        self._batcher = Batcher(
+            self._run_batch,
+            max_batch_size=engine.max_batch_size,
+            queue_size=settings.queue_size,
+            workers=engine.workers,
+            max_wait_seconds=settings.max_wait_ms / 1000,
+        )
+        self._decoders = ThreadPoolExecutor(
+            settings.decode_threads or count_cores(), thread_name_prefix="decode"
+        )
+        self._decoding = 0
+        self._refused = 0
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._phase: Literal["loading", "ready", "draining"] = "loading"
+
+    @property
+    def state(self) -> State:
+        """Where the pipeline is in its life; `failed` means that it never answers again."""
+        if self._phase == "ready" and not self._batcher.healthy:
+            return "failed"
+        return self._phase
+
+    def stats(self) -> BatcherStats:
+        """Returns the counters of the queue and of the batches."""
+        stats = self._batcher.stats()
+        return replace(stats, refused=stats.refused + self._refused)
+
+    async def start(self) -> None:
+        """Starts taking requests."""
+        self._batcher.start()
+        self._phase = "ready"
+
+    async def drain(self) -> None:
+        """Refuses new requests, finishes what was taken, and stops.
+
+        Takes at most `drain_seconds`; a request that still waits then fails with
+        `Draining`.
+        """
+        self._phase = "draining"
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._idle.wait()
+        await self._batcher.drain(deadline)
+        self._decoders.shutdown(wait=False)
+
+    async def predict(self, data: bytes, query: Query) -> Prediction:
+        """Predicts the labels of one photo.
+
+        Args:
+            data: the photo's file content, any supported format.
+            query: which labels to answer with; checked before anything is decoded.
+
+        Raises:
+            QueryError: the query does not fit the labels.
+            ImageError: the photo cannot be used.
+            BusyError: the queue is full, or the deadline passed.
+            UnavailableError: the pipeline is not taking requests.
+            InferenceFailed: the engine failed on this photo's batch.
+        """
+        self._admit()
+        self._active += 1
+        self._idle.clear()
+        try:
+            return await self._answer(data, query)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
+    def _admit(self) -> None:
+        if self.state == "draining":
+            raise Draining("the pipeline is draining")
+        if self.state != "ready":
+            raise NotReady(f"the pipeline is {self.state}")
+
+    async def _answer(self, data: bytes, query: Query) -> Prediction:
+        started = time.perf_counter()
+        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+        chosen = select_labels(self._labels, query)
+        image = await self._decode(data, deadline)
+        decoded = time.perf_counter()
+        done = await self._batcher.submit(image.pixels, deadline)
+        activation = self.bundle.card.trained_head.activation
+        labels = score_labels(done.result, self._labels, chosen, query, activation)
+        timings = Timings(
+            decode_ms=(decoded - started) * 1000,
+            queue_ms=done.queue_seconds * 1000,
+            inference_ms=done.run_seconds * 1000,
+            total_ms=(time.perf_counter() - started) * 1000,
+        )
+        return Prediction(image.width, image.height, labels, timings)
+
+    async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
+        # An image takes its place in the queue before it is decoded: under a burst the
+        # surplus is refused at once, not after it has cost a decode.
+        if self._decoding + self._batcher.stats().waiting >= self.settings.queue_size:
+            self._refused += 1
+            raise QueueFull("no place in the queue")
+        contract = self.bundle.card.input
+        self._decoding += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._decoders, decode_image, data, contract, self.settings.max_pixels
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while decoding") from error
+        finally:
+            self._decoding -= 1
+
+    def _run_batch(self, images: Sequence[PixelArray], alone: bool) -> Sequence[LogitsArray]:
+        return list(self.engine.run(np.stack(images), alone=alone))
+
+
+def open_pipeline(settings: Settings) -> Pipeline:
+    """Loads the bundle, opens the engine and warms it up.
+
+    Raises:
+        BundleError: the bundle is absent, damaged or inconsistent.
+        StartError: the asked-for device or precision is not there.
+    """
+    bundle = load_bundle(settings.bundle)
+    engine = open_engine(
+        bundle,
+        device=settings.device,
+        precision=settings.precision,
+        max_batch_size=settings.max_batch_size,
+        threads=settings.intra_op_threads or count_cores(),
+    )
+    engine.warm_up()
+    return Pipeline(settings, bundle, engine)

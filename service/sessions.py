@@ -1,0 +1,113 @@
+"""One graph of a bundle, opened in ONNX Runtime and checked.
+
+In: a graph's name, its precision and a device. Out: a session that runs on that device and
+has the inputs and outputs that the bundle's format asks for. Next: `engine.py`, which runs
+the sessions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import onnxruntime as ort
+
+from service.bundle import Bundle, BundleError, Device, GraphName, Precision
+from service.errors import StartError
+
+_CPU = "CPUExecutionProvider"
+_CUDA = "CUDAExecutionProvider"
+_TENSORRT = "TensorrtExecutionProvider"
+# TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16.
+# The exhaustive search of convolution algorithms costs seconds for every batch size.
+_CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+# Best first: a provider leaves what it cannot run to the next.
+PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
+    "cpu": ((_CPU, {}),),
+    "cuda": ((_CUDA, _CUDA_OPTIONS), (_CPU, {})),
+    "tensorrt": ((_TENSORRT, {}), (_CUDA, _CUDA_OPTIONS), (_CPU, {})),
+}
+
+
+def open_session(
+    bundle: Bundle, graph: GraphName, device: Device, precision: Precision, threads: int
+) -> ort.InferenceSession:
+    """Opens one graph on exactly the device that is asked for.
+
+    Args:
+        bundle: where the graph is.
+        graph: which graph.
+        device: where it has to run.
+        precision: which variant.
+        threads: CPU threads of one run.
+
+    Raises:
+        StartError: the device does not work here.
+        BundleError: the graph is damaged, or keeps weights outside the bundle.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads that spin while they wait take the cores from the other sessions.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A graph may name files that hold its weights. Those are not among the verified files,
+    # so they are looked for where there can be none.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.devnull
+    )
+    model = bundle.read_graph(graph, precision)
+    try:
+        session = ort.InferenceSession(
+            model, options, providers=list(PROVIDERS[device]), enable_fallback=0
+        )
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if device != "cpu":
+            raise StartError(
+                f"device {device} cannot open {graph}: {_first_line(error)}"
+            ) from error
+        raise BundleError(f"{graph} is not a usable ONNX graph: {_first_line(error)}") from error
+    provider = PROVIDERS[device][0][0]
+    if session.get_providers()[0] != provider:
+        raise StartError(f"device {device}: {provider} does not start on this machine")
+    return session
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_tensor(
+    graph: GraphName,
+    found: Sequence[Any],
+    name: str,
+    kind: str,
+    sizes: tuple[int | None, ...],
+) -> None:
+    """Checks that a graph has one input (or output), and that it is what it should be.
+
+    Args:
+        graph: for the message.
+        found: the session's inputs or outputs.
+        name: the only one there may be.
+        kind: its element type, in ONNX Runtime's words.
+        sizes: its dimensions after the batch, which has to be dynamic; None is any size.
+
+    Raises:
+        BundleError: something differs.
+    """
+    if [tensor.name for tensor in found] != [name]:
+        names = ", ".join(tensor.name for tensor in found)
+        raise BundleError(f"{graph} has {names or 'nothing'} where it should have only {name}")
+    (tensor,) = found
+    if tensor.type != f"tensor({kind})":
+        raise BundleError(f"{graph}: {name} is {tensor.type}, not tensor({kind})")
+    shape = list(tensor.shape)
+    fits = len(shape) == 1 + len(sizes) and not isinstance(shape[0], int)
+    for actual, wanted in zip(shape[1:], sizes, strict=False):
+        # A size that the graph leaves open is checked by the warm-up.
+        fits = fits and (wanted is None or not isinstance(actual, int) or actual == wanted)
+    if not fits:
+        wanted_text = ", ".join("*" if size is None else str(size) for size in sizes)
+        raise BundleError(f"{graph}: {name} has shape {shape}, not [B, {wanted_text}]")

@@ -1,0 +1,100 @@
+"""Every setting of the service, in one place.
+
+In: environment variables (`ML_DECODER_` + the name in capitals) and keyword arguments,
+which win. Out: a frozen `Settings`. Next: `pipeline.py`, which opens what is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.bundle import Device, Precision
+
+MIB = 1024 * 1024
+# Linux control groups v2: "quota period" in microseconds, or "max period".
+_CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+
+
+class Settings(BaseSettings):
+    """Settings of one service process; the docstring under a field is its help text."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ML_DECODER_",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    bundle: Path = Path("bundles/ml-decoder-lite0")
+    """Folder of the model bundle to serve (default bundles/ml-decoder-lite0)."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every interface (default 127.0.0.1)."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """TCP port to listen on; 0 picks a free one (default 8000)."""
+
+    device: Literal["auto"] | Device = "auto"
+    """Where the model runs: cpu, cuda, tensorrt, or auto = cuda if it works, else cpu; any
+    other device that is not there stops the start (default auto)."""
+
+    precision: Literal["auto"] | Precision = "auto"
+    """Variant of the model: fp32, fp16, int8, or auto = the bundle's choice for the device
+    (default auto)."""
+
+    max_batch_size: int = Field(default=0, ge=0, le=256)
+    """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
+
+    queue_size: int = Field(default=64, ge=1)
+    """Most images that may wait, decoding included; more are refused at once (default 64)."""
+
+    max_wait_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """Milliseconds that an image may wait for others to fill its batch; 0 = it leaves as
+    soon as the model is free (default 0)."""
+
+    deadline_ms: float = Field(default=30_000.0, gt=0.0)
+    """Milliseconds after which a request that has no answer is dropped (default 30000)."""
+
+    intra_op_threads: int = Field(default=0, ge=0, le=1024)
+    """CPU threads that compute; 0 = one for each core (default 0)."""
+
+    decode_threads: int = Field(default=0, ge=0, le=1024)
+    """CPU threads that decode images; 0 = one for each core (default 0)."""
+
+    max_body_bytes: int = Field(default=20 * MIB, ge=1)
+    """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
+
+    max_pixels: int = Field(default=50_000_000, ge=1)
+    """Most pixels (width x height) in an image (default 50000000)."""
+
+    drain_seconds: float = Field(default=20.0, ge=0.0)
+    """Seconds that running requests get to finish when the service stops (default 20)."""
+
+    header_timeout_seconds: float = Field(default=10.0, gt=0.0)
+    """Seconds that a client may take to send the headers of a request (default 10)."""
+
+    body_timeout_seconds: float = Field(default=30.0, gt=0.0)
+    """Seconds that a client may take to send the body of a request (default 30)."""
+
+    keep_alive_seconds: float = Field(default=75.0, ge=0.0)
+    """Seconds that an idle connection is kept open (default 75)."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log lines that are written: debug, info, warning, error (default info)."""
+
+
+def count_cores() -> int:
+    """Returns the number of CPU cores this process may use, container limits included."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = allowed or 1
+    try:
+        quota, period = _CPU_QUOTA_FILE.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores

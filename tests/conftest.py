@@ -1,0 +1,25 @@
+"""What every test may use: one tiny bundle for the session, and asyncio for async tests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+from service.bundle import Bundle
+from tests.tiny_bundle import write_tiny_bundle
+
+# A busy machine is no failure, so no example has a time limit.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A tiny bundle on disk; tests that change it make their own."""
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles"))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests (marked `anyio`) run on asyncio, as the service does."""
+    return "asyncio"

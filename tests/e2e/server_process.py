@@ -1,0 +1,106 @@
+"""A real server: `ml-decoder serve` as a process of its own, on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2 as httpx
+
+ROOT = Path(__file__).parents[2]
+# A finder that refuses them: what the service is installed without has to stay unneeded.
+_START = """
+import sys
+
+class Refuser:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "timm", "onnx"}:
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
+
+sys.meta_path.insert(0, Refuser())
+sys.argv = ["ml-decoder", *sys.argv[1:]]
+from service.cli.commands import main
+main()
+"""
+_LISTENING = re.compile(r"listening address=(\S+) port=(\d+)")
+_PATIENCE_SECONDS = 120.0
+
+
+class ServerProcess:
+    """Starts the command line, collects its stderr, and stops it at the end."""
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, *arguments],
+            cwd=ROOT,
+            env={**environment, "PYTHONPATH": str(ROOT), **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._collect, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.wait()
+
+    @property
+    def stderr(self) -> str:
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_for_line(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
+        """Returns the first match of `pattern` in stderr, once it is there."""
+        with self._changed:
+            found = self._changed.wait_for(
+                lambda: re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
+            )
+        assert found, self.stderr
+        return found
+
+    def open_client(self) -> httpx.Client:
+        """Returns a client, once the service is ready."""
+        host, port = self.find_address()
+        self.wait_for_line(r"ready model=")
+        return httpx.Client(base_url=f"http://{host}:{port}", timeout=_PATIENCE_SECONDS)
+
+    def find_address(self) -> tuple[str, int]:
+        """Returns host and port, once the server listens."""
+        found = self.wait_for_line(_LISTENING)
+        return found.group(1), int(found.group(2))
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Returns the exit code; all of stderr is collected then."""
+        code = self._process.wait(_PATIENCE_SECONDS)
+        self._reader.join(_PATIENCE_SECONDS)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        return code
+
+    def _collect(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()

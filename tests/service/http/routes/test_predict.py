@@ -1,0 +1,179 @@
+"""Tests of `/predict` and `/predict/batch`: right answers; a bad image costs only itself."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.photos import encode_picture, make_photo, make_picture
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    labels_of,
+    send_image,
+    send_images,
+    to_base64,
+)
+
+
+def make_pixel_bomb(side: int = 30_000) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + checksum
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def test_answer_names_what_made_it(client: TestClient) -> None:
+    body = send_image(client, params={"top_k": 2}).json()
+    assert body["model"] == {"name": "tiny", "version": "1.0"}
+    assert body["label_set"] == {"name": "trained", "version": "1.0"}
+    assert body["image"] == {"width": 48, "height": 32}
+    assert {label["source"] for label in body["labels"]} == {"trained"}
+    assert list(body["timings"]) == ["decode_ms", "queue_ms", "inference_ms", "total_ms"]
+
+
+def test_labels_come_best_first(client: TestClient) -> None:
+    scores = [score for _, score in labels_of(send_image(client, params={"top_k": 5}))]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_three_kinds_of_body_give_the_same_answer(client: TestClient) -> None:
+    form = send_image(client, PHOTO)
+    raw = client.post("/predict", content=PHOTO, headers={"Content-Type": "image/png"})
+    json = client.post("/predict", json={"image": to_base64(PHOTO)})
+    assert labels_of(form) == labels_of(raw) == labels_of(json) != []
+
+
+def test_parameters_work_in_query_form_and_json(client: TestClient) -> None:
+    asked = {"top_k": 2, "include": ["cat", "dog", "car"], "exclude": ["tree"]}
+    query = send_image(client, params=asked)
+    form = send_image(client, data=asked)
+    json = client.post("/predict", json={"image": to_base64(PHOTO), **asked})
+    assert labels_of(query) == labels_of(form) == labels_of(json)
+    assert len(labels_of(query)) == 2
+
+
+def test_number_as_threshold_holds_for_every_label(client: TestClient) -> None:
+    for label in send_image(client, params={"threshold": 0.45}).json()["labels"]:
+        assert label["score"] >= label["threshold"] == 0.45
+        assert label["calibrated"] is False
+
+
+def test_client_request_id_comes_back(client: TestClient) -> None:
+    response = send_image(client, headers={"X-Request-ID": "abc-1"})
+    assert response.headers["x-request-id"] == response.json()["request_id"] == "abc-1"
+
+
+def test_batch_rows_equal_single_answers(client: TestClient) -> None:
+    photos = [make_photo(seed) for seed in range(16)]
+    results = send_images(client, photos, params={"top_k": 5}).json()["results"]
+    for photo, result in zip(photos, results, strict=True):
+        alone = dict(labels_of(send_image(client, photo, params={"top_k": 5})))
+        together = {label["label"]: label["score"] for label in result["labels"]}
+        assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_bad_image_of_a_batch_costs_only_itself(client: TestClient) -> None:
+    good = send_images(client, [PHOTO, b"junk", PHOTO]).json()["results"]
+    assert good[0]["labels"] == good[2]["labels"] != []
+    assert set(good[1]) == {"error"}
+    assert (good[1]["error"]["code"], good[1]["error"]["status"]) == ("invalid_image", 400)
+
+
+def test_bad_base64_of_a_json_batch_costs_only_itself(client: TestClient) -> None:
+    body = {"images": ["data:image/png;base64,AAAA", to_base64(PHOTO)]}
+    results = client.post("/predict/batch", json=body).json()["results"]
+    assert results[0]["error"]["code"] == "malformed_body"
+    assert results[1]["labels"]
+
+
+def test_batch_over_the_maximum_is_refused(client: TestClient) -> None:
+    assert_problem(send_images(client, [PHOTO] * 17), 422, "too_many_images")
+    body = {"images": [to_base64(PHOTO)] * 17}
+    assert_problem(client.post("/predict/batch", json=body), 422, "too_many_images")
+    assert_problem(client.post("/predict/batch", json={"images": []}), 422, "missing_field")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00" * 100, make_photo(0, "JPEG")[:300], b"<!doctype html><html></html>"],
+    ids=["empty", "zeros", "truncated", "html"],
+)
+def test_broken_image_is_400(client: TestClient, data: bytes) -> None:
+    assert_problem(send_image(client, data), 400, "invalid_image")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"<svg xmlns='x'/>", b"%PDF-1.7", b"8BPS\0\1", b"%!PS-Adobe", b"II*\0\x08\0\0\0"],
+    ids=["svg", "pdf", "psd", "eps", "tiff"],
+)
+def test_known_but_unsupported_image_is_415_listing_the_supported(
+    client: TestClient, data: bytes
+) -> None:
+    problem = assert_problem(send_image(client, data), 415, "unsupported_image")
+    assert "JPEG, PNG, WEBP" in problem["detail"]
+
+
+def test_pixel_bomb_is_refused(client: TestClient) -> None:
+    assert_problem(send_image(client, make_pixel_bomb()), 413, "too_many_pixels")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (65_500, 1)])
+def test_extreme_shapes_are_answered(client: TestClient, size: tuple[int, int]) -> None:
+    photo = encode_picture(make_picture(3, *size))
+    width, height = size
+    assert send_image(client, photo).json()["image"] == {"width": width, "height": height}
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_format"),
+    [("CMYK", "JPEG"), ("P", "GIF"), ("LA", "PNG"), ("1", "PNG"), ("I;16", "PNG"), ("L", "WEBP")],
+)
+def test_unusual_modes_are_answered(client: TestClient, mode: str, file_format: str) -> None:
+    photo = encode_picture(make_picture(4).convert("L").convert(mode), file_format)
+    assert send_image(client, photo).status_code == 200
+
+
+def test_orientation_is_applied_and_changes_no_score(client: TestClient) -> None:
+    picture = make_picture(5)
+    exif = picture.getexif()
+    exif[0x0112] = 6  # stored lying on its left side
+    lying = picture.transpose(method=2)  # ROTATE_90, undone by orientation 6
+    response = send_image(client, encode_picture(lying, exif=exif), params={"top_k": 5})
+    assert response.json()["image"] == {"width": 48, "height": 32}
+    upright = send_image(client, encode_picture(picture), params={"top_k": 5})
+    assert dict(labels_of(response)) == pytest.approx(dict(labels_of(upright)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("top_k", value) for value in ("0", "-1", "a", "1e9", "", "1.5")),
+        *(("threshold", value) for value in ("NaN", "inf", "-1", "2", "", "often")),
+        ("topk", "3"),
+    ],
+)
+def test_bad_parameter_is_422_naming_it(client: TestClient, name: str, value: str) -> None:
+    in_query = assert_problem(send_image(client, params={name: value}), 422, "invalid_parameters")
+    assert [(e["where"], e["name"]) for e in in_query["errors"]] == [("query", name)]
+    code = "unknown_field" if name == "topk" else "invalid_parameters"
+    assert name in assert_problem(send_image(client, data={name: value}), 422, code)["detail"]
+
+
+def test_huge_top_k_means_all_labels(client: TestClient) -> None:
+    assert len(labels_of(send_image(client, params={"top_k": 1_000_000_000}))) == 5
+
+
+def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
+    unknown = send_image(client, params={"include": "unicorn"})
+    assert "'unicorn'" in assert_problem(unknown, 422, "unknown_label")["detail"]
+    both = send_image(client, params={"include": ["cat", "dog"], "exclude": "cat"})
+    problem = assert_problem(both, 422, "conflicting_labels")
+    assert problem["detail"] == "'cat'."

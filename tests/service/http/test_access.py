@@ -1,0 +1,58 @@
+"""Tests of the outermost layer: request ids, log lines, the last resort."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+
+from service.http.access import Access, choose_request_id
+from tests.serving import assert_problem
+
+
+async def fail(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise RuntimeError("secret")
+
+
+async def fail_halfway(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise RuntimeError("secret")
+
+
+@pytest.mark.parametrize("sane", ["a", "A-Z.0_9:b", "x" * 128])
+def test_sane_request_id_is_kept(sane: str) -> None:
+    assert choose_request_id(sane) == sane
+
+
+@pytest.mark.parametrize("odd", [None, "", "x" * 129, "a b", 'a"b', "a\nb", "é", "a/b", "a\n"])
+def test_odd_request_id_is_replaced_by_a_new_one(odd: str | None) -> None:
+    first, second = choose_request_id(odd), choose_request_id(odd)
+    assert first not in (odd, second)
+    assert choose_request_id(first) == first
+
+
+def test_unexpected_error_is_a_problem_without_its_text_and_a_logged_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    response = TestClient(Access(fail)).get("/x")
+    assert_problem(response, 500, "internal_error")
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+
+
+def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    response = TestClient(Access(fail_halfway)).get("/x")
+    assert (response.status_code, response.text) == (200, "")
+    assert "secret" in caplog.text
+
+
+def test_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    TestClient(Access(fail)).get("/x%0Arequest method=GET")
+    (line,) = [r.getMessage() for r in caplog.records if r.msg.startswith("request ")]
+    assert "\n" not in line
+    assert "status=500" in line

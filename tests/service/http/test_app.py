@@ -1,0 +1,141 @@
+"""Tests of the whole app: its life, and failures inside it that tell nothing of themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle import Bundle
+from service.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    OutOfMemory,
+    QueueFull,
+    StartError,
+)
+from service.http.app import create_app
+from service.http.hosting import PipelineHost
+from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.scoring import Query
+from service.settings import Settings
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    send_image,
+    send_images,
+    serve_app,
+)
+
+
+def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> None:
+    assert_problem(client.get("/nowhere"), 404, "not_found")
+    assert_problem(client.post("/predict/"), 404, "not_found")
+    wrong_method = client.get("/predict")
+    assert_problem(wrong_method, 405, "method_not_allowed")
+    assert wrong_method.headers["allow"] == "POST"
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):
+        headers = {"Content-Type": media_type}
+        response = client.post("/predict", content=PHOTO, headers=headers)
+        detail = assert_problem(response, 415, "unsupported_media_type")["detail"]
+        assert "multipart/form-data, image/*, application/json" in detail
+    raw_batch = client.post("/predict/batch", content=PHOTO, headers={"Content-Type": "image/png"})
+    assert_problem(raw_batch, 415, "unsupported_media_type")
+
+
+def test_while_loading_it_lives_but_is_not_ready(tiny_bundle: Bundle) -> None:
+    loaded, may_load = threading.Event(), threading.Event()
+
+    def open_slowly(settings: Settings) -> Pipeline:
+        may_load.wait(60)
+        loaded.set()
+        return open_pipeline(settings)
+
+    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"), open_slowly)
+    with TestClient(create_app(host)) as client:
+        assert client.get("/livez").json() == {"status": "alive"}
+        for response in (client.get("/readyz"), client.get("/info"), send_image(client)):
+            assert_problem(response, 503, "not_ready")
+            assert int(response.headers["retry-after"]) > 0
+        may_load.set()
+        assert loaded.wait(60)
+        while client.get("/readyz").status_code != 200:
+            pass
+        assert_still_serving(client)
+
+
+def test_while_draining_it_lives_but_refuses(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path) as client:
+        assert_still_serving(client)
+        assert client.portal is not None
+        client.portal.call(client.app.state.host.drain)  # type: ignore[attr-defined]
+        assert client.get("/livez").status_code == 200
+        for response in (client.get("/readyz"), send_image(client)):
+            assert_problem(response, 503, "draining")
+            assert int(response.headers["retry-after"]) > 0
+
+
+def test_bundle_that_cannot_be_opened_never_becomes_ready() -> None:
+    def fail(_settings: Settings) -> Pipeline:
+        raise StartError("secret reason")
+
+    with serve_app(Path("no-such-bundle"), fail) as client:
+        response = client.get("/readyz")
+        assert_problem(response, 503, "not_ready")
+        assert "secret" not in response.text
+        assert client.get("/livez").status_code == 200
+
+
+class FailingPipeline(Pipeline):
+    """Fails where a photo says so, and is itself otherwise."""
+
+    failures: dict[bytes, Exception]
+
+    async def predict(self, data: bytes, query: Query) -> Prediction:
+        if data in self.failures:
+            raise self.failures[data]
+        return await super().predict(data, query)
+
+
+def open_failing(settings: Settings) -> Pipeline:
+    pipeline = open_pipeline(settings)
+    pipeline.__class__ = FailingPipeline
+    assert isinstance(pipeline, FailingPipeline)
+    pipeline.failures = {
+        b"full": QueueFull("secret"),
+        b"late": DeadlineExceeded("secret"),
+        b"failed": InferenceFailed("secret"),
+        b"memory": OutOfMemory("secret"),
+        b"bug": ZeroDivisionError("secret"),
+    }
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def failing_client(tiny_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(tiny_bundle.path, open_failing) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code", "retry_after"),
+    [
+        (b"full", 429, "queue_full", "1"),
+        (b"late", 504, "deadline_exceeded", None),
+        (b"failed", 500, "inference_failed", None),
+        (b"memory", 503, "out_of_memory", "1"),
+        (b"bug", 500, "internal_error", None),
+    ],
+)
+def test_failure_inside_is_a_problem_without_its_text(
+    failing_client: TestClient, data: bytes, status: int, code: str, retry_after: str | None
+) -> None:
+    for response in (send_image(failing_client, data), send_images(failing_client, [PHOTO, data])):
+        assert_problem(response, status, code)
+        assert response.headers.get("retry-after") == retry_after
+        assert "secret" not in response.text
+    assert_still_serving(failing_client)

@@ -1,0 +1,57 @@
+"""Tests of the OpenAPI document: it says what the routes do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.http.app import create_app
+from service.http.hosting import PipelineHost
+from service.http.parameters import Parameters
+from service.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def paths() -> dict[str, Any]:
+    found: dict[str, Any] = create_app(PipelineHost(Settings())).openapi()["paths"]
+    return found
+
+
+def test_predict_takes_three_kinds_of_body_and_batch_two(paths: dict[str, Any]) -> None:
+    single = paths["/predict"]["post"]["requestBody"]["content"]
+    batch = paths["/predict/batch"]["post"]["requestBody"]["content"]
+    assert set(single) == {"multipart/form-data", "application/json", "image/*"}
+    assert set(batch) == {"multipart/form-data", "application/json"}
+    assert batch["application/json"]["schema"]["properties"]["images"]["maxItems"] == 16
+
+
+def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> None:
+    for path, image in (("/predict", "image"), ("/predict/batch", "images")):
+        post = paths[path]["post"]
+        assert {parameter["name"] for parameter in post["parameters"]} == set(
+            Parameters.model_fields
+        )
+        for kind in ("multipart/form-data", "application/json"):
+            properties = post["requestBody"]["content"][kind]["schema"]["properties"]
+            assert set(properties) == {image, *Parameters.model_fields}
+
+
+def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) -> None:
+    seen = set()
+    for path in paths.values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if status == "200":
+                    continue
+                seen.add(status)
+                content = response["content"]["application/problem+json"]
+                assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
+                for example in content["examples"].values():
+                    assert example["value"]["status"] == int(status)
+    assert seen == {"400", "408", "413", "415", "422", "429", "500", "503", "504"}
+
+
+def test_answers_that_ask_to_try_again_document_their_header(paths: dict[str, Any]) -> None:
+    for status in ("429", "503"):
+        assert "Retry-After" in paths["/predict"]["post"]["responses"][status]["headers"]

@@ -1,0 +1,73 @@
+"""Tests of the parameters: both places check alike, and must not contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.http.parameters import LIST_PARAMETERS, SINGLE_PARAMETERS, Parameters, merge_parameters
+from service.http.request_errors import InvalidParameters, RepeatedField
+from service.scoring import Query
+
+
+def test_every_parameter_is_either_single_or_a_list() -> None:
+    assert sorted(SINGLE_PARAMETERS) == ["threshold", "top_k"]
+    assert sorted(LIST_PARAMETERS) == ["exclude", "include"]
+
+
+def test_parameters_of_both_places_are_put_together() -> None:
+    query = merge_parameters(Parameters(top_k=3), {"threshold": "0.5", "include": ["cat"]})
+    assert query == Query(top_k=3, threshold=0.5, include=("cat",))
+
+
+def test_nothing_given_leaves_the_defaults_of_the_query() -> None:
+    assert merge_parameters(Parameters(), {}) == Query()
+
+
+def test_same_value_in_both_places_is_no_conflict() -> None:
+    assert merge_parameters(Parameters(top_k=3), {"top_k": "3"}) == Query(top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "body"),
+    [("top_k", 3, 4), ("threshold", 0.5, "calibrated"), ("include", ["cat"], ["dog"])],
+)
+def test_different_values_in_both_places_conflict(name: str, query: Any, body: Any) -> None:
+    with pytest.raises(RepeatedField, match=name):
+        merge_parameters(Parameters.model_validate({name: query}), {name: body})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 0),
+        ("top_k", -1),
+        ("top_k", "a"),
+        ("top_k", 1.5),
+        ("top_k", "9" * 5000),
+        ("threshold", "NaN"),
+        ("threshold", "inf"),
+        ("threshold", -0.1),
+        ("threshold", 2),
+        ("threshold", "sometimes"),
+        ("threshold", [0.5]),
+        ("include", "cat"),
+        ("include", [1]),
+        ("include", [""]),
+        ("include", ["x" * 201]),
+        ("include", ["\ud800"]),
+        ("exclude", [["cat"]]),
+        ("surprise", 1),
+    ],
+)
+def test_bad_value_is_named_once(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameters) as caught:
+        merge_parameters(Parameters(), {name: value})
+    assert [wrong.name for wrong in caught.value.values] == [name]
+    assert [wrong.where for wrong in caught.value.values] == ["body"]
+
+
+@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated"])
+def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
+    assert merge_parameters(Parameters(), {"threshold": threshold}).threshold is not None

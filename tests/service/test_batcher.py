@@ -1,0 +1,397 @@
+"""Items come back with their own result, whatever else happens to their batch or to the queue.
+
+The fakes do sums, so that a swapped result shows. Workers wait for a gate instead of
+sleeping, so that a test decides what waits while something runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.batcher import Batcher, BatcherStats
+from service.errors import (
+    DeadlineExceeded,
+    Draining,
+    InferenceFailed,
+    NotReady,
+    OutOfMemory,
+    QueueFull,
+)
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 30.0
+
+
+class Doubler:
+    """Doubles integers; a negative one fails its batch; every run waits for the gate."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.batches: list[list[int]] = []
+        self.alone: list[bool] = []
+        self.gate = threading.Event()
+        self.started = threading.Semaphore(0)
+        if not closed:
+            self.gate.set()
+
+    def __call__(self, items: Sequence[int], alone: bool) -> Sequence[int]:
+        self.batches.append(list(items))
+        self.alone.append(alone)
+        self.started.release()
+        assert self.gate.wait(SECONDS)
+        if any(item < 0 for item in items):
+            raise ValueError("a negative item")
+        return [2 * item for item in items]
+
+    async def wait_for_start(self) -> None:
+        assert await asyncio.to_thread(self.started.acquire, timeout=SECONDS)
+
+
+def make_batcher(
+    run: Doubler,
+    *,
+    max_batch_size: int = 4,
+    queue_size: int = 100,
+    workers: int = 1,
+    max_wait_seconds: float = 0.0,
+) -> Batcher[int, int]:
+    batcher = Batcher[int, int](
+        run,
+        max_batch_size=max_batch_size,
+        queue_size=queue_size,
+        workers=workers,
+        max_wait_seconds=max_wait_seconds,
+    )
+    batcher.start()
+    return batcher
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + SECONDS
+
+
+def send(batcher: Batcher[int, int], item: int) -> asyncio.Task[int]:
+    async def submit() -> int:
+        return (await batcher.submit(item, soon())).result
+
+    return asyncio.create_task(submit())
+
+
+async def let_tasks_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def hold_worker(batcher: Batcher[int, int], run: Doubler) -> asyncio.Task[int]:
+    """Keeps one worker busy until the gate opens."""
+    task = send(batcher, 1000)
+    await run.wait_for_start()
+    return task
+
+
+async def assert_still_works(batcher: Batcher[int, int]) -> None:
+    assert await send(batcher, 21) == 42
+    assert batcher.healthy
+
+
+async def test_item_gets_its_own_result_and_its_times() -> None:
+    batcher = make_batcher(Doubler())
+
+    done = await batcher.submit(4, soon())
+
+    assert (done.result, done.batch_size) == (8, 1)
+    assert done.queue_seconds >= 0
+    assert done.run_seconds > 0
+    await batcher.drain(soon())
+
+
+async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maximum() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_batch_size=3)
+    first = await hold_worker(batcher, run)
+    rest = [send(batcher, item) for item in range(5)]
+    await let_tasks_run()
+
+    run.gate.set()
+
+    assert await asyncio.gather(first, *rest) == [2000, 0, 2, 4, 6, 8]
+    assert run.batches == [[1000], [0, 1, 2], [3, 4]]
+    assert batcher.stats() == BatcherStats(items=6, batches=3)
+    await batcher.drain(soon())
+
+
+async def test_free_workers_share_what_waits() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_batch_size=8, workers=2)
+    tasks = [send(batcher, item) for item in range(5)]
+    await run.wait_for_start()
+    await run.wait_for_start()
+
+    assert sorted(run.batches) == [[0, 1, 2], [3, 4]]
+
+    run.gate.set()
+    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
+    await batcher.drain(soon())
+
+
+async def test_only_a_batch_with_nothing_beside_it_is_told_that_it_is_alone() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, workers=2)
+    first = await hold_worker(batcher, run)
+    second = send(batcher, 1)
+    await run.wait_for_start()
+
+    run.gate.set()
+    await asyncio.gather(first, second)
+
+    assert run.alone == [True, False]
+    await batcher.drain(soon())
+
+
+async def test_full_queue_refuses_at_once_and_takes_again_later() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, queue_size=2)
+    first = await hold_worker(batcher, run)
+    waiting = [send(batcher, item) for item in (1, 2)]
+    await let_tasks_run()
+
+    with pytest.raises(QueueFull):
+        await batcher.submit(3, soon())
+
+    assert batcher.stats().refused == 1
+    run.gate.set()
+    assert await asyncio.gather(first, *waiting) == [2000, 2, 4]
+    await assert_still_works(batcher)
+    await batcher.drain(soon())
+
+
+async def test_cancelled_waiter_does_not_stall_its_batch() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    first = await hold_worker(batcher, run)
+    second, third, fourth = (send(batcher, item) for item in (2, 3, 4))
+    await let_tasks_run()
+
+    third.cancel()
+    run.gate.set()
+
+    assert await asyncio.gather(first, second, fourth) == [2000, 4, 8]
+    assert run.batches == [[1000], [2, 4]]
+    assert batcher.stats().cancelled == 1
+    await batcher.drain(soon())
+
+
+async def test_cancelled_waiter_frees_its_place() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, queue_size=1)
+    first = await hold_worker(batcher, run)
+    leaves = send(batcher, 1)
+    await let_tasks_run()
+
+    leaves.cancel()
+    await let_tasks_run()
+    stays = send(batcher, 2)
+    await let_tasks_run()
+    run.gate.set()
+
+    assert await asyncio.gather(first, stays) == [2000, 4]
+    await batcher.drain(soon())
+
+
+async def test_waiter_cancelled_while_its_batch_runs_leaves_the_others_alone() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    leaves = await hold_worker(batcher, run)
+
+    leaves.cancel()
+    await let_tasks_run()
+    run.gate.set()
+
+    assert leaves.cancelled()
+    await assert_still_works(batcher)
+    await batcher.drain(soon())
+
+
+async def test_item_past_its_deadline_is_told_so_and_never_run() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    first = await hold_worker(batcher, run)
+
+    with pytest.raises(DeadlineExceeded):
+        await batcher.submit(7, asyncio.get_running_loop().time() + 0.001)
+
+    run.gate.set()
+    assert await first == 2000
+    await assert_still_works(batcher)
+    assert run.batches == [[1000], [21]]
+    assert batcher.stats().expired == 1
+    await batcher.drain(soon())
+
+
+async def test_failed_batch_fails_its_own_items_only() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_batch_size=2)
+    first = await hold_worker(batcher, run)
+    tasks = [send(batcher, item) for item in (-1, 2, 3, 4)]
+    await let_tasks_run()
+    run.gate.set()
+
+    results = await asyncio.gather(first, *tasks, return_exceptions=True)
+
+    assert [type(result) for result in results[1:3]] == [InferenceFailed, InferenceFailed]
+    assert results[3:] == [6, 8]
+    assert batcher.stats().failed == 1
+    await assert_still_works(batcher)
+    await batcher.drain(soon())
+
+
+async def test_engines_own_error_reaches_the_client_unchanged() -> None:
+    def exhaust(_items: Sequence[int], _alone: bool) -> Sequence[int]:
+        raise OutOfMemory("no memory")
+
+    batcher = Batcher[int, int](exhaust, max_batch_size=1, queue_size=1)
+    batcher.start()
+
+    with pytest.raises(OutOfMemory):
+        await batcher.submit(1, soon())
+    await batcher.drain(soon())
+
+
+async def test_missing_results_fail_the_batch() -> None:
+    batcher = Batcher[int, int](lambda _items, _alone: [], max_batch_size=1, queue_size=1)
+    batcher.start()
+
+    with pytest.raises(InferenceFailed):
+        await batcher.submit(1, soon())
+    await batcher.drain(soon())
+
+
+async def test_wait_setting_lets_a_batch_fill_up() -> None:
+    run = Doubler()
+    batcher = make_batcher(run, max_batch_size=3, max_wait_seconds=SECONDS)
+    first, second = send(batcher, 1), send(batcher, 2)
+    await let_tasks_run()
+    assert run.batches == []
+
+    third = send(batcher, 3)
+
+    assert await asyncio.gather(first, second, third) == [2, 4, 6]
+    assert run.batches == [[1, 2, 3]]
+    await batcher.drain(soon())
+
+
+async def test_wait_setting_ends_after_its_time() -> None:
+    run = Doubler()
+    batcher = make_batcher(run, max_wait_seconds=0.001)
+
+    assert await send(batcher, 1) == 2
+    await batcher.drain(soon())
+
+
+async def test_drain_finishes_what_waits_and_refuses_what_comes() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_batch_size=2, max_wait_seconds=SECONDS)
+    tasks = [send(batcher, item) for item in range(5)]
+    await run.wait_for_start()
+
+    drain = asyncio.create_task(batcher.drain(soon()))
+    await let_tasks_run()
+    with pytest.raises(Draining):
+        await batcher.submit(9, soon())
+    run.gate.set()
+    await drain
+
+    assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
+    assert batcher.stats() == BatcherStats(items=5, batches=3)
+
+
+async def test_drain_that_takes_too_long_fails_what_is_left() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    runs = await hold_worker(batcher, run)
+    waits = send(batcher, 1)
+    await let_tasks_run()
+
+    await batcher.drain(asyncio.get_running_loop().time())
+
+    results = await asyncio.gather(runs, waits, return_exceptions=True)
+    assert [type(result) for result in results] == [Draining, Draining]
+    run.gate.set()
+
+
+async def test_drain_of_an_idle_or_unstarted_batcher_returns() -> None:
+    await make_batcher(Doubler()).drain(soon())
+    await Batcher[int, int](Doubler(), max_batch_size=1, queue_size=1).drain(soon())
+
+
+async def test_batcher_that_was_not_started_refuses() -> None:
+    batcher = Batcher[int, int](Doubler(), max_batch_size=1, queue_size=1)
+
+    assert not batcher.healthy
+    with pytest.raises(NotReady):
+        await batcher.submit(1, soon())
+
+
+async def test_dead_dispatcher_shows_and_leaves_nobody_waiting() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    runs = await hold_worker(batcher, run)
+    waits = send(batcher, 1)
+    await let_tasks_run()
+
+    (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
+    dispatcher.cancel()
+    run.gate.set()
+
+    with pytest.raises(NotReady):
+        await waits
+    assert await runs == 2000
+    assert not batcher.healthy
+    with pytest.raises(NotReady):
+        await batcher.submit(2, soon())
+    await batcher.drain(soon())
+
+
+# One step of a random history: a new item, a client that leaves, or time for the tasks.
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(-3, 50)),
+        st.tuples(st.just("cancel"), st.integers(0, 50)),
+        st.tuples(st.just("run"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=40)
+@given(steps=steps, max_batch_size=st.integers(1, 5), workers=st.integers(1, 3))
+def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
+    steps: list[tuple[str, int]], max_batch_size: int, workers: int
+) -> None:
+    run = Doubler()
+
+    async def play() -> list[tuple[int, int | BaseException]]:
+        batcher = make_batcher(run, max_batch_size=max_batch_size, workers=workers)
+        sent: list[tuple[int, asyncio.Task[int]]] = []
+        for step, value in steps:
+            if step == "send":
+                sent.append((value, send(batcher, value)))
+            elif step == "cancel" and sent:
+                sent[value % len(sent)][1].cancel()
+            else:
+                await let_tasks_run()
+        results = await asyncio.gather(*(task for _, task in sent), return_exceptions=True)
+        await batcher.drain(soon())
+        assert batcher.stats().waiting == 0
+        return [(value, result) for (value, _), result in zip(sent, results, strict=True)]
+
+    failures = (asyncio.CancelledError, InferenceFailed)
+    for value, result in asyncio.run(play()):
+        assert isinstance(result, failures) or result == 2 * value
+    assert all(len(batch) <= max_batch_size for batch in run.batches)

@@ -1,0 +1,266 @@
+"""The engine runs what the bundle says on the device that is asked for, or it does not start."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from service.bundle import Bundle, BundleError, GraphName
+from service.engine import Engine, open_engine
+from service.errors import InferenceFailed, OutOfMemory, StartError
+from service.images import PixelArray
+from tests.tiny_bundle import (
+    SIDE,
+    WIDTH,
+    serialize_graph,
+    tiny_encoder,
+    tiny_graphs,
+    tiny_head,
+    write_tiny_bundle,
+)
+
+# Sums in another order move a float32 logit of this size by less.
+TOLERANCE = 1e-5
+
+needs_cpu_only = pytest.mark.skipif(
+    "CUDAExecutionProvider" in ort.get_available_providers(), reason="ONNX Runtime has CUDA"
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_bundle: Bundle) -> Engine:
+    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
+    engine.warm_up()
+    return engine
+
+
+def random_images(seed: int, count: int) -> PixelArray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def write_with(tmp_path: Path, **replaced: bytes) -> Bundle:
+    graphs = {name: dict(variants) for name, variants in tiny_graphs().items()}
+    names: tuple[GraphName, ...] = ("encoder", "trained_head")
+    for name in names:
+        graphs[name] = {"fp32": replaced.get(name, graphs[name]["fp32"])}
+    return write_tiny_bundle(tmp_path, graphs=graphs)
+
+
+def test_engine_gives_float32_logits_for_each_image_and_label(engine: Engine) -> None:
+    logits = engine.run(random_images(0, 3))
+
+    assert logits.shape == (3, 5)
+    assert logits.dtype == np.float32
+    assert np.ptp(logits, axis=0).min() > 0.01, "the tiny model has to tell images apart"
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), count=st.integers(1, 8))
+def test_rows_of_a_batch_equal_the_same_images_alone(engine: Engine, seed: int, count: int) -> None:
+    images = random_images(seed, count)
+
+    together = engine.run(images)
+
+    for row, image in zip(together, images, strict=True):
+        np.testing.assert_allclose(row, engine.run(image[None])[0], atol=TOLERANCE, rtol=0)
+        alone = engine.run(image[None], alone=True)[0]
+        np.testing.assert_allclose(row, alone, atol=TOLERANCE, rtol=0)
+
+
+def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
+    batches = [random_images(seed, 4) for seed in range(12)]
+    expected = [engine.run(images) for images in batches]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(engine.run, batches))
+
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_engine_tells_what_runs(engine: Engine) -> None:
+    assert (engine.device, engine.provider) == ("cpu", "CPUExecutionProvider")
+    assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 8, 2)
+
+
+def test_precision_auto_is_the_bundles_choice_for_the_device(tmp_path: Path) -> None:
+    bundle = write_tiny_bundle(tmp_path)
+    card = bundle.card.model_copy(update={"default_precision": {"cpu": "int8"}})
+    bundle = write_tiny_bundle(tmp_path, card)
+    images = random_images(0, 1)
+
+    auto = open_engine(bundle, device="cpu")
+    fp32 = open_engine(bundle, device="cpu", precision="fp32")
+
+    assert (auto.precision, fp32.precision) == ("int8", "fp32")
+    assert not np.allclose(auto.run(images), fp32.run(images))
+
+
+def test_precision_that_the_bundle_lacks_stops_the_start(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match="fp16: the bundle has fp32, int8"):
+        open_engine(tiny_bundle, device="cpu", precision="fp16")
+
+
+@needs_cpu_only
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_asked_for_device_that_is_not_there_stops_the_start(
+    tiny_bundle: Bundle, device: str
+) -> None:
+    with pytest.raises(StartError, match=f"device {device}") as caught:
+        open_engine(tiny_bundle, device=device)  # type: ignore[arg-type]
+
+    assert "\n" not in str(caught.value)
+
+
+@needs_cpu_only
+def test_auto_falls_back_to_the_cpu_with_a_warning(
+    tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="service.engine"):
+        engine = open_engine(tiny_bundle, device="auto")
+
+    assert engine.device == "cpu"
+    assert "FALLING BACK to the CPU" in caplog.text
+
+
+def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -> None:
+    with pytest.raises(InferenceFailed):
+        engine.run(np.zeros((1, SIDE + 1, SIDE, 3), np.uint8))
+
+    assert engine.run(random_images(0, 1)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer",
+        "CUDA failure 2: out of memory ; GPU=0",
+        "std::bad_alloc",
+    ],
+)
+def test_exhausted_memory_is_out_of_memory(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    def run_out_of_memory(*_args: object) -> None:
+        raise RuntimeError(message)
+
+    engine = open_engine(tiny_bundle, device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(ort.InferenceSession, "run", run_out_of_memory)
+        with pytest.raises(OutOfMemory):
+            engine.run(random_images(0, 2))
+        with pytest.raises(StartError, match="smaller max_batch_size"):
+            engine.warm_up()
+
+    assert engine.run(random_images(0, 1)).shape == (1, 5)
+
+
+def test_warm_up_runs_every_batch_size(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=5, threads=2)
+    run = engine.run
+    seen: list[tuple[int, bool]] = []
+
+    def spy(images: PixelArray, *, alone: bool = False) -> object:
+        seen.append((len(images), alone))
+        return run(images, alone=alone)
+
+    monkeypatch.setattr(engine, "run", spy)
+    engine.warm_up()
+
+    assert sorted(seen) == [(1, False), (1, True), *((size, False) for size in range(2, 6))]
+
+
+@pytest.mark.parametrize(
+    ("graph", "model", "reason"),
+    [
+        ("encoder", b"", "encoder is not a usable ONNX graph"),
+        ("encoder", b"junk" * 100, "encoder is not a usable ONNX graph"),
+        ("encoder", tiny_encoder(side=8), "images has shape"),
+        ("encoder", tiny_encoder(output="features"), "features where it should have only tokens"),
+        ("encoder", tiny_head(), "encoder has tokens where it should have only images"),
+        ("trained_head", tiny_head(num_labels=4), "logits has shape"),
+        ("trained_head", tiny_head(width=WIDTH + 1), "tokens has shape"),
+    ],
+)
+def test_graph_that_does_not_fit_is_refused_with_its_reason(
+    tmp_path: Path, graph: str, model: bytes, reason: str
+) -> None:
+    bundle = write_with(tmp_path, **{graph: model})
+
+    with pytest.raises(BundleError, match=reason) as caught:
+        open_engine(bundle, device="cpu")
+
+    assert "\n" not in str(caught.value)
+
+
+def edit_head(edit: Callable[[onnx.ModelProto], None]) -> bytes:
+    model = onnx.load_from_string(tiny_head())
+    edit(model)
+    return bytes(model.SerializeToString())
+
+
+def test_fixed_batch_dimension_is_refused(tmp_path: Path) -> None:
+    def fix(model: onnx.ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+
+    with pytest.raises(BundleError, match="tokens has shape"):
+        open_engine(write_with(tmp_path, trained_head=edit_head(fix)), device="cpu")
+
+
+def test_wrong_element_type_is_refused(tmp_path: Path) -> None:
+    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["B", SIDE, SIDE, 3])
+    model = onnx.load_from_string(tiny_encoder())
+    model.graph.input[0].CopyFrom(image)
+
+    with pytest.raises(BundleError, match=r"images is tensor\(float\), not tensor\(uint8\)"):
+        open_engine(write_with(tmp_path, encoder=model.SerializeToString()), device="cpu")
+
+
+def test_wrong_label_count_behind_an_open_dimension_is_found_by_the_warm_up(
+    tmp_path: Path,
+) -> None:
+    # The mean of each token: as many logits as tokens, which the graph leaves open.
+    nodes = [helper.make_node("ReduceMean", ["tokens", "axis"], ["logits"], keepdims=0)]
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", WIDTH])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S"])
+    head = serialize_graph(nodes, tokens, logits, {"axis": np.array([2], np.int64)})
+    engine = open_engine(write_with(tmp_path, trained_head=head), device="cpu")
+
+    with pytest.raises(BundleError, match=r"logits of shape \[1, 16\], not \[1, 5\]"):
+        engine.warm_up()
+
+
+@pytest.mark.parametrize("kind", ["beside", "above", "absolute"])
+def test_weights_outside_the_bundle_are_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(np.zeros((WIDTH, 5), np.float32).tobytes())
+    (tmp_path / "inner").mkdir()
+    location = {"beside": "weights.bin", "above": "../weights.bin", "absolute": str(weights)}[kind]
+    monkeypatch.chdir(tmp_path / "inner" if kind == "above" else tmp_path)
+
+    def point_outside(model: onnx.ModelProto) -> None:
+        tensor = next(w for w in model.graph.initializer if w.name == "weight")
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", location), ("length", str(WIDTH * 5 * 4))):
+            tensor.external_data.add(key=key, value=value)
+
+    bundle = write_with(tmp_path, trained_head=edit_head(point_outside))
+    os.link(weights, bundle.path / "weights.bin")
+
+    with pytest.raises(BundleError, match="trained_head is not a usable ONNX graph"):
+        open_engine(bundle, device="cpu")

@@ -1,0 +1,381 @@
+"""Every kind of picture becomes the encoder's input, and every kind of junk an error."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from service.bundle import InputContract
+from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.images import PixelArray, decode_image, resize_image
+from tests.photos import encode_picture, make_photo, make_picture
+
+# On damaged files Pillow warns about what it repairs; the service logs that and goes on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+
+CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
+MAX_PIXELS = 1_000_000
+SHARED = Path(os.environ.get("ML_DECODER_SHARED", Path(__file__).parents[3] / "shared"))
+
+
+def decode(data: bytes, contract: InputContract = CONTRACT) -> PixelArray:
+    return decode_image(data, contract, MAX_PIXELS).pixels
+
+
+def assert_good_photo_still_decodes() -> None:
+    expected = make_picture(0).resize((24, 16), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(decode(make_photo(0)), np.asarray(expected))
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    body = name + content
+    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
+
+
+def put_into_png(png: bytes, chunks: bytes) -> bytes:
+    header = 8 + 25  # signature and IHDR
+    return png[:header] + chunks + png[header:]
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "BMP", "GIF", "WEBP", "JPEG"])
+def test_supported_format_gives_rgb_pixels_and_the_original_size(file_format: str) -> None:
+    decoded = decode_image(make_photo(3, file_format), CONTRACT, MAX_PIXELS)
+
+    assert decoded.pixels.dtype == np.uint8
+    assert decoded.pixels.shape == (16, 24, 3)
+    assert (decoded.width, decoded.height) == (48, 32)
+    expected = np.asarray(make_picture(3).resize((24, 16), Image.Resampling.BILINEAR))
+    error = np.abs(decoded.pixels.astype(int) - expected).mean()
+    assert error < (12 if file_format == "GIF" else 4)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "CMYK", "I;16"])
+def test_unusual_colours_look_like_the_rgb_picture(mode: str) -> None:
+    picture = make_picture(4).convert("L")
+    if mode == "I;16":
+        stored = Image.fromarray(np.asarray(picture).astype(np.uint16) * 257)
+    elif mode == "PA":
+        stored = picture.convert("RGBA").quantize(256)
+    else:
+        stored = picture.convert(mode)
+    data = encode_picture(stored, "JPEG" if mode == "CMYK" else "PNG")
+
+    reference = picture.convert("1" if mode == "1" else "RGB").convert("RGB")
+    expected = np.asarray(reference.resize((24, 16), Image.Resampling.BILINEAR))
+    assert np.abs(decode(data).astype(int) - expected).max() <= 8
+
+
+def test_transparent_parts_lie_on_white() -> None:
+    clear = encode_picture(Image.new("RGBA", (8, 8), (255, 0, 0, 0)))
+    half = encode_picture(Image.new("LA", (8, 8), (0, 128)))
+    keyed = encode_picture(Image.new("RGB", (8, 8), (1, 2, 3)), transparency=(1, 2, 3))
+
+    assert (decode(clear) == 255).all()
+    assert (decode(half) == 127).all()
+    assert (decode(keyed) == 255).all()
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
+def test_animation_gives_its_first_frame(file_format: str) -> None:
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "blue", "lime")]
+    data = encode_picture(frames[0], file_format, save_all=True, append_images=frames[1:])
+
+    assert decode(data).reshape(-1, 3).mean(axis=0) == pytest.approx([255, 0, 0], abs=4)
+
+
+def test_progressive_jpeg_is_read() -> None:
+    picture = make_picture(5)
+    baseline = decode(encode_picture(picture, "JPEG"))
+    progressive = decode(encode_picture(picture, "JPEG", progressive=True))
+
+    np.testing.assert_array_equal(progressive, baseline)
+
+
+# What the camera did to an upright picture for each EXIF orientation.
+CAMERA_TURNS = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "WEBP", "JPEG"])
+@pytest.mark.parametrize("orientation", CAMERA_TURNS)
+def test_oriented_photo_equals_the_upright_one(orientation: int, file_format: str) -> None:
+    upright = make_picture(6, 64, 32)
+    turn = CAMERA_TURNS[orientation]
+    stored = upright if turn is None else upright.transpose(turn)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exif[0x010F] = "a camera"
+    options = {"quality": 98, "subsampling": 0, "lossless": True}
+
+    data = encode_picture(stored, file_format, exif=exif, **options)
+    decoded = decode_image(data, CONTRACT, MAX_PIXELS)
+
+    assert (decoded.width, decoded.height) == (64, 32)
+    expected = decode(encode_picture(upright))
+    largest = np.abs(decoded.pixels.astype(int) - expected).max()
+    assert largest <= (4 if file_format == "JPEG" else 0)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"Exif\0\0",
+        b"Exif\0\0II*\0",
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
+        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x09\0\0\0",
+        b"Exif\0\0" + b"\xff" * 60_000,
+    ],
+)
+def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
+    plain = encode_picture(make_picture(7), "JPEG")
+    junk = plain[:2] + segment(0xE1, exif) + segment(0xE2, b"ICC_PROFILE\0junk") + plain[2:]
+
+    np.testing.assert_array_equal(decode(junk), decode(plain))
+
+
+def test_exif_that_claims_thousands_of_huge_tags_is_not_parsed() -> None:
+    plain = encode_picture(make_picture(7), "JPEG")
+    tags = b"".join(struct.pack("<HHII", 0xC000 + i, 7, 60_000, 8) for i in range(5000))
+    bomb = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 5000) + tags
+    parts = b"".join(segment(0xE1, b"Exif\0\0" + bytes(60_000)) for _ in range(20))
+
+    data = plain[:2] + segment(0xE1, bomb) + parts + plain[2:]
+
+    np.testing.assert_array_equal(decode(data), decode(plain))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65500, 1), (1, 65500)])
+@pytest.mark.parametrize("resize_mode", ["squash", "crop"])
+def test_extreme_shapes_are_accepted(size: tuple[int, int], resize_mode: Any) -> None:
+    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode, "crop_pct": 0.875})
+
+    pixels = decode(encode_picture(Image.new("RGB", size, (10, 20, 30))), contract)
+
+    assert pixels.shape == (16, 24, 3)
+    assert (pixels == [10, 20, 30]).all()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xd8",
+        b"<html><body>photo.jpg</body></html>",
+        b"\x89PNG\r\n\x1a\n",
+        bytes(1000),
+        make_photo(0, "JPEG")[:-200],
+        make_photo(0, "PNG")[:-30],
+        make_photo(0, "GIF")[:-100],
+        make_photo(0, "WEBP")[:-20],
+        make_photo(0, "BMP")[:-100],
+    ],
+    ids=[
+        "empty",
+        "soi",
+        "html",
+        "png",
+        "zeros",
+        "jpeg",
+        "png cut",
+        "gif cut",
+        "webp cut",
+        "bmp cut",
+    ],
+)
+def test_junk_and_truncated_files_are_invalid(data: bytes) -> None:
+    with pytest.raises(InvalidImage):
+        decode(data)
+    assert_good_photo_still_decodes()
+
+
+SVG = b'\xef\xbb\xbf <?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"%PDF-1.7\n",
+        b"8BPS\0\1",
+        b"%!PS-Adobe-3.0 EPSF-3.0",
+        b"\xc5\xd0\xd3\xc6\0\0",
+        make_photo(0, "TIFF"),
+        SVG,
+        b"<svg></svg>",
+        b"\0\0\0\x18ftypheic\0\0\0\0",
+        b"\0\0\0\x1cftypavif\0\0\0\0",
+        make_photo(0, "ICO"),
+    ],
+)
+def test_known_format_that_is_not_read_is_unsupported(data: bytes) -> None:
+    with pytest.raises(UnsupportedImage):
+        decode(data)
+    assert_good_photo_still_decodes()
+
+
+def test_run_length_encoded_bmp_is_unsupported() -> None:
+    header = struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 8, 1, 8, 0, 0, 256, 0)
+    palette = bytes(1024)
+    start = 14 + len(header) + len(palette)
+    data = struct.pack("<2sIHHI", b"BM", start + 8, 0, 0, start) + header + palette + bytes(8)
+
+    with pytest.raises(UnsupportedImage):
+        decode(data)
+
+
+def test_pixel_bomb_is_refused_before_it_is_decoded() -> None:
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    # There are no pixels in the file at all: whoever decodes finds it truncated.
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"")
+
+    with pytest.raises(TooManyPixels):
+        decode(bomb)
+    assert_good_photo_still_decodes()
+
+
+def test_pixel_limit_is_the_last_size_that_passes() -> None:
+    data = encode_picture(Image.new("RGB", (50, 40)))
+
+    assert decode_image(data, CONTRACT, 2000).width == 50
+    with pytest.raises(TooManyPixels):
+        decode_image(data, CONTRACT, 1999)
+
+
+def test_png_with_compressed_text_that_explodes_is_invalid_or_read() -> None:
+    text = b"key\0\0" + zlib.compress(bytes(50_000_000))
+    with pytest.raises(InvalidImage):
+        decode(put_into_png(make_photo(0), chunk(b"zTXt", text)))
+    assert_good_photo_still_decodes()
+
+
+def test_png_with_countless_chunks_is_given_up() -> None:
+    with pytest.raises(InvalidImage):
+        decode(put_into_png(make_photo(0), chunk(b"teXt", b"") * 100_000))
+    assert_good_photo_still_decodes()
+
+
+def test_jpeg_with_countless_scans_is_refused() -> None:
+    photo = encode_picture(make_picture(0), "JPEG", progressive=True)
+    last_scan = photo[photo.rindex(b"\xff\xda") : -2]
+
+    with pytest.raises(InvalidImage):
+        decode(photo[:-2] + last_scan * 200 + photo[-2:])
+    assert_good_photo_still_decodes()
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF"]),
+    st.binary(max_size=300),
+)
+def test_random_bytes_give_an_image_or_an_image_error(magic: bytes, rest: bytes) -> None:
+    try:
+        pixels = decode(magic + rest)
+    except ImageError:
+        return
+    assert pixels.shape == (16, 24, 3)
+
+
+@settings(max_examples=150)
+@given(
+    st.sampled_from(["PNG", "BMP", "GIF", "WEBP", "JPEG"]),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
+)
+def test_damaged_photo_gives_an_image_or_an_image_error(
+    file_format: str, damage: list[tuple[float, int]]
+) -> None:
+    data = bytearray(make_photo(1, file_format))
+    for where, value in damage:
+        data[int(where * len(data))] = value
+    try:
+        pixels = decode(bytes(data))
+    except ImageError:
+        return
+    assert pixels.shape == (16, 24, 3)
+
+
+@pytest.mark.parametrize("resize_mode", ["squash", "crop"])
+def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mode: Any) -> None:
+    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode, "crop_pct": 0.9})
+    data = encode_picture(make_picture(8, 1203, 809), "JPEG", quality=95)
+
+    full = Image.open(io.BytesIO(data)).convert("RGB")
+    expected = resize_image(full, contract).astype(int)
+
+    difference = np.abs(decode(data, contract) - expected)
+    assert difference.any(), "the JPEG was decoded in full"
+    assert difference.mean() < 1.5
+
+
+def test_crop_takes_the_centre_of_the_resized_picture() -> None:
+    contract = InputContract(
+        height=20, width=20, resize_mode="crop", crop_pct=0.8, interpolation="bicubic"
+    )
+    picture = make_picture(9, 100, 50)
+
+    # timm: the shorter side becomes floor(20 / 0.8) = 25, then the centre 20 x 20.
+    resized = picture.resize((50, 25), Image.Resampling.BICUBIC)
+    expected = np.asarray(resized.crop((15, 2, 35, 22)))
+    np.testing.assert_array_equal(decode(encode_picture(picture), contract), expected)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([0.5, 0.875, 0.95, 1.0]))
+@settings(max_examples=50)
+def test_crop_fits_pictures_of_any_shape(width: int, height: int, crop_pct: float) -> None:
+    contract = InputContract(
+        height=12, width=18, resize_mode="crop", crop_pct=crop_pct, interpolation="bilinear"
+    )
+
+    assert resize_image(Image.new("RGB", (width, height)), contract).shape == (12, 18, 3)
+
+
+def make_golden_picture(height: int, width: int, seed: int) -> Image.Image:
+    """The picture that the golden figures were recorded on."""
+    recipe: dict[str, Any] = {}
+    exec(compile((SHARED / "goldens/recipe.py").read_text(), "recipe.py", "exec"), recipe)
+    return Image.fromarray(recipe["make_photo"](height, width, seed))
+
+
+@pytest.mark.skipif(
+    not (SHARED / "goldens/visible/preprocess.npz").exists(), reason="needs the golden figures"
+)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_squash_is_identical_to_the_official_preprocessing(interpolation: Any) -> None:
+    goldens = np.load(SHARED / "goldens/visible/preprocess.npz")
+    for case in json.loads(str(goldens["meta"]))["cases"]:
+        contract = InputContract(
+            height=case["size"],
+            width=case["size"],
+            resize_mode="squash",
+            interpolation=interpolation,
+        )
+        picture = make_golden_picture(case["h"], case["w"], case["seed"])
+
+        pixels = np.ascontiguousarray(resize_image(picture, contract))
+
+        assert hashlib.sha256(pixels.tobytes()).hexdigest() == case[f"{interpolation}_sha256"]

@@ -1,0 +1,291 @@
+"""A photo's bytes become labels; whatever one request does, the next one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service import pipeline as pipeline_module
+from service.bundle import Bundle, BundleError
+from service.engine import Engine
+from service.errors import (
+    DeadlineExceeded,
+    Draining,
+    InferenceFailed,
+    InvalidImage,
+    NotReady,
+    QueueFull,
+    ServiceError,
+    StartError,
+    TooManyPixels,
+    UnknownLabel,
+)
+from service.images import PixelArray, decode_image
+from service.pipeline import Pipeline, open_pipeline
+from service.scoring import Query
+from service.settings import Settings
+from tests.photos import make_photo
+from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
+
+pytestmark = pytest.mark.anyio
+
+ALL = Query(top_k=len(TINY_LABELS))
+# Scores of a batch's row and of the same image alone differ by float32 rounding at most.
+TOLERANCE = 1e-5
+SECONDS = 30.0
+
+
+def make_settings(bundle: Bundle, **values: Any) -> Settings:
+    defaults: dict[str, Any] = {"device": "cpu", "intra_op_threads": 2, "decode_threads": 2}
+    return Settings(bundle=bundle.path, **(defaults | values))
+
+
+@asynccontextmanager
+async def running(bundle: Bundle, **values: Any) -> AsyncIterator[Pipeline]:
+    pipeline = open_pipeline(make_settings(bundle, **values))
+    await pipeline.start()
+    try:
+        yield pipeline
+    finally:
+        await pipeline.drain()
+
+
+@pytest.fixture
+async def pipeline(tiny_bundle: Bundle) -> AsyncIterator[Pipeline]:
+    async with running(tiny_bundle) as pipeline:
+        yield pipeline
+
+
+async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
+    prediction = await pipeline.predict(make_photo(seed), ALL)
+    return {label.label: label.score for label in prediction.labels}
+
+
+async def assert_good_photo_is_answered(pipeline: Pipeline) -> None:
+    assert len(await predict_scores(pipeline, 0)) == len(TINY_LABELS)
+    assert pipeline.state == "ready"
+
+
+class Gate:
+    """Stands before a stage of the pipeline and lets nothing through while it is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self._stage = getattr(owner, name)
+        self._open = threading.Event()
+        self._arrived = threading.Semaphore(0)
+        self.arrivals = 0
+        gate = self
+
+        def wait_and_pass(*args: Any, **kwargs: Any) -> Any:
+            gate.arrivals += 1
+            gate._arrived.release()
+            assert gate._open.wait(SECONDS)
+            return gate._stage(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wait_and_pass)
+
+    async def wait_for_arrival(self) -> None:
+        assert await asyncio.to_thread(self._arrived.acquire, timeout=SECONDS)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+async def test_prediction_has_the_photos_size_labels_and_times(pipeline: Pipeline) -> None:
+    prediction = await pipeline.predict(make_photo(1), ALL)
+
+    assert (prediction.width, prediction.height) == (48, 32)
+    assert {label.label for label in prediction.labels} == {la.name for la in TINY_LABELS}
+    times = prediction.timings
+    assert min(times.decode_ms, times.inference_ms) > 0
+    assert times.queue_ms >= 0
+    assert times.total_ms >= times.decode_ms + times.queue_ms + times.inference_ms
+
+
+async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:
+    pixels = decode_image(make_photo(1), pipeline.bundle.card.input, 10**6).pixels
+    (logits,) = pipeline.engine.run(pixels[None])
+
+    scores = await predict_scores(pipeline, 1)
+
+    expected = 1 / (1 + np.exp(-logits))
+    assert [scores[label.name] for label in TINY_LABELS] == pytest.approx(expected, abs=TOLERANCE)
+
+
+async def test_clients_at_the_same_time_get_what_they_would_get_alone(pipeline: Pipeline) -> None:
+    alone = [await predict_scores(pipeline, seed) for seed in range(20)]
+
+    together = await asyncio.gather(*(predict_scores(pipeline, seed) for seed in range(20)))
+
+    assert pipeline.stats().batches < pipeline.stats().items, "nothing was batched"
+    for mine, expected in zip(together, alone, strict=True):
+        assert mine == pytest.approx(expected, abs=TOLERANCE)
+    assert len({round(scores["cat"], 4) for scores in alone}) == 20, "photos have to differ"
+
+
+async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline) -> None:
+    photos = [make_photo(0), b"junk", make_photo(1)]
+
+    results = await asyncio.gather(
+        *(pipeline.predict(data, ALL) for data in photos), return_exceptions=True
+    )
+
+    assert isinstance(results[1], InvalidImage)
+    for seed, result in ((0, results[0]), (1, results[2])):
+        assert not isinstance(result, BaseException)
+        scores = {label.label: label.score for label in result.labels}
+        assert scores == pytest.approx(await predict_scores(pipeline, seed), abs=TOLERANCE)
+
+
+async def test_photo_over_the_pixel_limit_is_refused(tiny_bundle: Bundle) -> None:
+    async with running(tiny_bundle, max_pixels=48 * 32 - 1) as pipeline:
+        with pytest.raises(TooManyPixels):
+            await pipeline.predict(make_photo(0), ALL)
+
+
+async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipeline) -> None:
+    with pytest.raises(UnknownLabel):
+        await pipeline.predict(b"junk", Query(include=("unicorn",)))
+    await assert_good_photo_is_answered(pipeline)
+
+
+async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, pipeline_module, "decode_image")
+    async with running(tiny_bundle, queue_size=3) as pipeline:
+        taken = [asyncio.create_task(predict_scores(pipeline, seed)) for seed in range(3)]
+        await gate.wait_for_arrival()
+        await gate.wait_for_arrival()  # both decoding threads are busy; the third waits
+
+        with pytest.raises(QueueFull):
+            await pipeline.predict(make_photo(9), ALL)
+
+        assert gate.arrivals == 2
+        assert pipeline.stats().refused == 1
+        gate.open()
+        assert len(await asyncio.gather(*taken)) == 3
+        await assert_good_photo_is_answered(pipeline)
+
+
+@pytest.mark.parametrize(("owner", "stage"), [(pipeline_module, "decode_image"), (Engine, "run")])
+async def test_deadline_covers_decoding_and_the_queue(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str
+) -> None:
+    pipeline = open_pipeline(make_settings(tiny_bundle, deadline_ms=30))
+    await pipeline.start()
+    with monkeypatch.context() as patch:
+        gate = Gate(patch, owner, stage)
+        with pytest.raises(DeadlineExceeded):
+            await pipeline.predict(make_photo(0), ALL)
+        gate.open()
+    await pipeline.drain()
+
+
+async def test_client_that_leaves_while_decoding_frees_its_place(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, pipeline_module, "decode_image")
+    async with running(tiny_bundle, queue_size=1) as pipeline:
+        leaves = asyncio.create_task(predict_scores(pipeline, 0))
+        await gate.wait_for_arrival()
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        gate.open()
+
+        await assert_good_photo_is_answered(pipeline)
+
+
+async def test_engine_failure_is_told_and_the_next_photo_is_answered(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_images: PixelArray, **_options: bool) -> None:
+        raise InferenceFailed("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.engine, "run", fail)
+        with pytest.raises(InferenceFailed):
+            await pipeline.predict(make_photo(0), ALL)
+
+    await assert_good_photo_is_answered(pipeline)
+
+
+async def test_pipeline_refuses_before_its_start_and_after_its_drain(tiny_bundle: Bundle) -> None:
+    pipeline = open_pipeline(make_settings(tiny_bundle))
+    assert pipeline.state == "loading"
+    with pytest.raises(NotReady):
+        await pipeline.predict(make_photo(0), ALL)
+
+    await pipeline.start()
+    await assert_good_photo_is_answered(pipeline)
+
+    await pipeline.drain()
+    assert pipeline.state == "draining"
+    with pytest.raises(Draining):
+        await pipeline.predict(make_photo(0), ALL)
+
+
+async def test_drain_finishes_a_request_that_is_still_decoding(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, pipeline_module, "decode_image")
+    pipeline = open_pipeline(make_settings(tiny_bundle))
+    await pipeline.start()
+    request = asyncio.create_task(predict_scores(pipeline, 0))
+    await gate.wait_for_arrival()
+
+    drain = asyncio.create_task(pipeline.drain())
+    await asyncio.sleep(0)
+    assert not drain.done()
+    gate.open()
+
+    assert len(await request) == len(TINY_LABELS)
+    await drain
+
+
+async def test_drain_gives_up_after_its_time(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = open_pipeline(make_settings(tiny_bundle, drain_seconds=0.01))
+    await pipeline.start()
+    gate = Gate(monkeypatch, Engine, "run")
+    request = asyncio.create_task(predict_scores(pipeline, 0))
+    await gate.wait_for_arrival()
+
+    await pipeline.drain()
+
+    with pytest.raises(Draining):
+        await request
+    gate.open()
+
+
+async def test_dead_batcher_makes_the_pipeline_failed(tiny_bundle: Bundle) -> None:
+    async with running(tiny_bundle) as pipeline:
+        (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
+        dispatcher.cancel()
+        await asyncio.wait([dispatcher])
+
+        assert pipeline.state == "failed"
+        with pytest.raises(NotReady):
+            await pipeline.predict(make_photo(0), ALL)
+
+
+async def test_damaged_bundle_never_opens(tmp_path: Path) -> None:
+    bundle = write_tiny_bundle(tmp_path)
+    (bundle.path / "encoder.fp32.onnx").write_bytes(b"")
+
+    with pytest.raises(BundleError):
+        open_pipeline(make_settings(bundle))
+
+
+async def test_precision_that_is_not_there_never_opens(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError) as caught:
+        open_pipeline(make_settings(tiny_bundle, precision="fp16"))
+    assert isinstance(caught.value, ServiceError)

@@ -1,0 +1,177 @@
+"""Thresholds, top-k, include and exclude do what the module's first lines promise."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.bundle import Activation, Label
+from service.errors import ConflictingLabels, UnknownLabel
+from service.scoring import (
+    FALLBACK_THRESHOLD,
+    LabelSet,
+    Query,
+    ScoredLabel,
+    compute_scores,
+    score_labels,
+    select_labels,
+)
+
+LABELS = LabelSet.from_trained(
+    [
+        Label(name="a", threshold=0.9),
+        Label(name="b", threshold=0.2),
+        Label(name="c"),
+        Label(name="d", threshold=0.6),
+    ]
+)
+SCORES = {"a": 0.8, "b": 0.3, "c": 0.5, "d": 0.5}
+# A logit of 0 is a score of exactly 0.5, the fallback threshold of "c".
+LOGITS = np.array([np.log(s / (1 - s)) for s in SCORES.values()])
+
+finite = st.floats(-1e4, 1e4, width=32)
+
+
+def ask(
+    query: Query, logits: Any = LOGITS, activation: Activation = "sigmoid"
+) -> tuple[ScoredLabel, ...]:
+    return score_labels(logits, LABELS, select_labels(LABELS, query), query, activation)
+
+
+def names(query: Query, activation: Activation = "sigmoid") -> list[str]:
+    return [label.label for label in ask(query, activation=activation)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (Query(), ["c", "b"]),
+        (Query(threshold="calibrated"), ["c", "b"]),
+        (Query(threshold=0.45), ["a", "c", "d"]),
+        (Query(threshold=0.0), ["a", "c", "d", "b"]),
+        (Query(threshold=1.0), []),
+        (Query(top_k=1), ["a"]),
+        (Query(top_k=3), ["a", "c", "d"]),
+        (Query(top_k=1_000_000_000), ["a", "c", "d", "b"]),
+        (Query(top_k=1, threshold="calibrated"), ["c"]),
+        (Query(top_k=2, threshold=0.6), ["a"]),
+        (Query(include=("b", "a")), ["b"]),
+        (Query(include=("b", "a"), top_k=5), ["a", "b"]),
+        (Query(exclude=("c",)), ["b"]),
+        (Query(exclude=("a", "b", "c", "d"), top_k=1), []),
+        (Query(include=("b", "b"), exclude=("a", "a")), ["b"]),
+    ],
+)
+def test_query_answers_with_these_labels_best_first(query: Query, expected: list[str]) -> None:
+    assert names(query) == expected
+
+
+def test_equal_scores_keep_the_order_of_the_labels() -> None:
+    labels = LabelSet.from_trained([Label(name=f"label {i}") for i in range(300)])
+    query = Query(top_k=300)
+    logits = np.tile([0.0, 1.0, 2.0], 100)
+
+    answer = score_labels(logits, labels, select_labels(labels, query), query, "sigmoid")
+
+    positions = [labels.positions[label.label] for label in answer]
+    assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
+
+
+def test_softmax_answers_with_its_best_label_when_asked_for_nothing() -> None:
+    assert names(Query(), activation="softmax") == ["a"]
+    assert names(Query(top_k=2), activation="softmax") == ["a", "c"]
+    assert names(Query(threshold=0.0), activation="softmax") == ["a", "c", "d", "b"]
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_include_does_not_change_a_score(activation: Activation) -> None:
+    alone = ask(Query(include=("d",), top_k=1), activation=activation)[0]
+    among_all = {label.label: label for label in ask(Query(top_k=4), activation=activation)}
+
+    assert alone == among_all["d"]
+
+
+def test_each_label_tells_its_threshold_and_where_that_is_from() -> None:
+    own = {label.label: label for label in ask(Query(top_k=4))}
+    number = ask(Query(threshold=0.25))
+
+    assert (own["a"].threshold, own["a"].calibrated) == (0.9, True)
+    assert (own["c"].threshold, own["c"].calibrated) == (FALLBACK_THRESHOLD, False)
+    assert {(label.threshold, label.calibrated) for label in number} == {(0.25, False)}
+    assert {label.source for label in number} == {"trained"}
+
+
+def test_every_unknown_name_is_told_once() -> None:
+    query = Query(include=("a", "x", "y"), exclude=("x", "z"))
+
+    with pytest.raises(UnknownLabel) as caught:
+        select_labels(LABELS, query)
+
+    assert caught.value.names == ("x", "y", "z")
+    assert names(Query(include=("b",))) == ["b"]
+
+
+def test_name_both_included_and_excluded_is_a_conflict() -> None:
+    with pytest.raises(ConflictingLabels) as caught:
+        select_labels(LABELS, Query(include=("a", "b", "c"), exclude=("c", "b")))
+
+    assert caught.value.names == ("b", "c")
+    assert names(Query(exclude=("c", "b"), top_k=9)) == ["a", "d"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_k": 0},
+        {"top_k": -1},
+        {"threshold": -0.1},
+        {"threshold": 1.1},
+        {"threshold": float("nan")},
+        {"threshold": float("inf")},
+    ],
+)
+def test_query_out_of_range_cannot_be_made(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has to be"):
+        Query(**values)
+
+
+@given(st.lists(finite, min_size=1, max_size=20), st.sampled_from(get_args(Activation)))
+def test_any_finite_logits_give_scores_in_the_order_of_the_logits(
+    logits: list[float], activation: Activation
+) -> None:
+    scores = compute_scores(np.array(logits, np.float32), activation)
+
+    assert ((scores >= 0) & (scores <= 1)).all()
+    order = np.argsort(logits, kind="stable")
+    assert (np.diff(scores[order]) >= 0).all()
+
+
+def test_scores_are_sigmoid_and_softmax() -> None:
+    logits = np.array([0.0, np.log(3.0)])
+
+    assert compute_scores(logits, "sigmoid") == pytest.approx([0.5, 0.75])
+    assert compute_scores(logits, "softmax") == pytest.approx([0.25, 0.75])
+
+
+@given(
+    st.lists(finite, min_size=4, max_size=4),
+    st.integers(1, 6) | st.none(),
+    st.floats(0, 1) | st.sampled_from(["calibrated", None]),
+)
+def test_answer_is_sorted_and_obeys_its_limits(
+    logits: list[float], top_k: int | None, threshold: Any
+) -> None:
+    answer = ask(Query(top_k=top_k, threshold=threshold), logits=np.array(logits))
+
+    scores = [label.score for label in answer]
+    assert scores == sorted(scores, reverse=True)
+    if top_k is not None:
+        assert len(answer) <= top_k
+    if threshold is not None:
+        assert all(label.score >= label.threshold for label in answer)
+    if top_k is not None and threshold is None:
+        assert len(answer) == min(top_k, 4)

@@ -1,0 +1,77 @@
+"""Settings come from the environment, are checked, and explain themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service import settings as settings_module
+from service.settings import Settings, count_cores
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_setting_has_a_docstring_that_tells_its_default(name: str) -> None:
+    field = Settings.model_fields[name]
+
+    assert field.description is not None
+    assert "default" in field.description
+
+
+@pytest.mark.parametrize(
+    ("suffix", "unit"),
+    [("_ms", "Milliseconds"), ("_seconds", "Seconds"), ("_bytes", "bytes"), ("_pixels", "pixels")],
+)
+def test_setting_with_a_unit_in_its_name_tells_it(suffix: str, unit: str) -> None:
+    found = {n: f for n, f in Settings.model_fields.items() if n.endswith(suffix)}
+
+    assert found
+    assert all(unit in (field.description or "") for field in found.values())
+
+
+def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ML_DECODER_QUEUE_SIZE", "7")
+    monkeypatch.setenv("ML_DECODER_BUNDLE", "some/where")
+    monkeypatch.setenv("ML_DECODER_DEVICE", "")
+
+    assert Settings().queue_size == 7
+    assert Settings().bundle == Path("some/where")
+    assert Settings().device == "auto"
+    assert Settings(queue_size=9).queue_size == 9
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"device": "tpu"},
+        {"port": -1},
+        {"queue_size": 0},
+        {"deadline_ms": 0},
+        {"max_wait_ms": -1},
+        {"unknown": 1},
+    ],
+)
+def test_bad_setting_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(values)
+
+
+def test_settings_cannot_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("junk", 8)],
+)
+def test_container_quota_limits_the_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, cores: int
+) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota)
+    monkeypatch.setattr(settings_module, "_CPU_QUOTA_FILE", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+
+    assert count_cores() == cores
