@@ -89,10 +89,10 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "global_pool": ""}
     if image_size is not None:
         try:
-            return cast("nn.Module", timm.create_model(name, img_size=image_size, **options))
+            return timm.create_model(name, img_size=image_size, **options)
         except TypeError:
             pass  # convolutional models take no image size
-    return cast("nn.Module", timm.create_model(name, **options))
+    return timm.create_model(name, **options)
 
 
 class _LeadingStages(nn.Module):

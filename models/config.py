@@ -76,7 +76,9 @@ class MLDecoderConfig(_Config):
     @property
     def group_size(self) -> int:
         """Classes that one query answers for: ceil(N / groups)."""
-        return math.ceil(self.num_classes / min(self.num_groups or self.num_classes, self.num_classes))
+        return math.ceil(
+            self.num_classes / min(self.num_groups or self.num_classes, self.num_classes)
+        )
 
     @property
     def num_queries(self) -> int:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from models.checkpoints import Checkpoint, CheckpointError, read_checkpoint
+from models.checkpoints import Checkpoint, read_checkpoint
 from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.layouts import CheckpointError
 from models.metrics import average_precisions
 from models.train.views import Photos, evaluation_transform
 
@@ -65,9 +66,7 @@ def evaluate(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Tens
     if checkpoint.config.head.num_classes != len(folder.label_names):
         raise CheckpointError("the checkpoint has another number of labels than the data set")
     images = folder.split(split)
-    photos = Photos(
-        images, folder.targets(images), evaluation_transform(checkpoint.config.input)
-    )
+    photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
     logits = [checkpoint.network(batch) for batch, _ in DataLoader(photos, 8)]
     return average_precisions(torch.cat(logits), photos.targets)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from torch import Tensor
 
@@ -84,7 +83,9 @@ def read_foreign(
         )
     prefix = _TIMM_HEAD if any(key.startswith(_TIMM_HEAD) for key in state) else ""
     head_prefix = f"{prefix}decoder."
-    head_keys = {k.removeprefix(head_prefix): v for k, v in state.items() if k.startswith(head_prefix)}
+    head_keys = {
+        k.removeprefix(head_prefix): v for k, v in state.items() if k.startswith(head_prefix)
+    }
     body = {key: value for key, value in state.items() if not key.startswith(head_prefix)}
     head, head_state = _read_head(head_keys, num_heads or _DEFAULT_HEADS)
     if not body:
@@ -112,7 +113,9 @@ def _read_head(keys: Mapping[str, Tensor], num_heads: int) -> tuple[MLDecoderCon
     wanted = {*_HEAD_KEYS, f"{_PACKED}weight", f"{_PACKED}bias"}
     missing = sorted(wanted - set(keys))
     if missing:
-        raise CheckpointError(f"the checkpoint has no ML-Decoder head: decoder.{missing[0]} is absent")
+        raise CheckpointError(
+            f"the checkpoint has no ML-Decoder head: decoder.{missing[0]} is absent"
+        )
     state = {ours: keys[theirs] for theirs, ours in _HEAD_KEYS.items()}
     for leaf in ("weight", "bias"):
         for part, tensor in zip(
@@ -154,6 +157,6 @@ def _network_config(
         raise CheckpointError(str(error)) from error
     if width != head.encoder_width:
         raise CheckpointError(
-            f"{backbone} gives tokens of width {width}, the head in the file takes {head.encoder_width}"
+            f"{backbone} gives tokens of width {width}, the file's head takes {head.encoder_width}"
         )
-    return NetworkConfig(backbone=backbone, input=prepared, head=cast("MLDecoderConfig", head))
+    return NetworkConfig(backbone=backbone, input=prepared, head=head)

@@ -52,7 +52,8 @@ class CrossAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         # [b, n, D] -> [b, heads, n, D / heads]
-        return x.unflatten(-1, (self.num_heads, self.head_width)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_width))
+        return heads.transpose(1, 2)
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attends.

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from models.backbone import BackboneError
-from models.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from models.checkpoints import read_checkpoint, write_checkpoint
 from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
+from models.layouts import CheckpointError
 from models.network import Network
 from models.pretrained import PretrainedError
 from models.train.build import build_network
-from models.train.features import cache_features
+from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
 from models.train.recipe import Recipe, RecipeError, read_recipe
 from models.train.views import Photos, Transform, evaluation_transform, training_transform
@@ -91,7 +92,7 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     network = build_network(recipe, len(place.data.label_names))
     if init is not None:
         network.load_state_dict(read_checkpoint(init).network.state_dict())
-    trainee = _prepare(network, recipe, place)
+    trainee = _prepare(network, recipe, place, _start_key(init))
     run = Run(trainee, recipe, place.out)
     run.resume()
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
@@ -103,13 +104,11 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         "val_mAP_percent": f"{score:.3f}",
         "recipe": recipe.model_dump_json(),
     }
-    write_checkpoint(
-        place.out / "model.safetensors", network.cpu(), place.data.label_names, notes
-    )
+    write_checkpoint(place.out / "model.safetensors", network.cpu(), place.data.label_names, notes)
     return score
 
 
-def _prepare(network: Network, recipe: Recipe, place: Place) -> Trainee:
+def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trainee:
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)
     trained = nn.Sequential(tail, network.head)
@@ -119,11 +118,11 @@ def _prepare(network: Network, recipe: Recipe, place: Place) -> Trainee:
         photos = Photos(images, place.data.targets(images), transform)
         if recipe.frozen_stages == 0:
             return photos
-        key = _cache_key(recipe, images, views)
+        key = _cache_key(recipe, images, views, start)
         place.cache.mkdir(parents=True, exist_ok=True)
         path = place.cache / f"{place.data.name}-{split}-{key}.npy"
-        frozen.to(place.device, memory_format=torch.channels_last)
-        return cache_features(frozen, photos, views, path, place.workers, place.device)
+        frozen.to(place.device).to(memory_format=torch.channels_last)
+        return cache_features(FrozenPart(frozen, place.device, place.workers), photos, views, path)
 
     prepared = network.config.input
     return Trainee(
@@ -136,13 +135,17 @@ def _prepare(network: Network, recipe: Recipe, place: Place) -> Trainee:
     )
 
 
-def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int) -> str:
+def _start_key(init: Path | None) -> str:
+    return "" if init is None else hashlib.sha256(init.read_bytes()).hexdigest()
+
+
+def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, start: str) -> str:
     fields = {
         "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
         "auto_augment", "color_jitter", "erase", "seed",
     }  # fmt: skip
     names = ",".join(image.path.name for image in images)
-    text = recipe.model_dump_json(include=fields) + f"{views}{names}"
+    text = recipe.model_dump_json(include=fields) + f"{views}{names}{start}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -6,7 +6,9 @@ augmented views of each photo. Next: `loop.py`, which trains what comes after it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from models.train.views import Photos
 
 # Small batches keep the early, wide feature maps inside the processor's cache.
 _ENCODE_BATCH = 8
+_PREFETCHED_BATCHES = 8  # a worker
 
 
 class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
@@ -48,38 +51,49 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         return torch.from_numpy(self.features[self.view, index].copy()), self.targets[index]
 
 
-def cache_features(
-    frozen: nn.Module, photos: Photos, views: int, path: Path, workers: int, device: torch.device
-) -> CachedFeatures:
+@dataclass(frozen=True)
+class FrozenPart:
+    """The frozen part of a backbone and where it runs.
+
+    Attributes:
+        module: images float [B, 3, H, W] -> features [B, ...]; in eval mode.
+        device: where `module` is.
+        workers: processes that decode photos for it.
+    """
+
+    module: nn.Module
+    device: torch.device
+    workers: int
+
+
+def cache_features(frozen: FrozenPart, photos: Photos, views: int, path: Path) -> CachedFeatures:
     """Runs a frozen module over several views of each photo, or reuses an earlier run.
 
     Args:
-        frozen: images float [B, 3, H, W] -> features [B, ...]; in eval mode.
+        frozen: what computes the features.
         photos: the photos; a random transform gives another view each time.
         views: number of passes.
         path: `.npy` file of the features; reused whole if it is there.
-        workers: processes that decode.
-        device: where `frozen` is.
     """
     if not path.exists():
         staging = path.with_suffix(".part")
-        _fill(frozen, photos, views, staging, workers, device)
+        _fill(frozen, photos, views, staging)
         staging.replace(path)
     return CachedFeatures(np.load(path, mmap_mode="r"), photos.targets)
 
 
-def _fill(
-    frozen: nn.Module, photos: Photos, views: int, path: Path, workers: int, device: torch.device
-) -> None:
-    shape: tuple[int, ...] = ()
-    array: NDArray[np.float16] | None = None
-    loader = DataLoader(photos, _ENCODE_BATCH, num_workers=workers, prefetch_factor=8 if workers else None)
+def _fill(frozen: FrozenPart, photos: Photos, views: int, path: Path) -> None:
+    array: np.memmap[Any, np.dtype[np.float16]] | None = None
+    loader = DataLoader(
+        photos,
+        _ENCODE_BATCH,
+        num_workers=frozen.workers,
+        prefetch_factor=_PREFETCHED_BATCHES if frozen.workers else None,
+    )
     for view in range(views):
         start = 0
         for images, _ in tqdm(loader, desc=f"frozen features, view {view + 1} of {views}"):
-            with torch.inference_mode():
-                batch = images.to(device).contiguous(memory_format=torch.channels_last)
-                features = frozen(batch).half().contiguous().cpu().numpy()
+            features = _encode(frozen, images)
             if array is None:
                 shape = (views, len(photos), *features.shape[1:])
                 array = np.lib.format.open_memmap(path, "w+", np.float16, shape)
@@ -87,3 +101,10 @@ def _fill(
             start += len(features)
     if array is not None:
         array.flush()
+
+
+@torch.inference_mode()
+def _encode(frozen: FrozenPart, images: Tensor) -> NDArray[np.float16]:
+    batch = images.to(frozen.device).contiguous(memory_format=torch.channels_last)
+    features: NDArray[np.float16] = frozen.module(batch).half().contiguous().cpu().numpy()
+    return features

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Run:
         self.trainee, self.recipe, self.folder = trainee, recipe, folder
         self.epoch = 0
         # Channels last is about twice as fast for depthwise convolutions on a CPU.
-        network = trainee.network.to(trainee.device, memory_format=torch.channels_last)
+        network = trainee.network.to(trainee.device).to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(network, decay=recipe.ema_decay, use_warmup=True)
         self.loss = AsymmetricLossMultiLabel(recipe.gamma_neg, recipe.gamma_pos, recipe.clip)
         self.steps = len(trainee.train) // recipe.batch_size
@@ -172,7 +173,7 @@ class Run:
         staging.replace(self.folder / "state.pt")
 
 
-def parameter_groups(trainee: Trainee, recipe: Recipe) -> list[dict[str, object]]:
+def parameter_groups(trainee: Trainee, recipe: Recipe) -> list[dict[str, Any]]:
     """Sorts trainable parameters by learning rate and weight decay.
 
     Backbone and head have their own peak rate; vectors (norms, biases) do not decay.

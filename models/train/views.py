@@ -62,7 +62,7 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
         (3, size, size),
         is_training=True,
         scale=(recipe.crop_scale, 1.0),
-        color_jitter=recipe.color_jitter or None,
+        color_jitter=recipe.color_jitter,
         auto_augment=recipe.auto_augment,
         interpolation=prepared.interpolation,
         mean=prepared.mean,
