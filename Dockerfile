@@ -1,0 +1,57 @@
+# Two images from one file; neither holds torch or a compiler.
+#   docker build -t ml-decoder-serve .                     CPU (the last stage)
+#   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA: the host needs the driver and
+#                                                          the NVIDIA container toolkit
+FROM python:3.11-slim-bookworm AS base
+# ONNX Runtime reports to its makers unless it is told not to.
+ENV ORT_DISABLE_TELEMETRY=1 \
+    PATH=/opt/venv/bin:$PATH \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PYTHONUNBUFFERED=1
+
+# The constraint files are complete, so they double as lists of what to install: the
+# dependencies become a layer that no change of the code rebuilds.
+FROM base AS build-cpu
+WORKDIR /src
+RUN python -m venv /opt/venv
+COPY constraints/serve-cpu.txt constraints/
+RUN pip install --no-deps --requirement constraints/serve-cpu.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY service/ service/
+RUN pip install --no-deps .
+
+FROM base AS build-gpu
+WORKDIR /src
+RUN python -m venv /opt/venv
+COPY constraints/serve-gpu.txt constraints/
+RUN pip install --no-deps --requirement constraints/serve-gpu.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY service/ service/
+RUN pip install --no-deps .
+
+FROM base AS runtime
+RUN groupadd --gid 10001 ml-decoder \
+    && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin ml-decoder \
+    && install --directory --owner=ml-decoder --group=ml-decoder /var/lib/ml-decoder
+WORKDIR /app
+COPY bundles/ bundles/
+ENV ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
+    ML_DECODER_HOST=0.0.0.0 \
+    ML_DECODER_PORT=8000
+USER 10001:10001
+EXPOSE 8000
+# Not urllib: it would send the request to a proxy that the environment names.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; server = http.client.HTTPConnection('127.0.0.1', int(os.environ['ML_DECODER_PORT']), timeout=4); server.request('GET', '/readyz'); sys.exit(server.getresponse().status != 200)"]
+CMD ["ml-decoder", "serve"]
+
+FROM runtime AS gpu
+COPY --from=build-gpu /opt/venv /opt/venv
+ENV ML_DECODER_DEVICE=cuda \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_VISIBLE_DEVICES=all
+
+FROM runtime AS cpu
+COPY --from=build-cpu /opt/venv /opt/venv
+ENV ML_DECODER_DEVICE=cpu

@@ -1,0 +1,80 @@
+# Every target makes the virtual environment that it needs, from Python 3.11 and the package
+# index alone; a second run finds it ready. `make help` lists the targets.
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null))
+DEV := .venv
+DEV_BIN := $(DEV)/bin
+
+# make serve: ONNX Runtime for `cpu` or `gpu`, the bundle, and where to listen.
+RUNTIME ?= cpu
+BUNDLE ?= bundles/ml-decoder-lite0
+HOST ?= 127.0.0.1
+PORT ?= 8000
+SERVE := .venv-serve-$(RUNTIME)
+
+# make bundle: the labelled photos, and where checkpoints and logs go.
+DATA ?= data/coco18
+RUN ?= runs/ml-decoder-lite0
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# ONNX Runtime reports to its makers unless it is told not to.
+export ORT_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format bundle lock clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|gpu, BUNDLE, HOST, PORT), no torch
+	ML_DECODER_BUNDLE=$(BUNDLE) ML_DECODER_HOST=$(HOST) ML_DECODER_PORT=$(PORT) \
+		$(SERVE)/bin/ml-decoder serve
+
+test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
+	$(DEV_BIN)/python -m pytest $(TESTS)
+
+lint: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
+	$(DEV_BIN)/ruff check .
+	$(DEV_BIN)/ruff format --check .
+	$(DEV_BIN)/mypy
+	$(DEV_BIN)/hadolint Dockerfile
+
+format: $(DEV)/.installed ## Format the code and apply the safe fixes
+	$(DEV_BIN)/ruff check --fix-only .
+	$(DEV_BIN)/ruff format .
+
+bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, RUN; hours on two cores)
+	$(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache \
+		--recipe models/recipes/lite0.toml --out $(RUN)/first
+	$(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache \
+		--recipe models/recipes/lite0_refine.toml --init $(RUN)/first/model.safetensors \
+		--out $(RUN)/second
+	$(DEV_BIN)/python -m export --checkpoint $(RUN)/second/model.safetensors --photos $(DATA) \
+		--precision fp32,int8 --compact-weights --model-version 1.0.0 --license Apache-2.0 \
+		--out $(BUNDLE)
+
+# The serving sets are resolved within the development set, so that all three agree.
+lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
+	$(DEV_BIN)/python constraints/lock.py dev > $(DEV)/dev.txt
+	$(DEV_BIN)/python constraints/lock.py cpu -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
+	$(DEV_BIN)/python constraints/lock.py gpu -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
+	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt constraints/
+
+clean: ## Remove the environments and everything that tools leave behind
+	rm -rf .venv .venv-serve-* build dist *.egg-info
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+%/bin/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	"$(PYTHON)" -m venv $*
+
+$(DEV)/.installed: pyproject.toml constraints/dev.txt | $(DEV)/bin/python
+	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev]'
+	@touch $@
+
+$(SERVE)/.installed: pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python
+	$(SERVE)/bin/python -m pip install --quiet \
+		--constraint constraints/serve-$(RUNTIME).txt --editable '.[$(RUNTIME)]'
+	@touch $@

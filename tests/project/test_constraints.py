@@ -1,0 +1,88 @@
+"""The constraint files: complete, exact, free of addresses, and in step with pyproject."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from constraints.lock import LockError, pin_packages
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.stem: path for path in sorted((ROOT / "constraints").glob("*.txt"))}
+PIN = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>[0-9][0-9a-z.]*)")
+# A service that holds one of these has brought training or export along.
+HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "safetensors", "triton"}
+
+
+def read_pins(name: str) -> dict[str, str]:
+    """Package -> version of one constraint file; a line that is no pin fails the test."""
+    pins: dict[str, str] = {}
+    for line in FILES[name].read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        match = PIN.fullmatch(line)
+        assert match is not None, f"{name}: {line!r} is not name==version"
+        assert match["name"] not in pins, f"{name}: {match['name']} is pinned twice"
+        pins[match["name"]] = match["version"]
+    return pins
+
+
+def read_dependencies(*extras: str) -> set[str]:
+    """Names that pyproject asks for in the base install and the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = list(project["dependencies"])
+    for extra in extras:
+        asked += project["optional-dependencies"][extra]
+    names = {re.split(r"[^A-Za-z0-9._-]", entry)[0].lower() for entry in asked}
+    return names - {project["name"]}
+
+
+def _entry(name: str, version: str) -> dict[str, dict[str, str]]:
+    return {"metadata": {"name": name, "version": version}}
+
+
+def test_there_is_one_file_for_each_way_to_install() -> None:
+    assert set(FILES) == {"dev", "serve-cpu", "serve-gpu"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_constraints_name_no_address_and_no_path(name: str) -> None:
+    text = FILES[name].read_text(encoding="utf-8")
+    assert not re.search(r"://|--|[/\\@]", text)
+    assert read_pins(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("serve-cpu", ("cpu",)),
+        ("serve-gpu", ("gpu",)),
+        ("dev", ("cpu", "export", "train", "dev")),
+    ],
+)
+def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:
+    assert read_dependencies(*extras) <= set(read_pins(name))
+
+
+@pytest.mark.parametrize("name", ["serve-cpu", "serve-gpu"])
+def test_serving_needs_no_torch(name: str) -> None:
+    assert not HEAVY & set(read_pins(name))
+
+
+def test_files_agree_on_the_packages_that_they_share() -> None:
+    dev = read_pins("dev")
+    for name in ("serve-cpu", "serve-gpu"):
+        shared = {package: v for package, v in read_pins(name).items() if package in dev}
+        assert shared == {package: dev[package] for package in shared}
+
+
+def test_pins_are_sorted_normalised_and_leave_the_project_out() -> None:
+    packages = [_entry("typing_extensions", "4"), _entry("Jinja2", "3.1"),
+                _entry("ml-decoder-serve", "0.1.0")]  # fmt: skip
+    assert list(pin_packages(packages)) == ["jinja2==3.1", "typing-extensions==4"]
+
+
+def test_local_build_is_not_pinned() -> None:
+    with pytest.raises(LockError, match="torch"):
+        list(pin_packages([_entry("torch", "2.0+cpu")]))

@@ -1,0 +1,42 @@
+"""README says what is so: settings, commands and parameters."""
+
+import re
+from pathlib import Path
+
+from service.scoring import Query
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def settings_table() -> str:
+    """The table of settings as README has to show it."""
+    rows = ["| variable | meaning |", "|---|---|"]
+    for name, field in Settings.model_fields.items():
+        meaning = " ".join((field.description or "").split()).replace("|", "or")
+        rows.append(f"| `ML_DECODER_{name.upper()}` | {meaning} |")
+    return "\n".join(rows)
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    assert settings_table() in README, f"README.md needs this table:\n{settings_table()}"
+
+
+def test_every_predict_parameter_is_in_the_readme() -> None:
+    for name in Query.__dataclass_fields__:
+        assert f"`{name}`" in README
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"`make ([a-z]+)`|\$ make ([a-z]+)", README))
+    assert named
+    for target in {first or second for first, second in named}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_file_that_the_documents_name_exists() -> None:
+    for document in (README, (ROOT / "ARCHITECTURE.md").read_text()):
+        for path in re.findall(r"`((?:models|service|export|tests|deploy)/[\w./-]+)`", document):
+            assert (ROOT / path).exists(), path
