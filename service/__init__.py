@@ -3,3 +3,8 @@
 A request's way through the files: `http/` or `cli/` -> `pipeline` (`images` -> `batcher` ->
 `engine` -> `scoring`) and back.
 """
+
+import os
+
+# Official builds of ONNX Runtime report to their maker unless told not to, before the import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -16,7 +16,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import Bundle, BundleError, Device, Precision
+from service.bundle import Bundle, BundleError
+from service.card import Device, Precision
 from service.errors import InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.sessions import PROVIDERS, check_tensor, open_session
@@ -189,6 +190,8 @@ def _open_on(
     provider = PROVIDERS[device][0][0]
     if provider not in ort.get_available_providers():
         raise StartError(f"device {device}: this ONNX Runtime is built without {provider}")
+    if device != "cpu":
+        ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way
     chosen = bundle.default_precision(device) if precision == "auto" else precision
     if chosen not in bundle.precisions():
         raise StartError(f"precision {chosen}: the bundle has {', '.join(bundle.precisions())}")

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Activation, Label
+from service.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 
 FALLBACK_THRESHOLD = 0.5

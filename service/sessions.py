@@ -13,7 +13,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from service.bundle import Bundle, BundleError, Device, GraphName, Precision
+from service.bundle import Bundle, BundleError, GraphName
+from service.card import Device, Precision
 from service.errors import StartError
 
 _CPU = "CPUExecutionProvider"

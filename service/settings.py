@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.bundle import Device, Precision
+from service.card import Device, Precision
 
 MIB = 1024 * 1024
 # Linux control groups v2: "quota period" in microseconds, or "max period".

@@ -14,18 +14,15 @@ import onnx
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
-from service.bundle import (
+from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
+from service.card import (
     Activation,
-    Bundle,
-    BundleDraft,
-    GraphName,
     InputContract,
     Label,
     ModelCard,
     Precision,
     Provenance,
     TrainedHead,
-    write_bundle,
 )
 
 SIDE = 16

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.bundle import Bundle, Label
+from service.bundle import Bundle
+from service.card import Label
 from service.cli.photos import LabelledPhoto
 
 

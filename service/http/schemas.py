@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.bundle import Activation, Device, InputContract, Label, Metric, Precision, Provenance
+from service.card import Activation, Device, InputContract, Label, Metric, Precision, Provenance
 from service.http.problems import Problem
 from service.pipeline import Pipeline, Prediction
 from service.scoring import Source

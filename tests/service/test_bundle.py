@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle, BundleError, Label, load_bundle
+from service.bundle import Bundle, BundleError, load_bundle
+from service.card import Label
 from tests.tiny_bundle import TINY_LABELS, Graphs, tiny_card, tiny_graphs, write_tiny_bundle
 
 

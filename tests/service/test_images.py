@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from service.bundle import InputContract
+from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import PixelArray, decode_image, resize_image
 from tests.photos import encode_picture, make_photo, make_picture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.bundle import Activation, Label
+from service.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 from service.scoring import (
     FALLBACK_THRESHOLD,

@@ -1,0 +1,144 @@
+"""The model card: what a bundle says of its model, its input and its labels.
+
+In: `manifest.json` and `labels.json`, or an export's findings. Out: frozen records that refuse
+what they do not know. Next: `bundle.py`, which stores them beside the graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Precision = Literal["fp32", "fp16", "int8"]
+Device = Literal["cpu", "cuda", "tensorrt"]
+ResizeMode = Literal["squash", "crop"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Activation = Literal["sigmoid", "softmax"]
+
+# A name becomes a folder name and a URL part, so it keeps to a safe alphabet.
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A frozen record that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class InputContract(Record):
+    """How an upright RGB photo becomes the encoder's uint8 [B, H, W, 3] input.
+
+    Scaling to floats and mean/std are inside the encoder graph, so they are not here.
+
+    Attributes:
+        height: H, pixels.
+        width: W, pixels.
+        resize_mode: `squash` resizes to H x W ignoring the aspect ratio (the official
+            ML-Decoder evaluation); `crop` resizes the shorter side to size / crop_pct,
+            then takes the centre (timm's evaluation).
+        crop_pct: share of the resized picture that the centre crop keeps, (0, 1];
+            only read when `resize_mode` is `crop`.
+        interpolation: Pillow resampling filter (antialiased except `nearest`).
+    """
+
+    height: int = Field(ge=1, le=4096)
+    width: int = Field(ge=1, le=4096)
+    resize_mode: ResizeMode
+    crop_pct: float = Field(default=1.0, gt=0.0, le=1.0)
+    interpolation: Interpolation
+
+
+class TrainedHead(Record):
+    """The head with a fixed list of labels.
+
+    Attributes:
+        kind: architecture, for example `ml_decoder` or `gap`.
+        num_labels: N, the width of the logits.
+        activation: `sigmoid` (multi-label) or `softmax` (single-label).
+    """
+
+    kind: str
+    num_labels: int = Field(ge=1)
+    activation: Activation
+
+
+class Provenance(Record):
+    """Where the weights came from.
+
+    Attributes:
+        backbone: timm name of the backbone.
+        checkpoint_sha256: hash of the checkpoint file that was exported.
+        training_data: free text: data set and number of images, or `unknown`.
+        tools: package name -> version, of the tools that wrote the bundle.
+    """
+
+    backbone: str
+    checkpoint_sha256: Sha256
+    training_data: str
+    tools: dict[str, str]
+
+
+class Metric(Record):
+    """One measured figure of one precision variant.
+
+    Attributes:
+        name: `mAP` (0..100, percent), for example.
+        value: the figure.
+        precision: variant it was measured on.
+        dataset: data set and split, for example `coco18/test`.
+        images: number of images it was measured over.
+    """
+
+    name: str
+    value: float
+    precision: Precision
+    dataset: str
+    images: int = Field(ge=1)
+
+
+class Label(Record):
+    """One trained label, in the order of the logits.
+
+    Attributes:
+        name: unique name, shown to users.
+        description: optional longer text.
+        threshold: calibrated score (0..1) at and above which the label is predicted,
+            chosen for best F1 on validation; None where it was not calibrated.
+        precision: at that threshold on validation, 0..1.
+        recall: at that threshold on validation, 0..1.
+        positives: number of validation images with this label.
+    """
+
+    name: str = Field(min_length=1, max_length=200)
+    description: str | None = None
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    precision: float | None = Field(default=None, ge=0.0, le=1.0)
+    recall: float | None = Field(default=None, ge=0.0, le=1.0)
+    positives: int | None = Field(default=None, ge=0)
+
+
+class ModelCard(Record):
+    """What a bundle says of itself, apart from its files.
+
+    Attributes:
+        name: model name; also the name of the bundle's folder.
+        version: model version, free text without white space.
+        license: SPDX identifier or free text.
+        provenance: where the weights came from.
+        input: how a photo becomes the encoder's input.
+        trained_head: the head with trained labels.
+        default_precision: precision that the service picks on a device when asked for
+            `auto`; a device that is absent here takes `fp32`.
+        metrics: measured figures of the variants.
+    """
+
+    name: ModelName
+    version: Annotated[str, StringConstraints(pattern=r"^\S{1,64}$")]
+    license: str
+    provenance: Provenance
+    input: InputContract
+    trained_head: TrainedHead
+    default_precision: dict[Device, Precision] = Field(default_factory=dict)
+    metrics: tuple[Metric, ...] = ()
