@@ -1,0 +1,95 @@
+"""The command: `python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
+
+In: arguments. Out: a bundle, its story on stderr, an exit code (0 written, 2 not).
+Next: `build.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from export.build import ExportRequest, build_bundle
+from export.errors import ExportError
+from export.source import SourceHints
+from models.data import DataError
+from models.layouts import CheckpointError
+from service.bundle import BundleError
+from service.card import Precision
+
+_EXIT_NOT_WRITTEN = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exports as the command line says; returns the exit code."""
+    request = _to_request(_make_parser().parse_args(arguments))
+    _tell_story()
+    try:
+        build_bundle(request)
+    except (ExportError, CheckpointError, DataError, BundleError, OSError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return _EXIT_NOT_WRITTEN
+    return 0
+
+
+def _tell_story() -> None:
+    story = logging.getLogger("export")
+    story.setLevel(logging.INFO)
+    story.propagate = False
+    story.handlers = [logging.StreamHandler(sys.stderr)]
+
+
+def _to_request(given: argparse.Namespace) -> ExportRequest:
+    default: tuple[Precision, ...] = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
+    return ExportRequest(
+        source=SourceHints(
+            checkpoint=given.checkpoint,
+            backbone=given.backbone,
+            image_size=given.image_size,
+            num_heads=given.num_heads,
+            label_names=given.label_names,
+        ),
+        out=given.out,
+        photos=given.photos,
+        precisions=frozenset(given.precision or default),
+        compact_weights=given.compact_weights,
+        model_version=given.model_version,
+        license=given.license,
+        training_data=given.training_data,
+    )
+
+
+def _to_precisions(text: str) -> tuple[Precision, ...]:
+    chosen = tuple(part.strip() for part in text.split(","))
+    for name in chosen:
+        if name not in get_args(Precision):
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of fp32, fp16, int8")
+    return chosen  # type: ignore[return-value]  # checked above
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
+    )
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="weights: ours, or the authors' layouts")
+    add("--out", type=Path, required=True, help="folder of the bundle; its name names the model")
+    add("--photos", type=Path, help="labelled folder with splits train, val and test")
+    add("--precision", type=_to_precisions, help="fp32,fp16,int8 or some; int8 needs --photos")
+    add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
+    add("--model-version", default="1", help="free text without white space (default: 1)")
+    add("--license", default="unknown", help="of the weights (default: unknown)")
+    add("--training-data", help="free text (default: what the checkpoint says)")
+    add("--backbone", help="timm name, where the checkpoint does not tell")
+    add("--image-size", type=int, help="pixels, where the checkpoint does not tell")
+    add("--num-heads", type=int, help="attention heads, where they are not 8")
+    add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Which layers stay in float: as few as keep int8 accurate enough.
+
+In: float32 graphs, sample photos and a measure of loss. Out: the int8 graphs. Layers are
+ranked by how much noise each alone puts on the logits; the worst are kept in float, more
+and more of them, until the loss is small enough. Next: `build.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from export.graphs import GRAPH_NAMES, Chain, FloatArray, Graphs, PixelArray
+from export.quantise import Feed, Quantiser
+from service.bundle import GraphName
+
+Layer = tuple[GraphName, str]
+"""A layer: the graph that it is in and its name there."""
+
+KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)
+"""Numbers of layers kept in float that are tried, in this order."""
+
+RANKING_PHOTOS = 32
+"""Sample photos that the layers are ranked on; ranges are measured on all of them."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Graphs:
+    """What the search found.
+
+    Attributes:
+        graphs: encoder and head in int8.
+        kept_float: the layers that are in float, worst first.
+        loss: what `measure_loss` says of them.
+    """
+
+    graphs: Graphs
+    kept_float: tuple[Layer, ...]
+    loss: float
+
+
+def find_int8(
+    graphs: Graphs, samples: PixelArray, measure_loss: Callable[[Graphs], float], limit: float
+) -> Int8Graphs:
+    """Quantises, keeping as few layers in float as the limit allows.
+
+    Args:
+        graphs: float32 graphs.
+        samples: photos uint8 [n, H, W, 3] to measure the ranges of values on.
+        measure_loss: loss of accuracy of int8 graphs, smaller is better.
+        limit: loss to stop at.
+
+    Returns:
+        The first that holds the limit, else the one of least loss.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        quantisers = _open_quantisers(graphs, samples, Path(folder))
+        ranked: tuple[Layer, ...] = ()
+        tried: list[Int8Graphs] = []
+        for count in KEPT_FLOAT_STEPS:
+            if count == 1:
+                ranked = rank_layers(graphs, quantisers, samples[:RANKING_PHOTOS])
+            kept = ranked[:count]
+            int8 = _quantise(quantisers, kept)
+            tried.append(Int8Graphs(int8, kept, measure_loss(int8)))
+            _log.info("int8, %d layers in float: loses %.2f", len(kept), tried[-1].loss)
+            if tried[-1].loss <= limit or count > len(kept):
+                break
+    return min(tried, key=lambda found: found.loss)
+
+
+def rank_layers(
+    graphs: Graphs, quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
+) -> tuple[Layer, ...]:
+    """Orders layers by the noise on the logits where each alone is in int8, worst first."""
+    expected = Chain(graphs).predict(samples)
+    layers: list[Layer] = [
+        (name, layer) for name in GRAPH_NAMES for layer in quantisers[name].layers
+    ]
+    noise: dict[Layer, float] = {}
+    for name, layer in layers:
+        quantiser = quantisers[name]
+        others = [other for other in quantiser.layers if other != layer]
+        alone = {**graphs, name: quantiser.quantise(keep_float=others)}
+        noise[name, layer] = signal_to_noise(expected, Chain(alone).predict(samples))
+    return tuple(sorted(layers, key=noise.__getitem__))
+
+
+def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
+    """Returns the ratio of `expected`'s power to that of the difference, in decibels."""
+    signal = float(np.square(expected, dtype=np.float64).sum())
+    noise = float(np.square(expected.astype(np.float64) - actual).sum())
+    if noise == 0.0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _open_quantisers(
+    graphs: Graphs, samples: PixelArray, folder: Path
+) -> dict[GraphName, Quantiser]:
+    chain = Chain(graphs)
+    photos = [photo[np.newaxis] for photo in samples]
+    feeds: dict[GraphName, Iterator[Feed]] = {
+        "encoder": ({"images": photo} for photo in photos),
+        "trained_head": ({"tokens": chain.encode(photo)} for photo in photos),
+    }
+    quantisers = {}
+    for name, samples_of_graph in feeds.items():
+        (folder / name).mkdir()
+        quantisers[name] = Quantiser(graphs[name], samples_of_graph, folder / name)
+    return quantisers
+
+
+def _quantise(quantisers: Mapping[GraphName, Quantiser], kept: tuple[Layer, ...]) -> Graphs:
+    return {
+        name: quantisers[name].quantise([layer for graph, layer in kept if graph == name])
+        for name in GRAPH_NAMES
+    }

@@ -1,0 +1,134 @@
+"""One network, several number formats: the verified fp32 graphs and what is made of them.
+
+In: a `Source` and, where there are any, labelled photos. Out: `Variants`. Next: `build.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from export.accuracy import measure_map, predict_logits
+from export.errors import ExportError
+from export.graphs import GRAPH_NAMES, Graphs
+from export.half import halve
+from export.optimise import compact_weights, optimise
+from export.photos import Splits, read_pixels
+from export.search import Int8Graphs, find_int8
+from export.source import Source
+from export.trace import trace_encoder, trace_head
+from export.verify import (
+    COMPACT_TOLERANCE,
+    FP32_TOLERANCE,
+    NUM_IMAGES,
+    make_noise,
+    verify_graphs,
+)
+from service.card import Device, Precision
+
+MAX_MAP_LOSS = 0.5
+"""mAP points on validation that int8 may lose against fp32 and still be the CPU's default."""
+
+AIMED_MAP_LOSS = 0.25
+"""mAP points at which the search for int8 is content; the rest is for unseen photos."""
+
+CALIBRATION_PHOTOS = 256
+"""Training photos that the ranges of int8 are measured on."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """The graphs of a bundle.
+
+    Attributes:
+        graphs: encoder and head of each precision; fp32 is always there.
+        defaults: what the service should run on a device where that is not fp32.
+    """
+
+    graphs: dict[Precision, Graphs]
+    defaults: dict[Device, Precision]
+
+    @property
+    def on_cpu(self) -> Precision:
+        """The precision that a CPU runs by default."""
+        return self.defaults.get("cpu", "fp32")
+
+
+def make_variants(
+    source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool
+) -> Variants:
+    """Makes every asked-for variant; int8 becomes the CPU's default if it is accurate.
+
+    Args:
+        source: what to trace.
+        splits: labelled photos; int8 needs them.
+        precisions: variants to make besides fp32.
+        compact: store the fp32 weights in 16 bits.
+
+    Raises:
+        VerificationError: a float32 graph deviates from torch.
+        ExportError: int8 without photos.
+    """
+    if "int8" in precisions and splits is None:
+        raise ExportError("int8 needs labelled photos to measure the ranges of values on")
+    exact = make_fp32(source, splits)
+    stored = exact
+    if compact:
+        stored = {name: compact_weights(exact[name]) for name in GRAPH_NAMES}
+        _verify(source, stored, splits, COMPACT_TOLERANCE)
+    variants = Variants({"fp32": stored}, {})
+    if "fp16" in precisions:
+        variants.graphs["fp16"] = {name: halve(exact[name]) for name in GRAPH_NAMES}
+    if "int8" in precisions and splits is not None:
+        int8 = make_int8(exact, source, splits)
+        variants.graphs["int8"] = int8.graphs
+        if int8.loss <= MAX_MAP_LOSS:
+            variants.defaults["cpu"] = "int8"
+    return variants
+
+
+def make_fp32(source: Source, splits: Splits | None = None) -> Graphs:
+    """Traces, optimises and verifies the float32 graphs.
+
+    Args:
+        source: what to trace.
+        splits: photos to verify on; None takes seeded noise.
+
+    Raises:
+        VerificationError: a graph deviates from torch.
+    """
+    network = source.network
+    encoder = optimise(trace_encoder(network.backbone, source.config.input))
+    _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
+    head = optimise(trace_head(network.head, tokens, width))
+    graphs: Graphs = {"encoder": encoder, "trained_head": head}
+    _verify(source, graphs, splits, FP32_TOLERANCE)
+    return graphs
+
+
+def make_int8(graphs: Graphs, source: Source, splits: Splits) -> Int8Graphs:
+    """Quantises float32 graphs; the loss is in mAP points on the validation split."""
+
+    def validate(candidate: Graphs) -> float:
+        return measure_map(predict_logits(candidate, splits.val, source.contract), splits.val)
+
+    reference = validate(graphs)
+    samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)
+    found = find_int8(
+        graphs, samples, lambda candidate: reference - validate(candidate), AIMED_MAP_LOSS
+    )
+    _log.info("int8 loses %.2f of %.2f mAP on %s", found.loss, reference, splits.val.dataset)
+    return found
+
+
+def _verify(source: Source, graphs: Graphs, splits: Splits | None, tolerance: float) -> None:
+    spec = source.config.input
+    pixels = make_noise(NUM_IMAGES, spec)
+    if splits is not None:
+        photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
+        pixels[: len(photos)] = photos
+    worst = verify_graphs(source.network, graphs, spec, pixels, tolerance)
+    _log.info("equals torch within %.1e (%s)", worst.value, worst.case)

@@ -1,0 +1,138 @@
+"""Graphs are held against the torch network, at sizes that were not traced.
+
+In: a network, its graphs and pixels. Out: the largest deviation, or `VerificationError`.
+Next: the variants (`half.py`, `quantise.py`), made from the verified graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from export.errors import VerificationError
+from export.graphs import FloatArray, Graphs, PixelArray, open_session
+from export.trace import InputSpec
+
+FP32_TOLERANCE = 1e-4
+"""Largest allowed difference from torch, relative to the largest value torch gives."""
+
+COMPACT_TOLERANCE = 2e-2
+"""The same where weights were rounded to float16 (`compact_weights`)."""
+
+ENCODER_BATCHES = (1, 3, 5)
+"""Batch sizes the encoder is verified at; it is traced at 2."""
+
+NUM_IMAGES = max(ENCODER_BATCHES)
+"""Pictures that the verification takes."""
+
+HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))
+"""(B, S) the head is verified at, besides those that the encoder gives."""
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a graph is from torch.
+
+    Attributes:
+        case: what was compared.
+        value: largest absolute difference, relative to the largest absolute value.
+    """
+
+    case: str
+    value: float
+
+
+def verify_graphs(
+    network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray, tolerance: float
+) -> Deviation:
+    """Compares tokens and logits with torch's on the same pixels.
+
+    Args:
+        network: in eval mode, with `backbone` and `head`.
+        graphs: float32 encoder and head.
+        spec: mean and std of the network's input.
+        pixels: uint8 [n, H, W, 3]; n at least `NUM_IMAGES`.
+        tolerance: largest deviation to accept.
+
+    Returns:
+        The largest deviation of all cases.
+
+    Raises:
+        VerificationError: one is over the tolerance or not finite.
+    """
+    with torch.inference_mode():
+        found = [
+            *_compare_encoder(network, graphs, spec, pixels),
+            *_compare_head(network, graphs),
+        ]
+    for deviation in found:
+        if not deviation.value <= tolerance:  # NaN is not
+            raise VerificationError(
+                f"{deviation.case} deviates from torch by {deviation.value:.1e} of the largest "
+                f"value, {tolerance:.0e} is allowed"
+            )
+    return max(found, key=lambda deviation: deviation.value)
+
+
+def make_noise(count: int, spec: InputSpec) -> PixelArray:
+    """Returns seeded pictures of coloured blocks with noise, uint8 [count, H, W, 3]."""
+    stream = np.random.default_rng(_SEED)
+    blocks = stream.integers(0, 256, (count, 4, 4, 3))
+    rows = np.arange(spec.height) * 4 // spec.height
+    columns = np.arange(spec.width) * 4 // spec.width
+    pictures = blocks[:, rows][:, :, columns] + stream.integers(
+        -20, 21, (count, spec.height, spec.width, 3)
+    )
+    return pictures.clip(0, 255).astype(np.uint8)
+
+
+def _compare_encoder(
+    network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray
+) -> list[Deviation]:
+    encoder, head = open_session(graphs["encoder"]), open_session(graphs["trained_head"])
+    found = []
+    for batch in ENCODER_BATCHES:
+        images = pixels[:batch]
+        expected = network.get_submodule("backbone")(_normalise(images, spec))
+        tokens = encoder.run(["tokens"], {"images": images})[0]
+        logits = head.run(["logits"], {"tokens": tokens})[0]
+        found += [
+            _deviation(f"tokens of {batch} images", expected, tokens),
+            _deviation(
+                f"logits of {batch} images", network.get_submodule("head")(expected), logits
+            ),
+        ]
+    return found
+
+
+def _compare_head(network: nn.Module, graphs: Graphs) -> list[Deviation]:
+    model = graphs["trained_head"]
+    width = model.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    session, stream, found = open_session(model), np.random.default_rng(_SEED), []
+    for shape in HEAD_SHAPES:
+        tokens = stream.standard_normal((*shape, width), dtype=np.float32)
+        expected = network.get_submodule("head")(torch.from_numpy(tokens))
+        logits = session.run(["logits"], {"tokens": tokens})[0]
+        found.append(_deviation(f"logits of tokens {(*shape, width)}", expected, logits))
+    return found
+
+
+def _normalise(pixels: PixelArray, spec: InputSpec) -> Tensor:
+    # Written as the definition says, not as the traced graph computes it.
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255  # [B, 3, H, W]
+    mean = torch.tensor(spec.mean).view(3, 1, 1)
+    std = torch.tensor(spec.std).view(3, 1, 1)
+    return (images - mean) / std
+
+
+def _deviation(case: str, expected: Tensor, actual: FloatArray) -> Deviation:
+    reference = expected.numpy()
+    if reference.shape != actual.shape:
+        raise VerificationError(f"{case}: shape {actual.shape}, torch gives {reference.shape}")
+    scale = float(np.abs(reference).max()) or 1.0
+    return Deviation(case, float(np.abs(reference - actual).max()) / scale)

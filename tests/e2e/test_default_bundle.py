@@ -1,0 +1,63 @@
+"""The default bundle, as a stranger meets it: served, and asked about real photos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.e2e.server_process import ROOT, ServerProcess
+
+SHARED = ROOT.parent / "shared" / "data" / "photos"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """A client of `ml-decoder serve` with every default but the port."""
+    with ServerProcess("serve", "--port", "0") as server, server.open_client() as client:
+        yield client
+
+
+def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
+    """Returns the labels of a photo, best first."""
+    files = {"image": (photo.name, photo.read_bytes(), "image/jpeg")}
+    response = client.post("/predict", files=files, params=parameters)
+    assert response.status_code == 200, response.text
+    return [label["label"] for label in response.json()["labels"]]
+
+
+@pytest.mark.parametrize(("name", "label"), [("chelsea", "cat"), ("astronaut", "person")])
+def test_free_photos_get_exactly_their_label(client: httpx.Client, name: str, label: str) -> None:
+    assert ask(client, ROOT / "docs" / "photos" / f"{name}.jpg") == [label]
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("serve_kitten", {"cat"}),
+        ("serve_bus", {"bus"}),
+        ("serve_persons", {"person"}),
+        ("n02088466_bloodhound", {"dog"}),
+        ("n01806567_quail", {"bird"}),
+        ("n03594945_jeep", {"car", "truck"}),
+    ],
+)
+def test_shared_photos_get_the_right_label_first(
+    client: httpx.Client, name: str, expected: set[str]
+) -> None:
+    assert ask(client, SHARED / f"{name}.jpg", top_k=1)[0] in expected
+
+
+def test_card_tells_the_accuracy_of_both_precisions(client: httpx.Client) -> None:
+    info = client.get("/info").json()
+    accuracy = {metric["precision"]: metric["value"] for metric in info["metrics"]}
+    assert accuracy.keys() == {"fp32", "int8"}
+    assert min(accuracy.values()) >= 74
+    assert accuracy["fp32"] - accuracy["int8"] <= 0.5
+    assert len(info["labels"]) == 18
+    assert all(label["threshold"] is not None for label in info["labels"])

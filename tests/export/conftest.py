@@ -1,0 +1,57 @@
+"""A tiny network, its graphs and a labelled folder of coloured pictures, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from export.graphs import Graphs, PixelArray
+from export.optimise import optimise
+from export.trace import trace_encoder, trace_head
+from export.verify import make_noise
+from models.checkpoints import write_checkpoint
+from models.network import Network
+from tests.export.tiny_network import (
+    ENCODER_WIDTH,
+    INPUT,
+    LABELS,
+    NUM_TOKENS,
+    make_network,
+    write_folder,
+)
+
+
+@pytest.fixture(scope="session")
+def network() -> Network:
+    """A test-sized EfficientNet with a decoder, in eval mode."""
+    return make_network()
+
+
+@pytest.fixture(scope="session")
+def graphs(network: Network) -> Graphs:
+    """The optimised float32 graphs of `network`."""
+    return {
+        "encoder": optimise(trace_encoder(network.backbone, INPUT)),
+        "trained_head": optimise(trace_head(network.head, NUM_TOKENS, ENCODER_WIDTH)),
+    }
+
+
+@pytest.fixture(scope="session")
+def pixels() -> PixelArray:
+    """Sixteen pictures, uint8 [16, 32, 48, 3]."""
+    return make_noise(16, INPUT)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, network: Network) -> Path:
+    """The network's own checkpoint file; tests read it only."""
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny.safetensors"
+    write_checkpoint(path, network, LABELS, {"training_data": "coloured noise"})
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labelled pictures; tests read them only."""
+    return write_folder(tmp_path_factory.mktemp("photos") / "colours")

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.accuracy import measure_map, predict_logits
+from export.graphs import Chain, Graphs
+from export.photos import LabelledPhotos, read_pixels, read_splits
+from service.card import InputContract
+from tests.export.tiny_network import INPUT, LABELS
+
+CONTRACT = InputContract(
+    height=INPUT.height, width=INPUT.width, resize_mode="squash", interpolation="bilinear"
+)
+
+
+def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
+    photos = read_splits(folder, LABELS).test  # more than one batch
+    logits = predict_logits(graphs, photos, CONTRACT)
+    chain = Chain(graphs)
+    for row in (0, 11, len(photos.paths) - 1):
+        alone = chain.predict(read_pixels(photos.paths[row : row + 1], CONTRACT))[0]
+        assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
+    targets = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
+    photos = LabelledPhotos("made/up", tuple(Path(f"{i}.png") for i in range(4)), targets)
+    logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
+    # First label: right at ranks 1 and 3; second: right at rank 3.
+    expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
+    assert measure_map(logits, photos) == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export import variants
+from export.build import ExportRequest, build_bundle
+from export.errors import ExportError, VerificationError
+from export.photos import read_pixels, read_splits
+from export.source import SourceHints
+from models.network import Network
+from service.bundle import Bundle, load_bundle
+from service.engine import open_engine
+from tests.export.tiny_network import INPUT, LABELS
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Every variant of the tiny network, measured on coloured pictures."""
+    request = ExportRequest(
+        SourceHints(checkpoint),
+        tmp_path_factory.mktemp("bundles") / "colours-v1",
+        photos=folder,
+        precisions=frozenset({"fp16", "int8"}),
+        model_version="7",
+        license="CC0-1.0",
+    )
+    return build_bundle(request)
+
+
+def test_service_computes_what_torch_does_on_the_same_pixels(
+    bundle: Bundle, network: Network, folder: Path
+) -> None:
+    pixels = read_pixels(read_splits(folder, LABELS).test.sample(3), bundle.card.input)
+    logits = open_engine(bundle, device="cpu", precision="fp32").run(pixels)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (INPUT.mean, INPUT.std))
+    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
+    with torch.inference_mode():
+        expected = network(images).numpy()
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_every_variant_runs_in_the_service(bundle: Bundle) -> None:
+    assert bundle.precisions() == ("fp32", "fp16", "int8")
+    for precision in bundle.precisions():
+        engine = open_engine(bundle, device="cpu", precision=precision)
+        assert engine.run(np.zeros((2, 32, 48, 3), np.uint8)).shape == (2, len(LABELS))
+
+
+def test_card_tells_where_the_weights_came_from(bundle: Bundle) -> None:
+    card = bundle.card
+    assert (card.name, card.version, card.license) == ("colours-v1", "7", "CC0-1.0")
+    assert card.provenance.backbone == "test_efficientnet"
+    assert card.provenance.training_data == "coloured noise"
+    assert {"torch", "onnxruntime"} <= card.provenance.tools.keys()
+    assert card.trained_head.kind == "ml_decoder"
+
+
+def test_every_variant_has_its_accuracy_on_the_test_split(bundle: Bundle) -> None:
+    metrics = bundle.card.metrics
+    assert [(m.name, m.precision) for m in metrics] == [
+        ("mAP", precision) for precision in bundle.precisions()
+    ]
+    assert {(m.dataset, m.images) for m in metrics} == {("colours/test", 24)}
+    assert all(0 <= m.value <= 100 for m in metrics)
+
+
+def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: Path) -> None:
+    targets = read_splits(folder, LABELS).val.targets
+    assert [label.name for label in bundle.labels] == list(LABELS)
+    assert [label.positives for label in bundle.labels] == targets.sum(axis=0).tolist()
+    assert all(label.threshold is not None for label in bundle.labels)
+
+
+@pytest.mark.parametrize("case", [(0.5, "int8"), (0.51, "fp32")])
+def test_int8_is_the_cpus_default_only_if_it_is_accurate(
+    checkpoint: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[float, str],
+) -> None:
+    loss, precision = case
+
+    def give_up_at_once(*arguments: object) -> variants.Int8Graphs:
+        graphs = arguments[0]
+        return variants.Int8Graphs(graphs, (), loss)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(variants, "find_int8", give_up_at_once)
+    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny", folder, frozenset({"int8"}))
+    assert build_bundle(request).default_precision("cpu") == precision
+
+
+def test_without_photos_nothing_is_claimed_of_accuracy(checkpoint: Path, tmp_path: Path) -> None:
+    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny", compact_weights=True)
+    bundle = build_bundle(request)
+    assert bundle.precisions() == ("fp32",)
+    assert bundle.card.metrics == ()
+    assert all(label.threshold is None for label in bundle.labels)
+
+
+def test_failed_verification_leaves_the_old_bundle(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny")
+    build_bundle(request)
+    before = sorted((path.name, path.read_bytes()) for path in request.out.iterdir())
+    monkeypatch.setattr(variants, "FP32_TOLERANCE", 0.0)
+    with pytest.raises(VerificationError):
+        build_bundle(request)
+    assert sorted((path.name, path.read_bytes()) for path in request.out.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    load_bundle(request.out)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"out": Path("no good name!")}, "model name"),
+        ({"model_version": "one two"}, "model version"),
+        ({"precisions": frozenset({"int8"})}, "int8 needs labelled photos"),
+    ],
+)
+def test_impossible_request_is_refused_before_any_work(
+    checkpoint: Path, tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    request = ExportRequest(**{"source": SourceHints(checkpoint), "out": tmp_path / "a", **change})  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match=reason):
+        build_bundle(request)
+    assert not list(tmp_path.iterdir())

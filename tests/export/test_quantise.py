@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from export.graphs import Chain, Graphs, PixelArray, prelude_nodes, weighted_layers
+from export.quantise import Quantiser
+from export.search import signal_to_noise
+
+
+@pytest.fixture(scope="module")
+def quantiser(
+    graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
+) -> Quantiser:
+    feeds = ({"images": picture[np.newaxis]} for picture in pixels)
+    return Quantiser(graphs["encoder"], feeds, tmp_path_factory.mktemp("int8"))
+
+
+def _float_layers(model: onnx.ModelProto) -> set[str]:
+    """Layers whose weight is not behind a DequantizeLinear."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return {n.name for n in model.graph.node if n.op_type == "Conv" and n.input[1] in stored}
+
+
+def test_every_layer_is_in_8_bits_unless_it_is_kept(quantiser: Quantiser) -> None:
+    assert _float_layers(quantiser.quantise()) == set()
+    kept = set(quantiser.layers[1:3])
+    assert _float_layers(quantiser.quantise(kept)) == kept
+
+
+def test_each_output_channel_has_its_own_weight_scale(quantiser: Quantiser) -> None:
+    model = quantiser.quantise()
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    weights = [
+        (tensors[node.input[0]], tensors[node.input[1]])
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in tensors
+    ]
+    kernels = [(w, scale) for w, scale in weights if w.dtype == np.int8 and w.ndim == 4]
+    assert len(kernels) == len(quantiser.layers)
+    assert all(scale.shape == (len(w),) for w, scale in kernels)
+
+
+def test_exact_pixels_are_normalised_in_float(quantiser: Quantiser, graphs: Graphs) -> None:
+    prelude = {
+        node.op_type
+        for node in graphs["encoder"].graph.node
+        if node.name in prelude_nodes(graphs["encoder"])
+    }
+    assert {"Cast", "Mul", "Add"} <= prelude
+    model = quantiser.quantise()
+    producers = {name: node.op_type for node in model.graph.node for name in node.output}
+    scaling = next(node for node in model.graph.node if node.op_type == "Mul")
+    assert producers[scaling.input[0]] == "Cast"
+
+
+def test_boundary_keeps_its_types(quantiser: Quantiser, graphs: Graphs) -> None:
+    model, original = quantiser.quantise(), graphs["encoder"]
+    assert model.graph.input[0].type == original.graph.input[0].type
+    assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_keeping_every_layer_in_float_restores_the_tokens(
+    quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
+) -> None:
+    expected = Chain(graphs).encode(pixels)
+    int8 = Chain({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
+    kept = Chain({**graphs, "encoder": quantiser.quantise(quantiser.layers)}).encode(pixels)
+    assert signal_to_noise(expected, int8) > 15
+    assert signal_to_noise(expected, kept) > signal_to_noise(expected, int8)
+
+
+def test_group_pooling_and_logits_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
+    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
+    quantiser = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)
+    layers = weighted_layers(graphs["trained_head"])
+    assert quantiser.layers == layers[:-1]

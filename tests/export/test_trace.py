@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+
+from export.graphs import Graphs, open_session
+from export.optimise import optimise
+from export.trace import PixelEncoder, trace_encoder
+from export.verify import FP32_TOLERANCE
+from models.backbone import Backbone
+from models.config import InputConfig
+from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS
+
+
+def _describe(port: onnx.ValueInfoProto) -> tuple[str, int, list[str | int]]:
+    tensor = port.type.tensor_type
+    return port.name, tensor.elem_type, [d.dim_param or d.dim_value for d in tensor.shape.dim]
+
+
+def test_encoder_takes_pixels_and_gives_float32_tokens(graphs: Graphs) -> None:
+    graph = graphs["encoder"].graph
+    size = [INPUT.height, INPUT.width, 3]
+    assert _describe(graph.input[0]) == ("images", TensorProto.UINT8, ["B", *size])
+    expected = ("tokens", TensorProto.FLOAT, ["B", NUM_TOKENS, ENCODER_WIDTH])
+    assert _describe(graph.output[0]) == expected
+
+
+def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
+    graph = graphs["trained_head"].graph
+    assert _describe(graph.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
+    assert _describe(graph.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
+
+
+def test_normalisation_on_rows_equals_its_definition() -> None:
+    images = torch.randint(0, 256, (2, INPUT.height, INPUT.width, 3), dtype=torch.uint8)
+    found = PixelEncoder(torch.nn.Identity(), INPUT)(images)
+    mean, std = torch.tensor(INPUT.mean), torch.tensor(INPUT.std)
+    expected = ((images.double() / 255 - mean) / std).permute(0, 3, 1, 2)
+    assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_other_kinds_of_backbone_trace_to_equal_graphs(name: str) -> None:
+    torch.manual_seed(0)
+    spec = InputConfig(height=64, width=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    backbone = Backbone(name, (64, 64)).eval()
+    session = open_session(optimise(trace_encoder(backbone, spec)))
+    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    tokens = session.run(["tokens"], {"images": images})[0]
+    with torch.inference_mode():
+        expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
+    assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+
+
+def test_rows_of_a_batch_equal_single_images(graphs: Graphs) -> None:
+    session = open_session(graphs["encoder"])
+    images = np.random.default_rng(0).integers(
+        0, 256, (4, INPUT.height, INPUT.width, 3), dtype=np.uint8
+    )
+    together = session.run(["tokens"], {"images": images})[0]
+    alone = [session.run(["tokens"], {"images": image[np.newaxis]})[0][0] for image in images]
+    assert np.allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)

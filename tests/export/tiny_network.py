@@ -1,0 +1,60 @@
+"""A network of test size and the labelled pictures it is exported with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from export.graphs import PixelArray
+from models.config import InputConfig, MLDecoderConfig, NetworkConfig
+from models.network import Network
+
+LABELS = ("blue", "green", "red")
+INPUT = InputConfig(height=32, width=48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
+NUM_TOKENS, ENCODER_WIDTH = 2, 256
+SPLITS = {"train": 16, "val": 24, "test": 24}
+
+
+def make_network() -> Network:
+    """A test-sized EfficientNet and decoder with lively weights, in eval mode."""
+    torch.manual_seed(0)
+    head = MLDecoderConfig(
+        num_classes=len(LABELS),
+        encoder_width=ENCODER_WIDTH,
+        decoder_width=32,
+        num_heads=4,
+        feedforward_width=64,
+    )
+    network = Network(NetworkConfig(backbone="test_efficientnet", input=INPUT, head=head))
+    for parameter in network.parameters():
+        if parameter.dim() == 1:  # zero biases would hide mistakes
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return network.eval()
+
+
+def make_picture(stream: np.random.Generator, labels: tuple[str, ...]) -> PixelArray:
+    """Noise on grey, brighter in the channels of the labels; uint8 [40, 56, 3]."""
+    picture = stream.integers(40, 120, (40, 56, 3))
+    for label in labels:
+        picture[..., ("red", "green", "blue").index(label)] += 130
+    return picture.astype(np.uint8)
+
+
+def write_folder(folder: Path, label_names: tuple[str, ...] = ("red", "green", "blue")) -> Path:
+    """Writes a labelled folder of pictures; its index names the labels in the order given."""
+    stream = np.random.default_rng(1)
+    (folder / "images").mkdir(parents=True)
+    images = {}
+    for split, count in SPLITS.items():
+        for i in range(count):
+            labels = tuple(name for name in ("red", "green", "blue") if stream.random() < 0.5)
+            file = f"{split}{i}.png"
+            Image.fromarray(make_picture(stream, labels)).save(folder / "images" / file)
+            images[file] = {"split": split, "labels": labels}
+    index = {"name": "colours", "label_names": label_names, "images": images}
+    (folder / "labels.json").write_text(json.dumps(index))
+    return folder
