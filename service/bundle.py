@@ -25,7 +25,16 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 
-GraphName = Literal["encoder", "trained_head"]
+GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "text_encoder"]
+"""The graphs of a bundle:
+
+- `encoder`: `images` uint8 [B, H, W, 3] -> `tokens` float [B, S, C]
+- `trained_head`: `tokens` -> `logits` [B, N] of the trained labels
+- `open_head`: `tokens` and `queries` float [L, K] -> `logits` [B, L]
+- `label_encoder`: `embeddings` float [L, E] -> `queries` [L, K]
+- `text_encoder`: `input_ids` and `attention_mask` int64 [L, T] -> `embeddings` [L, E], of
+  length 1
+"""
 
 
 class BundleError(Exception):
