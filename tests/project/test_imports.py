@@ -26,7 +26,9 @@ SERVICE_PACKAGES = {
     "pydantic_settings",
     "python_multipart",
     "rich",
+    "sqlalchemy",
     "starlette",
+    "tokenizers",
     "typer",
     "uvicorn",
 }
@@ -38,6 +40,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.images",
     "service.scoring",
     "service.errors",
+    "service.labels.definition",
 )
 
 
