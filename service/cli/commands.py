@@ -24,14 +24,17 @@ from service.errors import ServiceError, StartError
 from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
 from service.http.server import configure_logs, run_server
-from service.scoring import Query
+from service.selection import Query
 from service.settings import Settings
 
 EXIT_SOME_FAILED = 1
 EXIT_CANNOT_START = 2
 
 # The settings that matter where there is no server.
-_PREDICT_SETTINGS = ("bundle", "device", "precision", "intra_op_threads", "max_pixels")
+_PREDICT_SETTINGS = (
+    *("bundle", "device", "precision", "intra_op_threads", "max_pixels"),
+    *("label_store", "label_sets", "default_label_set"),
+)
 
 app = typer.Typer(
     name="ml-decoder",
@@ -69,10 +72,21 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     ] = None,
     include: Annotated[list[str] | None, typer.Option(help="Only this; repeatable.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never this; repeatable.")] = None,
+    label_set: Annotated[list[str] | None, typer.Option(help="From this set; repeatable.")] = None,
+    candidate_label: Annotated[
+        list[str] | None, typer.Option(help="A label for this call alone; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a photo.")] = False,
 ) -> None:
     """Label photos with the service's own pipeline, without a server."""
-    asked = {"top_k": top_k, "threshold": threshold, "include": include, "exclude": exclude}
+    asked = {
+        "top_k": top_k,
+        "threshold": threshold,
+        "include": include,
+        "exclude": exclude,
+        "label_set": label_set,
+        "candidate_labels": candidate_label,
+    }
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     query = merge_parameters(Parameters(), given)
     configure_logs("error")

@@ -73,6 +73,7 @@ def show_bundle(bundle: Bundle) -> None:
 
 def _card_table(bundle: Bundle) -> Table:
     card = bundle.card
+    trained, opened = card.trained_head, card.open_head
     size = f"{card.input.width} x {card.input.height} pixels"
     rows = {
         "name": card.name,
@@ -80,7 +81,8 @@ def _card_table(bundle: Bundle) -> Table:
         "licence": card.license,
         "backbone": card.provenance.backbone,
         "training data": card.provenance.training_data,
-        "head": f"{card.trained_head.kind}, {card.trained_head.activation}",
+        "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
+        "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
         "precisions": ", ".join(bundle.precisions()),
     }
