@@ -1,8 +1,8 @@
-"""The command line: `ml-decoder serve`, `predict`, `info` and `export`.
+"""The command line: `ml-decoder serve`, `predict`, `labels`, `info` and `export`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people or JSON lines for
 programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
-`server.py` for `serve`, `photos.py` for `predict`.
+`server.py` for `serve`, `photos.py` for `predict`, `labels.py` for `labels`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from service.bundle import BundleError, load_bundle
+from service.cli import labels
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.photos import label_photos
@@ -135,5 +136,6 @@ _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": 
 
 app.command()(add_setting_flags(serve))
 app.command()(add_setting_flags(predict, _PREDICT_SETTINGS))
+app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from service.bundle import Bundle
+from service.calibration import Operating
 from service.card import Label
 from service.cli.photos import LabelledPhoto
+from service.labels.label_set import LabelSet
 
 
 def write_json(record: dict[str, Any]) -> None:
@@ -69,6 +72,34 @@ def show_bundle(bundle: Bundle) -> None:
     console = Console()
     console.print(_card_table(bundle))
     console.print(_label_table(bundle))
+
+
+def dump_label_set(labels: LabelSet) -> dict[str, Any]:
+    """Returns a label set, without its labels, as JSON values."""
+    return {
+        "name": labels.name,
+        "version": labels.version,
+        "origin": labels.origin,
+        "num_labels": len(labels.names),
+    }
+
+
+def show_label_sets(sets: Sequence[LabelSet]) -> None:
+    """Shows label sets as a table."""
+    table = Table("name", "version", "origin", "labels")
+    for labels in sets:
+        row = (labels.name, labels.version, labels.origin, str(len(labels.names)))
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def show_calibration(name: str, found: Mapping[str, Operating]) -> None:
+    """Shows the thresholds that labels of a set got."""
+    table = Table("label", "threshold", "precision", "recall", title=Text(name))
+    for label, point in found.items():
+        shares = (point.threshold, point.precision, point.recall)
+        table.add_row(Text(label), *(f"{share:.3f}" for share in shares))
+    Console().print(table)
 
 
 def _card_table(bundle: Bundle) -> Table:

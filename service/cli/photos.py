@@ -42,18 +42,31 @@ async def label_photos(
     """
     pipeline = open_pipeline(settings)
     await pipeline.start()
-    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, settings.queue_size))
-    tasks: list[asyncio.Task[LabelledPhoto]] = []
     try:
-        asked = await pipeline.select(query)
-        tasks += [asyncio.create_task(_label_photo(pipeline, p, asked, places)) for p in paths]
+        async for photo in label_with(pipeline, paths, query):
+            yield photo
+    finally:
+        await pipeline.drain()
+
+
+async def label_with(
+    pipeline: Pipeline, paths: Sequence[Path], query: Query
+) -> AsyncIterator[LabelledPhoto]:
+    """Labels photos with a pipeline that has been started, in order.
+
+    Raises:
+        ServiceError: the query does not fit the label sets.
+    """
+    selection = await pipeline.select(query)
+    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size))
+    tasks = [asyncio.create_task(_label_photo(pipeline, p, selection, places)) for p in paths]
+    try:
         for task in tasks:
             yield await task
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await pipeline.drain()
 
 
 async def _label_photo(

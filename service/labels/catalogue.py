@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 from service.errors import (
@@ -241,6 +241,26 @@ class Catalogue:
             written = await self._call(store.delete, name, if_version=if_version)
             self._apply({n: s for n, s in self._stored.items() if n != name}, written)
 
+    async def set_thresholds(self, name: str, thresholds: Mapping[str, float]) -> LabelSet:
+        """Gives labels of a registered set thresholds of their own; the others keep theirs.
+
+        Raises:
+            LabelSetError: there is no such set, or it is not to be changed.
+            StoreError: it could not be kept.
+        """
+        encoding, store = self._open_parts(name)
+        stored = await self._call(store.read, name)
+        if stored is None:
+            raise LabelSetNotFound(name)
+        old = stored.definition
+        new = tuple(
+            thresholds.get(label, own) for label, own in zip(old.names, old.thresholds, strict=True)
+        )
+        order = _Order(replace(old, thresholds=new), replace=True, if_version=stored.version)
+        queries = await encoding.project(stored.embeddings)
+        labels, _ = await self._commit(store, order, stored.embeddings, queries)
+        return labels
+
     async def refresh(self) -> None:
         """Loads what other processes wrote to the store.
 
@@ -311,7 +331,7 @@ class Catalogue:
     def _open_parts(self, name: str) -> tuple[Encoding, LabelStore]:
         if self._encoding is None:
             raise NoOpenHead("the bundle has no open head")
-        if name in self._fixed or name in RESERVED_NAMES:
+        if name in self._fixed or name in self._pending or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._store is None:
             raise StoreUnavailable("there is no store")

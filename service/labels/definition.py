@@ -145,14 +145,14 @@ def define_label_set(record: LabelSetRecord) -> Definition:
     if len({len(row) for row in rows}) > 1:
         raise InvalidLabelSet("The embeddings differ in their number of values")
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused later
-        embeddings = np.array(rows, np.float64).astype(np.float32).reshape(len(rows), -1)
+        embeddings = np.array(rows, np.float64).astype(np.float32)
     return Definition(
         name=record.name,
         names=refuse_duplicates(tuple(label.name for label in labels)),
         prompts=tuple(label.prompt for label in labels),
         thresholds=tuple(label.threshold for label in labels),
         given=given,
-        embeddings=embeddings,
+        embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
         embedding_space=record.embedding_space,
     )
 

@@ -90,7 +90,8 @@ class Encoding:
         given = set(definition.given)
         missing = [i for i in range(len(definition.names)) if i not in given]
         embeddings = np.empty((len(definition.names), self.head.embedding_space.width), np.float32)
-        embeddings[list(definition.given)] = definition.embeddings
+        if given:
+            embeddings[list(definition.given)] = definition.embeddings
         texts = definition.texts(self.head.embedding_space)
         embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
         return embeddings

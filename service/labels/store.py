@@ -295,7 +295,7 @@ def _decode(row: sa.Row[Any]) -> StoredSet:
         embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1).astype(np.float32)
         definition = Definition(
             name=row.name,
-            embeddings=embeddings[list(columns["given"])].reshape(len(columns["given"]), -1),
+            embeddings=embeddings[list(columns["given"])],
             **columns,
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:

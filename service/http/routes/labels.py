@@ -37,6 +37,11 @@ from service.labels.label_set import LabelSet
 _SHOWN_VALUES = 10
 
 _READ_PROBLEMS = (errors.NotReady, errors.Draining)
+_NAME_PROBLEMS = (
+    *_READ_PROBLEMS,
+    errors.LabelSetNotFound,
+    request_errors.InvalidParameters,
+)
 _WRITE_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.NoOpenHead,
@@ -99,7 +104,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     response_model=LabelSetAnswer,
     responses={
         HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version."},
-        **document_problems(*_READ_PROBLEMS, errors.LabelSetNotFound),
+        **document_problems(*_NAME_PROBLEMS),
     },
 )
 async def read_label_set(request: Request, host: Host, name: Name) -> Response:
@@ -132,7 +137,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 @router.delete(
     "/{name}",
     status_code=HTTPStatus.NO_CONTENT,
-    responses=document_problems(*_WRITE_PROBLEMS, errors.LabelSetNotFound, errors.LabelSetChanged),
+    responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
