@@ -48,7 +48,7 @@ Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a set.")]
 
 
-def add(
+def add(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     name: Name,
