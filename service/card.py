@@ -6,9 +6,11 @@ what they do not know. Next: `bundle.py`, which stores them beside the graphs.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import hashlib
+import json
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Precision = Literal["fp32", "fp16", "int8"]
 Device = Literal["cpu", "cuda", "tensorrt"]
@@ -62,6 +64,44 @@ class TrainedHead(Record):
     kind: str
     num_labels: int = Field(ge=1)
     activation: Activation
+
+
+class EmbeddingSpace(Record):
+    """Where label embeddings live: embeddings of two spaces must not be mixed.
+
+    Attributes:
+        encoder: name of the text encoder, for example `all-MiniLM-L6-v2`.
+        width: E, the width of an embedding.
+        template: how a label's name becomes the text that is encoded; `{}` is the name.
+    """
+
+    encoder: str = Field(min_length=1, max_length=200)
+    width: int = Field(ge=1, le=65536)
+    template: Annotated[str, StringConstraints(pattern=r"^[^{}]*\{\}[^{}]*$", max_length=200)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all three attributes, sha256 in hex."""
+        text = json.dumps([self.encoder, self.width, self.template])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class OpenHead(Record):
+    """The head that scores any label, given its text embedding.
+
+    Scores are sigmoids of the logits. What depends on a label alone is computed once by the
+    graph `label_encoder`: embeddings [L, E] -> label queries [L, K]; K is the graph's matter.
+
+    Attributes:
+        kind: architecture, for example `ml_decoder`.
+        embedding_space: the embeddings that it takes.
+        threshold: score (0..1) at and above which a label without a threshold of its own is
+            predicted, chosen on labels held out of training; None where nobody measured it.
+    """
+
+    kind: str
+    embedding_space: EmbeddingSpace
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
 
 
 class Provenance(Record):
@@ -128,7 +168,8 @@ class ModelCard(Record):
         license: SPDX identifier or free text.
         provenance: where the weights came from.
         input: how a photo becomes the encoder's input.
-        trained_head: the head with trained labels.
+        trained_head: the head with trained labels; None where there is only an open one.
+        open_head: the head for any label; None where there is only a trained one.
         default_precision: precision that the service picks on a device when asked for
             `auto`; a device that is absent here takes `fp32`.
         metrics: measured figures of the variants.
@@ -139,6 +180,13 @@ class ModelCard(Record):
     license: str
     provenance: Provenance
     input: InputContract
-    trained_head: TrainedHead
+    trained_head: TrainedHead | None = None
+    open_head: OpenHead | None = None
     default_precision: dict[Device, Precision] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_head(self) -> Self:
+        if self.trained_head is None and self.open_head is None:
+            raise ValueError("neither a trained nor an open head")
+        return self
