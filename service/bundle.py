@@ -122,7 +122,8 @@ def load_bundle(path: Path) -> Bundle:
         raise BundleError(f"{path.name}: manifest lists no {LABELS_FILE}")
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     labels = _parse_labels(contents[LABELS_FILE])
-    expected = manifest.card.trained_head.num_labels
+    head = manifest.card.trained_head
+    expected = 0 if head is None else head.num_labels
     if len(labels) != expected:
         raise BundleError(f"{LABELS_FILE} has {len(labels)} labels, manifest says {expected}")
     return Bundle(path=path, manifest=manifest, labels=labels)
@@ -219,7 +220,12 @@ def _first_error(error: ValidationError) -> str:
 
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:
-    for graph in ("encoder", "trained_head"):
+    needed: list[GraphName] = ["encoder"]
+    if manifest.card.trained_head is not None:
+        needed.append("trained_head")
+    if manifest.card.open_head is not None:
+        needed += ["open_head", "label_encoder"]
+    for graph in needed:
         variants = manifest.graphs.get(graph)
         if not variants:
             raise BundleError(f"{path.name}: manifest lists no {graph} graph")
