@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from models.checkpoints import Checkpoint, read_checkpoint
 from models.data import DataError, LabelledFolder, read_labelled_folder
-from models.layouts import CheckpointError
+from models.layouts import CheckpointError, Hints
 from models.metrics import average_precisions
 from models.train.views import Photos, evaluation_transform
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         folder = read_labelled_folder(arguments.data)
-        checkpoint = read_checkpoint(arguments.checkpoint, backbone=arguments.backbone)
+        checkpoint = read_checkpoint(arguments.checkpoint, Hints(backbone=arguments.backbone))
         values = evaluate(checkpoint, folder, arguments.split)
     except (CheckpointError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,7 +63,7 @@ def evaluate(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Tens
     names = checkpoint.label_names
     if names is not None and names != folder.label_names:
         raise CheckpointError("the checkpoint was trained on other labels than the data set's")
-    if checkpoint.config.head.num_classes != len(folder.label_names):
+    if checkpoint.config.num_classes != len(folder.label_names):
         raise CheckpointError("the checkpoint has another number of labels than the data set")
     images = folder.split(split)
     photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
