@@ -13,7 +13,7 @@ from models.checkpoints import read_checkpoint
 from models.data import read_labelled_folder
 from models.evaluate import evaluate
 from models.train.__main__ import main
-from models.train.loop import mix
+from models.train.mixing import mix
 from models.train.recipe import Recipe, RecipeError, read_recipe
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
