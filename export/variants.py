@@ -79,8 +79,6 @@ def make_variants(
     """
     if "int8" in precisions and splits is None:
         raise ExportError("int8 needs labelled photos to measure the ranges of values on")
-    if splits is not None and source.is_open:
-        raise ExportError("photos measure a head with trained labels; this one is for open labels")
     exact = make_fp32(source, splits)
     stored = exact
     if compact:
