@@ -51,7 +51,12 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
             backbone=given.backbone,
             image_size=given.image_size,
             num_heads=given.num_heads,
+            pre_norm=given.pre_norm,
+            plain_pixels=given.plain_pixels,
+            single_label=given.single_label,
             label_names=given.label_names,
+            embedding_encoder=given.embedding_encoder,
+            embedding_template=given.embedding_template,
         ),
         out=given.out,
         photos=given.photos,
@@ -86,8 +91,17 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--training-data", help="free text (default: what the checkpoint says)")
     add("--backbone", help="timm name, where the checkpoint does not tell")
     add("--image-size", type=int, help="pixels, where the checkpoint does not tell")
-    add("--num-heads", type=int, help="attention heads, where they are not 8")
+    add("--num-heads", type=int, help="attention heads, where not 8 (ML-Decoder), 4 (Query2Label)")
+    add(
+        "--pre-norm",
+        action=argparse.BooleanOptionalAction,
+        help="Query2Label's norms stand before the attention; a file without encoder cannot tell",
+    )
+    add("--plain-pixels", action="store_true", help="no mean and std (Query2Label's --orid_norm)")
+    add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
+    add("--embedding-encoder", help="open head: name of what makes the label embeddings")
+    add("--embedding-template", help="open head: text that is embedded, {} for the label")
     return parser
 
 

@@ -16,13 +16,22 @@ from pydantic import ValidationError
 from export.accuracy import measure_map, predict_logits, to_scores
 from export.calibrate import calibrate_labels
 from export.errors import ExportError
-from export.graphs import GRAPH_NAMES
 from export.photos import Splits, read_splits
 from export.search import signal_to_noise
 from export.source import Source, SourceHints, read_source
 from export.variants import Variants, make_variants
-from service.bundle import Bundle, BundleDraft, write_bundle
-from service.card import Label, Metric, ModelCard, Precision, Provenance, TrainedHead
+from models.config import ZeroShotMLDecoderConfig
+from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
+from service.card import (
+    EmbeddingSpace,
+    Label,
+    Metric,
+    ModelCard,
+    OpenHead,
+    Precision,
+    Provenance,
+    TrainedHead,
+)
 
 _TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
@@ -64,7 +73,9 @@ def build_bundle(request: ExportRequest) -> Bundle:
     """
     source = read_source(request.source)
     card = _describe(request, source)
-    _log.info("read %s with %d labels", source.config.backbone, len(source.label_names))
+    _log.info("read %s with %s", source.config.backbone, _name_labels(source))
+    if request.photos is not None and source.is_open:
+        raise ExportError("photos measure a head with trained labels; this one is for open labels")
     splits = None if request.photos is None else read_splits(request.photos, source.label_names)
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     labels = tuple(Label(name=name) for name in source.label_names)
@@ -75,17 +86,25 @@ def build_bundle(request: ExportRequest) -> Bundle:
     draft = BundleDraft(
         card=card.model_copy(update={"default_precision": variants.defaults, "metrics": metrics}),
         labels=labels,
-        graphs={
-            name: {
-                precision: graphs[name].SerializeToString()
-                for precision, graphs in variants.graphs.items()
-            }
-            for name in GRAPH_NAMES
-        },
+        graphs=_serialize(variants),
     )
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
     return bundle
+
+
+def _name_labels(source: Source) -> str:
+    return "open labels" if source.is_open else f"{len(source.label_names)} labels"
+
+
+def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
+    return {
+        name: {
+            precision: graphs[name].SerializeToString()
+            for precision, graphs in variants.graphs.items()
+        }
+        for name in variants.graphs["fp32"]
+    }
 
 
 def _calibrate(variants: Variants, source: Source, splits: Splits) -> tuple[Label, ...]:
@@ -124,7 +143,6 @@ def _measure(variants: Variants, source: Source, splits: Splits) -> tuple[Metric
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
     """Returns the card as far as it is known before anything is measured."""
-    head = source.config.head
     try:
         return ModelCard(
             name=request.out.name,
@@ -137,10 +155,30 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
                 tools={tool: version(tool) for tool in _TOOLS},
             ),
             input=source.contract,
-            trained_head=TrainedHead(
-                kind=head.kind, num_labels=head.num_classes, activation="sigmoid"
-            ),
+            trained_head=_describe_trained(source),
+            open_head=_describe_open(source),
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ExportError(f"model {first['loc'][0]}: {first['msg']}") from error
+
+
+def _describe_trained(source: Source) -> TrainedHead | None:
+    config = source.config
+    if config.num_classes is None:
+        return None
+    return TrainedHead(
+        kind=config.head.kind, num_labels=config.num_classes, activation=config.activation
+    )
+
+
+def _describe_open(source: Source) -> OpenHead | None:
+    head = source.config.head
+    if not isinstance(head, ZeroShotMLDecoderConfig):
+        return None
+    space = EmbeddingSpace(
+        encoder=head.embedding_encoder,
+        width=head.embedding_width,
+        template=head.embedding_template,
+    )
+    return OpenHead(kind=head.kind, embedding_space=space)

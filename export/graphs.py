@@ -17,9 +17,11 @@ from service.bundle import GraphName
 FloatArray = NDArray[np.float32]
 PixelArray = NDArray[np.uint8]
 Graphs = Mapping[GraphName, onnx.ModelProto]
-"""Encoder and head of one precision."""
+"""The graphs of one precision: the encoder and those of the heads that there are."""
 
-GRAPH_NAMES: tuple[GraphName, ...] = ("encoder", "trained_head")
+PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
+"""The chain that int8 is searched for and accuracy is measured on."""
+
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 

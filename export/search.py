@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from export.graphs import GRAPH_NAMES, Chain, FloatArray, Graphs, PixelArray
+from export.graphs import PIXELS_TO_LOGITS, Chain, FloatArray, Graphs, PixelArray
 from export.quantise import Feed, Quantiser
 from service.bundle import GraphName
 
@@ -83,7 +83,7 @@ def rank_layers(
     """Orders layers by the noise on the logits where each alone is in int8, worst first."""
     expected = Chain(graphs).predict(samples)
     layers: list[Layer] = [
-        (name, layer) for name in GRAPH_NAMES for layer in quantisers[name].layers
+        (name, layer) for name in PIXELS_TO_LOGITS for layer in quantisers[name].layers
     ]
     noise: dict[Layer, float] = {}
     for name, layer in layers:
@@ -122,5 +122,5 @@ def _open_quantisers(
 def _quantise(quantisers: Mapping[GraphName, Quantiser], kept: tuple[Layer, ...]) -> Graphs:
     return {
         name: quantisers[name].quantise([layer for graph, layer in kept if graph == name])
-        for name in GRAPH_NAMES
+        for name in PIXELS_TO_LOGITS
     }

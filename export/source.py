@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from pydantic import ValidationError
+
 from export.errors import UnusableCheckpointError
 from models.checkpoints import Checkpoint, read_checkpoint
-from models.config import NetworkConfig
+from models.config import NetworkConfig, ZeroShotMLDecoderConfig
+from models.layouts import Hints
 from models.network import Network
 from service.card import InputContract
 
@@ -27,14 +30,24 @@ class SourceHints:
         backbone: timm name.
         image_size: height and width in pixels.
         num_heads: attention heads of the decoder.
+        pre_norm: Query2Label with the norms before the attention.
+        plain_pixels: trained on pixels in 0..1 without mean and std.
+        single_label: a photo has exactly one label, so scores are a softmax.
         label_names: text file with one label a line, in the order of the logits.
+        embedding_encoder: name of what makes the embeddings that an open head takes.
+        embedding_template: text that it embeds, `{}` for a label's name.
     """
 
     checkpoint: Path
     backbone: str | None = None
     image_size: int | None = None
     num_heads: int | None = None
+    pre_norm: bool | None = None
+    plain_pixels: bool = False
+    single_label: bool = False
     label_names: Path | None = None
+    embedding_encoder: str | None = None
+    embedding_template: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +57,7 @@ class Source:
     Attributes:
         network: in eval mode.
         config: what was built.
-        label_names: N names, in the order of the logits.
+        label_names: N names, in the order of the logits; none for an open head.
         sha256: hash of the checkpoint file.
         training_data: what the checkpoint says of it, else `unknown`.
     """
@@ -54,6 +67,11 @@ class Source:
     label_names: tuple[str, ...]
     sha256: str
     training_data: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the head takes any labels and so has none of its own."""
+        return self.config.num_classes is None
 
     @property
     def contract(self) -> InputContract:
@@ -77,9 +95,9 @@ def read_source(hints: SourceHints) -> Source:
         models.layouts.CheckpointError: the file cannot be read.
     """
     checkpoint = _read_checkpoint(hints)
-    config = checkpoint.config
-    if config is None:
+    if checkpoint.config is None:
         raise UnusableCheckpointError(f"{hints.checkpoint.name} holds a head without a backbone")
+    config = _complete(checkpoint.config, hints)
     if hints.backbone not in (None, config.backbone):
         raise UnusableCheckpointError(
             f"{hints.checkpoint.name} was made with {config.backbone}, not {hints.backbone}"
@@ -87,7 +105,7 @@ def read_source(hints: SourceHints) -> Source:
     return Source(
         network=cast("Network", checkpoint.network.eval()),
         config=config,
-        label_names=_label_names(hints, checkpoint, config.head.num_classes),
+        label_names=_label_names(hints, checkpoint, config.num_classes),
         sha256=hashlib.sha256(hints.checkpoint.read_bytes()).hexdigest(),
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
@@ -97,15 +115,41 @@ def _read_checkpoint(hints: SourceHints) -> Checkpoint:
     try:
         return read_checkpoint(
             hints.checkpoint,
-            backbone=hints.backbone,
-            image_size=hints.image_size,
-            num_heads=hints.num_heads,
+            Hints(hints.backbone, hints.image_size, hints.num_heads, hints.pre_norm),
         )
     except ValueError as error:  # an impossible network: unknown backbone, odd widths
         raise UnusableCheckpointError(f"{hints.checkpoint.name}: {error}") from error
 
 
-def _label_names(hints: SourceHints, checkpoint: Checkpoint, count: int) -> tuple[str, ...]:
+def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
+    """Puts into the configuration what the weights do not depend on."""
+    changes: dict[str, object] = {}
+    if hints.plain_pixels:
+        plain = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        changes["input"] = config.input.model_copy(update=plain)
+    if hints.single_label:
+        changes["activation"] = "softmax"
+    told = {
+        "embedding_encoder": hints.embedding_encoder,
+        "embedding_template": hints.embedding_template,
+    }
+    told = {name: value for name, value in told.items() if value is not None}
+    if told and not isinstance(config.head, ZeroShotMLDecoderConfig):
+        raise UnusableCheckpointError("the head has trained labels, so it takes no embeddings")
+    if told:
+        changes["head"] = config.head.model_copy(update=told)
+    try:  # anew, so that it is checked: a head for open labels has no softmax
+        return NetworkConfig.model_validate(config.model_copy(update=changes).model_dump())
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise UnusableCheckpointError(f"{hints.checkpoint.name}: {reason}") from error
+
+
+def _label_names(hints: SourceHints, checkpoint: Checkpoint, count: int | None) -> tuple[str, ...]:
+    if count is None:
+        if hints.label_names is not None:
+            raise UnusableCheckpointError("the head is for open labels, it has no names to give")
+        return ()
     names = checkpoint.label_names
     if hints.label_names is not None:
         names = _read_lines(hints.label_names)

@@ -1,23 +1,30 @@
-"""A torch network becomes two ONNX graphs: encoder and head.
+"""A torch network becomes ONNX graphs: the encoder, and what its head is made of.
 
 In: a network in eval mode. Out: `encoder` (uint8 images -> tokens) and `trained_head`
-(tokens -> logits), dynamic in the batch, the head in the tokens too. Next: `optimise.py`.
+(tokens -> logits), or for open labels `label_encoder` (embeddings -> queries) and `open_head`
+(tokens and queries -> logits); dynamic in images, tokens and labels. Next: `optimise.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import onnx
 import torch
 from torch import Tensor, nn
 
+from models.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
+
 OPSET = 20
 """ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later."""
 
-_TRACED_BATCH = 2  # 0 and 1 would be taken for constants
+# 0 and 1 would be taken for constants, and equal sizes for one and the same.
+_TRACED_BATCH = 2
+_TRACED_LABELS = 3
 Triple = tuple[float, float, float]
 
 
@@ -74,43 +81,83 @@ class PixelEncoder(nn.Module):
         return tokens
 
 
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """An input to trace with.
+
+    Attributes:
+        example: a tensor of a size that stands for all.
+        axes: axis -> name of its size, for the axes that stay dynamic.
+    """
+
+    example: Tensor
+    axes: Mapping[int, str]
+
+
 def trace_encoder(backbone: nn.Module, spec: InputSpec) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
     images = torch.zeros(_TRACED_BATCH, spec.height, spec.width, 3, dtype=torch.uint8)
-    return _trace(PixelEncoder(backbone, spec), images, "images", "tokens", {0: "B"})
+    return _trace(PixelEncoder(backbone, spec), {"images": _Input(images, {0: "B"})}, "tokens")
 
 
-def trace_head(head: nn.Module, num_tokens: int, width: int) -> onnx.ModelProto:
-    """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B and S dynamic.
+def trace_head(
+    head: nn.Module, num_tokens: int, width: int, *, any_tokens: bool = True
+) -> onnx.ModelProto:
+    """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B dynamic.
 
     Args:
         head: the head.
-        num_tokens: S to trace with; any S works afterwards.
+        num_tokens: S to trace with.
         width: C.
+        any_tokens: S is dynamic too; not so for a head with a position table.
     """
-    tokens = torch.zeros(_TRACED_BATCH, max(num_tokens, 2), width)
-    return _trace(head, tokens, "tokens", "logits", {0: "B", 1: "S"})
+    tokens = _tokens(num_tokens, width, any_tokens)
+    return _trace(head, {"tokens": tokens}, "logits")
 
 
-def _trace(
-    module: nn.Module, example: Tensor, source: str, target: str, dynamic: dict[int, str]
-) -> onnx.ModelProto:
+def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
+    """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic."""
+    embeddings = torch.zeros(_TRACED_LABELS, head.config.embedding_width)
+    return _trace(LabelEncoder(head), {"embeddings": _Input(embeddings, {0: "L"})}, "queries")
+
+
+def trace_open_head(head: ZeroShotMLDecoder, num_tokens: int) -> onnx.ModelProto:
+    """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic."""
+    queries = torch.zeros(_TRACED_LABELS, 2 * head.config.decoder_width)
+    inputs = {
+        "tokens": _tokens(num_tokens, head.config.encoder_width, any_tokens=True),
+        "queries": _Input(queries, {0: "L"}),
+    }
+    return _trace(LabelScorer(head), inputs, "logits")
+
+
+def _tokens(count: int, width: int, any_tokens: bool) -> _Input:
+    if not any_tokens:
+        return _Input(torch.zeros(_TRACED_BATCH, count, width), {0: "B"})
+    # Another size than those of images and labels; any S works afterwards.
+    return _Input(torch.zeros(_TRACED_BATCH, max(count, 4), width), {0: "B", 1: "S"})
+
+
+def _trace(module: nn.Module, inputs: Mapping[str, _Input], target: str) -> onnx.ModelProto:
     # torch.export's tracer and not TorchScript: it resolves shape arithmetic, where the
     # other leaves hundreds of nodes behind (98 against 608 on an EfficientNet-Lite).
-    axes = {axis: torch.export.Dim(name) for axis, name in dynamic.items()}
+    axes = {axis: torch.export.Dim(axis) for i in inputs.values() for axis in i.axes.values()}
+    shapes = tuple(
+        {axis: axes[name] for axis, name in value.axes.items()} for value in inputs.values()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's remarks on its own internals
         for noisy in ("torch.onnx", "onnxscript"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         program = torch.onnx.export(
             module.eval(),
-            (example,),
+            tuple(value.example for value in inputs.values()),
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=[source],
+            input_names=list(inputs),
             output_names=[target],
-            dynamic_shapes=(axes,),
+            dynamic_shapes=shapes,
         )
     if program is None:
         raise RuntimeError("torch.onnx.export returned no program")

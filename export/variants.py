@@ -9,22 +9,27 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from torch import nn
+
 from export.accuracy import measure_map, predict_logits
 from export.errors import ExportError
-from export.graphs import GRAPH_NAMES, Graphs
+from export.graphs import Graphs
 from export.half import halve
 from export.optimise import compact_weights, optimise
 from export.photos import Splits, read_pixels
 from export.search import Int8Graphs, find_int8
 from export.source import Source
-from export.trace import trace_encoder, trace_head
+from export.trace import trace_encoder, trace_head, trace_label_encoder, trace_open_head
 from export.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
     NUM_IMAGES,
     make_noise,
     verify_graphs,
+    verify_open_head,
 )
+from models.query2label import Query2Label
+from models.zero_shot import ZeroShotMLDecoder
 from service.card import Device, Precision
 
 MAX_MAP_LOSS = 0.5
@@ -44,7 +49,7 @@ class Variants:
     """The graphs of a bundle.
 
     Attributes:
-        graphs: encoder and head of each precision; fp32 is always there.
+        graphs: encoder and heads of each precision; fp32 is always there.
         defaults: what the service should run on a device where that is not fp32.
     """
 
@@ -77,11 +82,11 @@ def make_variants(
     exact = make_fp32(source, splits)
     stored = exact
     if compact:
-        stored = {name: compact_weights(exact[name]) for name in GRAPH_NAMES}
+        stored = {name: compact_weights(model) for name, model in exact.items()}
         _verify(source, stored, splits, COMPACT_TOLERANCE)
     variants = Variants({"fp32": stored}, {})
     if "fp16" in precisions:
-        variants.graphs["fp16"] = {name: halve(exact[name]) for name in GRAPH_NAMES}
+        variants.graphs["fp16"] = {name: halve(model) for name, model in exact.items()}
     if "int8" in precisions and splits is not None:
         int8 = make_int8(exact, source, splits)
         variants.graphs["int8"] = int8.graphs
@@ -103,10 +108,20 @@ def make_fp32(source: Source, splits: Splits | None = None) -> Graphs:
     network = source.network
     encoder = optimise(trace_encoder(network.backbone, source.config.input))
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
-    head = optimise(trace_head(network.head, tokens, width))
-    graphs: Graphs = {"encoder": encoder, "trained_head": head}
+    graphs: Graphs = {"encoder": encoder, **trace_heads(network.head, tokens, width)}
     _verify(source, graphs, splits, FP32_TOLERANCE)
     return graphs
+
+
+def trace_heads(head: nn.Module, tokens: int, width: int) -> Graphs:
+    """Traces and optimises what a head is made of, for tokens [B, tokens, width]."""
+    if isinstance(head, ZeroShotMLDecoder):
+        return {
+            "label_encoder": optimise(trace_label_encoder(head)),
+            "open_head": optimise(trace_open_head(head, tokens)),
+        }
+    any_tokens = not isinstance(head, Query2Label)  # whose positions fix the number
+    return {"trained_head": optimise(trace_head(head, tokens, width, any_tokens=any_tokens))}
 
 
 def make_int8(graphs: Graphs, source: Source, splits: Splits) -> Int8Graphs:
@@ -131,4 +146,7 @@ def _verify(source: Source, graphs: Graphs, splits: Splits | None, tolerance: fl
         photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
         pixels[: len(photos)] = photos
     worst = verify_graphs(source.network, graphs, spec, pixels, tolerance)
+    if isinstance(source.network.head, ZeroShotMLDecoder):
+        opened = verify_open_head(source.network.head, graphs, tolerance)
+        worst = max(worst, opened, key=lambda deviation: deviation.value)
     _log.info("equals torch within %.1e (%s)", worst.value, worst.case)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from export.errors import VerificationError
 from export.graphs import FloatArray, Graphs, PixelArray, open_session
 from export.trace import InputSpec
+from models.zero_shot import ZeroShotMLDecoder
 
 FP32_TOLERANCE = 1e-4
 """Largest allowed difference from torch, relative to the largest value torch gives."""
@@ -30,6 +31,9 @@ NUM_IMAGES = max(ENCODER_BATCHES)
 
 HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))
 """(B, S) the head is verified at, besides those that the encoder gives."""
+
+OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
+"""(B, S, L) that the graphs for open labels are verified at; labels are traced at 3."""
 
 _SEED = 0
 
@@ -50,7 +54,7 @@ class Deviation:
 def verify_graphs(
     network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray, tolerance: float
 ) -> Deviation:
-    """Compares tokens and logits with torch's on the same pixels.
+    """Compares tokens, and logits of trained labels where there are any, with torch's.
 
     Args:
         network: in eval mode, with `backbone` and `head`.
@@ -66,10 +70,44 @@ def verify_graphs(
         VerificationError: one is over the tolerance or not finite.
     """
     with torch.inference_mode():
-        found = [
-            *_compare_encoder(network, graphs, spec, pixels),
-            *_compare_head(network, graphs),
+        found = _compare_encoder(network, graphs, spec, pixels)
+        if "trained_head" in graphs:
+            found += _compare_head(network, graphs)
+    return _check(found, tolerance)
+
+
+def verify_open_head(head: ZeroShotMLDecoder, graphs: Graphs, tolerance: float) -> Deviation:
+    """Compares label queries and logits with torch's, each label encoder's own queries used.
+
+    Args:
+        head: in eval mode.
+        graphs: float32 label encoder and open head.
+        tolerance: largest deviation to accept.
+
+    Returns:
+        The largest deviation of all cases.
+
+    Raises:
+        VerificationError: one is over the tolerance or not finite.
+    """
+    encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
+    stream, found, config = np.random.default_rng(_SEED), [], head.config
+    for batch, count, labels in OPEN_HEAD_SHAPES:
+        tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
+        embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
+        queries = encode.run(["queries"], {"embeddings": embeddings})[0]
+        logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
+        with torch.inference_mode():
+            encoded = head.encode_labels(torch.from_numpy(embeddings))
+            expected = head(torch.from_numpy(tokens), torch.from_numpy(embeddings))
+        found += [
+            _deviation(f"queries of {labels} labels", encoded, queries),
+            _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
         ]
+    return _check(found, tolerance)
+
+
+def _check(found: list[Deviation], tolerance: float) -> Deviation:
     for deviation in found:
         if not deviation.value <= tolerance:  # NaN is not
             raise VerificationError(
@@ -94,31 +132,33 @@ def make_noise(count: int, spec: InputSpec) -> PixelArray:
 def _compare_encoder(
     network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray
 ) -> list[Deviation]:
-    encoder, head = open_session(graphs["encoder"]), open_session(graphs["trained_head"])
+    encoder = open_session(graphs["encoder"])
+    head = open_session(graphs["trained_head"]) if "trained_head" in graphs else None
     found = []
     for batch in ENCODER_BATCHES:
         images = pixels[:batch]
         expected = network.get_submodule("backbone")(_normalise(images, spec))
         tokens = encoder.run(["tokens"], {"images": images})[0]
-        logits = head.run(["logits"], {"tokens": tokens})[0]
-        found += [
-            _deviation(f"tokens of {batch} images", expected, tokens),
-            _deviation(
-                f"logits of {batch} images", network.get_submodule("head")(expected), logits
-            ),
-        ]
+        found.append(_deviation(f"tokens of {batch} images", expected, tokens))
+        if head is not None:
+            logits = head.run(["logits"], {"tokens": tokens})[0]
+            wanted = network.get_submodule("head")(expected)
+            found.append(_deviation(f"logits of {batch} images", wanted, logits))
     return found
 
 
 def _compare_head(network: nn.Module, graphs: Graphs) -> list[Deviation]:
     model = graphs["trained_head"]
-    width = model.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    _, fixed_count, width = (
+        dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim
+    )
     session, stream, found = open_session(model), np.random.default_rng(_SEED), []
-    for shape in HEAD_SHAPES:
-        tokens = stream.standard_normal((*shape, width), dtype=np.float32)
+    for batch, count in HEAD_SHAPES:
+        shape = (batch, fixed_count or count, width)
+        tokens = stream.standard_normal(shape, dtype=np.float32)
         expected = network.get_submodule("head")(torch.from_numpy(tokens))
         logits = session.run(["logits"], {"tokens": tokens})[0]
-        found.append(_deviation(f"logits of tokens {(*shape, width)}", expected, logits))
+        found.append(_deviation(f"logits of tokens {shape}", expected, logits))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Backbones: any timm model that gives spatial features, as images -> tokens.
+"""Backbones: any timm model that gives spatial features, and one more, as images -> tokens.
 
 In: normalised images float [B, 3, H, W]. Out: tokens float [B, S, C]. Next: the heads,
 put behind it by `network.py`. `pretrained.py` fills in weights.
@@ -9,10 +9,15 @@ from __future__ import annotations
 from typing import Any, cast, get_args
 
 import timm
+from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 
 from models.config import InputConfig, Interpolation
 from models.tokens import to_tokens
+
+# The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
+_TRESNET_V2_XL = "tresnet_v2_xl"
+_TRESNET_V2_XL_LAYERS = [3, 8, 34, 5]
 
 
 class BackboneError(ValueError):
@@ -23,7 +28,7 @@ class Backbone(nn.Module):
     """A timm model without its classifier.
 
     Attributes:
-        name: timm name.
+        name: timm name, or `tresnet_v2_xl`.
         body: the timm model.
         width: C, channels of the tokens.
     """
@@ -32,7 +37,7 @@ class Backbone(nn.Module):
         """Builds the model with random weights.
 
         Args:
-            name: timm name.
+            name: timm name, or `tresnet_v2_xl`.
             image_size: (H, W) in pixels, needed by models whose position table is bound
                 to it; others ignore it.
 
@@ -84,6 +89,8 @@ class Backbone(nn.Module):
 
 
 def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
+    if name == _TRESNET_V2_XL:
+        return TResNet(_TRESNET_V2_XL_LAYERS, num_classes=0, v2=True, global_pool="")
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "global_pool": ""}
@@ -135,7 +142,7 @@ def input_config(name: str, image_size: tuple[int, int] | None = None) -> InputC
     Raises:
         BackboneError: timm knows no such model.
     """
-    if not timm.is_model(name):
+    if name != _TRESNET_V2_XL and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     data = timm.data.resolve_data_config(pretrained_cfg=_pretrained_cfg(name))
     height, width = image_size or data["input_size"][1:]
@@ -150,5 +157,5 @@ def input_config(name: str, image_size: tuple[int, int] | None = None) -> InputC
 
 
 def _pretrained_cfg(name: str) -> dict[str, Any]:
-    config = timm.get_pretrained_cfg(name)
+    config = timm.get_pretrained_cfg("tresnet_v2_l" if name == _TRESNET_V2_XL else name)
     return {} if config is None else config.to_dict()

@@ -1,7 +1,7 @@
-"""Checkpoint files: ours (safetensors) written and read, the authors' ML-Decoder read.
+"""Checkpoint files: ours (safetensors) written and read, other projects' read.
 
 In: a file. Out: a `Checkpoint`: the network in eval mode and what the file says of it.
-`layouts.py` translates foreign key names. Next: `export`.
+`layouts/` translates foreign key names. Next: `export`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from models.config import NetworkConfig
-from models.layouts import CheckpointError, ForeignState, read_foreign
+from models.layouts import CheckpointError, ForeignState, Hints, read_foreign
+from models.layouts.backbones import complete
 from models.network import Network, build_head
 
 _CONFIG_KEY = "config"
@@ -50,36 +50,32 @@ def load_checkpoint(
     backbone: str | None = None,
     image_size: int | None = None,
     num_heads: int | None = None,
+    pre_norm: bool | None = None,
 ) -> nn.Module:
     """Reads the network of a checkpoint file; the public entry.
 
     Args:
-        path: the file: ours (safetensors), or one of the layouts in `layouts.py`.
+        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads.
         backbone: timm name, where the file holds a backbone but not its name.
         image_size: pixels, where the file does not tell.
-        num_heads: attention heads, where they are not 8.
+        num_heads: attention heads, where they are not the authors' number: 8 in ML-Decoder,
+            4 in Query2Label.
+        pre_norm: Query2Label's norms stand before the attention, where the file does not tell.
 
     Returns:
         A module in eval mode from float images [B, 3, H, W], as the network takes them, to
         logits [B, N]; for a file with a head alone, from features [B, C, H, W] or
-        [B, S, C] to logits.
+        [B, S, C] to logits. One for open labels takes their embeddings, float [L, E], as
+        second argument and gives [B, L].
 
     Raises:
         CheckpointError: with a one-line reason.
     """
-    return read_checkpoint(
-        path, backbone=backbone, image_size=image_size, num_heads=num_heads
-    ).network
+    return read_checkpoint(path, Hints(backbone, image_size, num_heads, pre_norm)).network
 
 
-def read_checkpoint(
-    path: Path | str,
-    *,
-    backbone: str | None = None,
-    image_size: int | None = None,
-    num_heads: int | None = None,
-) -> Checkpoint:
-    """Reads a checkpoint file with all that it says; hints as for `load_checkpoint`.
+def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # noqa: B008 - frozen
+    """Reads a checkpoint file with all that it says, as `load_checkpoint` does.
 
     Raises:
         CheckpointError: with a one-line reason.
@@ -88,8 +84,11 @@ def read_checkpoint(
     if not path.is_file():
         raise CheckpointError(f"no checkpoint file at {path}")
     if path.suffix == ".safetensors":
-        return _read_own(path)
-    return _build_foreign(read_foreign(_unpickle(path), backbone, image_size, num_heads))
+        metadata, state = _read_safetensors(path)
+        if _CONFIG_KEY in metadata:
+            return _read_own(path.name, metadata, state)
+        return _build_foreign(read_foreign(state, hints))
+    return _build_foreign(read_foreign(_unpickle(path), hints))
 
 
 def write_checkpoint(
@@ -114,22 +113,26 @@ def write_checkpoint(
     staging.replace(path)
 
 
-def _read_own(path: Path) -> Checkpoint:
+def _read_safetensors(path: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
+            return file.metadata() or {}, state
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} is damaged or not a safetensors file") from error
+
+
+def _read_own(name: str, metadata: Mapping[str, str], state: Mapping[str, Tensor]) -> Checkpoint:
+    try:
         config = NetworkConfig.model_validate_json(metadata[_CONFIG_KEY])
         labels = tuple(json.loads(metadata[_LABELS_KEY]))
         notes = json.loads(metadata.get(_NOTES_KEY, "{}"))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} is damaged or not a safetensors file") from error
-    except (KeyError, ValueError, ValidationError) as error:
-        raise CheckpointError(f"{path.name} holds no network configuration of ours") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{name} holds a network configuration that is damaged") from error
     try:
         network = Network(config)
     except ValueError as error:
-        raise CheckpointError(f"{path.name}: {error}") from error
+        raise CheckpointError(f"{name}: {error}") from error
     _fill(network, state)
     return Checkpoint(network.eval(), config, labels, notes)
 
@@ -140,7 +143,7 @@ def _build_foreign(foreign: ForeignState) -> Checkpoint:
         _fill(head, foreign.state)
         return Checkpoint(head.eval(), None, foreign.label_names, {})
     network = Network(foreign.config)
-    _fill(network, foreign.state)
+    _fill(network, complete(foreign.state, network.state_dict()))
     return Checkpoint(network.eval(), foreign.config, foreign.label_names, {})
 
 

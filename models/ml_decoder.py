@@ -9,7 +9,7 @@ Written from the paper (arXiv 2111.12933, section 3). Differences from the autho
 3. Groups that rounding leaves without a class are not built.
 4. Query, key and value projections are separate layers, not one packed matrix.
 
-`network.py` puts it behind a backbone; `checkpoints.py` reads the authors' weights.
+`zero_shot.py` takes its queries from text; `network.py` puts it behind a backbone.
 """
 
 from __future__ import annotations
@@ -18,69 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.config import MLDecoderConfig
+from models.attention import Attention
+from models.config import DecoderConfig, MLDecoderConfig
 from models.tokens import to_tokens
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention from queries to tokens.
-
-    The batch of the queries may be 1 while that of the tokens is B: the products
-    broadcast.
-    """
-
-    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
-        """Builds the four projections.
-
-        Args:
-            width: D, of queries, tokens and output.
-            num_heads: attention heads; divides `width`.
-            dropout: rate on the attention weights in training, 0..1.
-        """
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_width = width // num_heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
-        for layer in (self.query, self.key, self.value):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        nn.init.zeros_(self.out.bias)
-
-    def _split(self, x: Tensor) -> Tensor:
-        # [b, n, D] -> [b, heads, n, D / heads]
-        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_width))
-        return heads.transpose(1, 2)
-
-    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        """Attends.
-
-        Args:
-            queries: float [1 or B, Q, D].
-            tokens: float [B, S, D].
-
-        Returns:
-            float [B, Q, D].
-        """
-        query = self._split(self.query(queries) * self.head_width**-0.5)
-        weights = query @ self._split(self.key(tokens)).transpose(-2, -1)  # [B, heads, Q, S]
-        weights = self.dropout(weights.softmax(dim=-1))
-        mixed = weights @ self._split(self.value(tokens))  # [B, heads, Q, D / heads]
-        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return attended
 
 
 class DecoderLayer(nn.Module):
     """A transformer decoder layer without self-attention (section 3.2), post-norm."""
 
-    def __init__(self, config: MLDecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         """Builds attention, feed-forward and three norms at the config's widths."""
         super().__init__()
         width, rate = config.decoder_width, config.dropout
-        self.attention = CrossAttention(width, config.num_heads, rate)
+        self.attention = Attention(width, config.num_heads, rate)
         self.linear1 = nn.Linear(width, config.feedforward_width)
         self.linear2 = nn.Linear(config.feedforward_width, width)
         self.norm1 = nn.LayerNorm(width)
@@ -88,23 +38,34 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(rate)
 
-    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        """Decodes.
+    def prepare(self, queries: Tensor) -> Tensor:
+        """Normalises queries float [b, Q, D]: the part without an image, with `project`."""
+        # The authors' layer keeps the residual of the self-attention it removed, so a
+        # query is doubled before its norm; the norm's epsilon makes that visible.
+        hidden: Tensor = self.norm1(queries + self.dropout(queries))
+        return hidden
+
+    def decode(self, hidden: Tensor, projected: Tensor, tokens: Tensor) -> Tensor:
+        """Decodes prepared queries.
 
         Args:
-            queries: float [1 or B, Q, D].
+            hidden: what `prepare` gave, float [1 or B, Q, D].
+            projected: what `attention.project` gave of it, float [1 or B, Q, D].
             tokens: float [B, S, D].
 
         Returns:
             float [B, Q, D].
         """
-        # The authors' layer keeps the residual of the self-attention it removed, so a
-        # query is doubled before its norm; the norm's epsilon makes that visible.
-        hidden = self.norm1(queries + self.dropout(queries))
-        hidden = self.norm2(hidden + self.dropout(self.attention(hidden, tokens)))
+        attended = self.attention.attend(projected, tokens, tokens)
+        hidden = self.norm2(hidden + self.dropout(attended))
         inner = self.dropout(functional.relu(self.linear1(hidden)))
         decoded: Tensor = self.norm3(hidden + self.dropout(self.linear2(inner)))
         return decoded
+
+    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
+        """Decodes queries float [1 or B, Q, D] over tokens [B, S, D] to [B, Q, D]."""
+        hidden = self.prepare(queries)
+        return self.decode(hidden, self.attention.project(hidden), tokens)
 
 
 class GroupLinear(nn.Module):

@@ -9,9 +9,19 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from models.backbone import Backbone
-from models.config import GapConfig, HeadConfig, NetworkConfig
+from models.config import (
+    GapConfig,
+    HeadConfig,
+    MLDecoderConfig,
+    NetworkConfig,
+    Query2LabelConfig,
+    TransformerDecoderConfig,
+    ZeroShotMLDecoderConfig,
+)
 from models.gap import Gap
 from models.ml_decoder import MLDecoder
+from models.query2label import Query2Label, TransformerDecoder
+from models.zero_shot import ZeroShotMLDecoder
 
 
 class Network(nn.Module):
@@ -20,7 +30,8 @@ class Network(nn.Module):
     Attributes:
         config: what was built.
         backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-        head: tokens [B, S, C] -> logits [B, N].
+        head: tokens [B, S, C] -> logits [B, N]; one for open labels also takes their
+            embeddings [L, E] and gives [B, L].
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -39,14 +50,30 @@ class Network(nn.Module):
             )
         self.head = build_head(config.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps normalised images float [B, 3, H, W] to logits [B, N]."""
-        logits: Tensor = self.head(self.backbone(images))
+    def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
+        """Predicts.
+
+        Args:
+            images: normalised, float [B, 3, H, W].
+            embeddings: only for a head for open labels: one tensor, float [L, E].
+
+        Returns:
+            Logits float [B, N], of an open head [B, L].
+        """
+        logits: Tensor = self.head(self.backbone(images), *embeddings)
         return logits
 
 
 def build_head(config: HeadConfig) -> nn.Module:
     """Builds the head that a configuration describes, with random weights."""
-    if isinstance(config, GapConfig):
-        return Gap(config)
-    return MLDecoder(config)
+    match config:
+        case GapConfig():
+            return Gap(config)
+        case MLDecoderConfig():
+            return MLDecoder(config)
+        case ZeroShotMLDecoderConfig():
+            return ZeroShotMLDecoder(config)
+        case Query2LabelConfig():
+            return Query2Label(config)
+        case TransformerDecoderConfig():
+            return TransformerDecoder(config)

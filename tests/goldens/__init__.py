@@ -25,10 +25,11 @@ class Golden:
 
     Attributes:
         name: file name without its ending.
-        kind: `mldecoder` (head alone) or `timm_mldecoder` (on a timm backbone).
+        kind: `mldecoder` and `mldecoder_zsl` (heads alone), `timm_mldecoder` (on a timm
+            backbone), `tresnet_mldecoder` (on the authors' own) or `query2label_head`.
         config: how the authors' network was built.
         state: the weights, under the authors' key names.
-        inputs: the network's input.
+        inputs: the network's inputs, in order.
         expected: logits [B, N] of the authors' code in float64.
         tolerance: largest absolute difference that counts as equal.
     """
@@ -37,14 +38,14 @@ class Golden:
     kind: str
     config: dict[str, Any]
     state: dict[str, Array]
-    inputs: Array
+    inputs: tuple[Array, ...]
     expected: Array
     tolerance: float
 
 
-def golden_names() -> list[str]:
-    """Names of the cases."""
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+def golden_names(prefix: str = "") -> list[str]:
+    """Names of the cases that start with `prefix`; without one, of all."""
+    return sorted(p.stem for p in FOLDER.glob(f"{prefix}*.npz") if p.stem != "q2l_sine_pe")
 
 
 def read_golden(name: str) -> Golden:
@@ -60,7 +61,7 @@ def read_golden(name: str) -> Golden:
         kind=meta["kind"],
         config=meta["config"],
         state=state,
-        inputs=_draw_input(meta["inputs"][0]),
+        inputs=tuple(_draw_input(spec) for spec in meta["inputs"]),
         expected=expected,
         tolerance=max(5e-5, 10 * meta["noise_f32_vs_f64"]),
     )
@@ -88,9 +89,9 @@ def _scaled(key: str, normal: Array, is_batch_norm: bool, conv_gain: float) -> A
     if leaf == "weight" and len(shape) == 1:
         scale = np.float32(1) + np.float32(0.1) * normal
         return np.where(normal > 1, -scale, scale) if is_batch_norm else scale
-    if leaf.endswith("bias") or len(shape) <= 1:
+    if leaf.endswith("bias") or leaf == "b" or len(shape) <= 1:
         return np.float32(0.1) * normal
-    if key.endswith("query_embed.weight"):
+    if key.endswith("query_embed.weight") or leaf == "pe":
         return normal
     return normal * np.float32(_gain(leaf, shape, conv_gain))
 
@@ -100,6 +101,8 @@ def _gain(leaf: str, shape: tuple[int, ...], conv_gain: float) -> float:
         return 2.0 / math.sqrt(shape[1])
     if leaf == "duplicate_pooling":
         return 1.0 / math.sqrt(shape[-2])
+    if leaf == "W":
+        return 1.0 / math.sqrt(shape[-1])
     return (conv_gain if len(shape) == 4 else 1.0) / math.sqrt(math.prod(shape[1:]))
 
 
@@ -108,6 +111,8 @@ def _draw_input(spec: dict[str, Any]) -> Array:
     shape = tuple(spec["shape"])
     if spec["kind"] == "features":
         return np.maximum(rng.standard_normal(shape, dtype=np.float32), np.float32(0))
+    if spec["kind"] == "wordvec":
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.3)
     batch, channels, height, width = shape
     blocks = rng.random((batch, channels, -(-height // 16), -(-width // 16)), dtype=np.float32)
     coarse = blocks.repeat(16, axis=2).repeat(16, axis=3)[:, :, :height, :width]

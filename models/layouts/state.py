@@ -1,0 +1,99 @@
+"""What a foreign checkpoint holds: tensors out of any wrapping, and their translation.
+
+In: what `torch.load` gave. Out: a flat dictionary of tensors; later a `ForeignState`.
+Next: `reader.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.config import HeadConfig, NetworkConfig
+
+State = dict[str, Tensor]
+
+
+class CheckpointError(Exception):
+    """A checkpoint file cannot be read; the message is one line for a person."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a file cannot tell; None leaves the matter to the file or to the authors' default.
+
+    Attributes:
+        backbone: timm name, where the file holds a backbone that its tensors do not name.
+        image_size: pixels on a side.
+        num_heads: attention heads; the authors' 8 in ML-Decoder, 4 in Query2Label.
+        pre_norm: Query2Label with the norms before the attention.
+    """
+
+    backbone: str | None = None
+    image_size: int | None = None
+    num_heads: int | None = None
+    pre_norm: bool | None = None
+
+
+@dataclass(frozen=True)
+class ForeignState:
+    """A foreign checkpoint, translated.
+
+    Attributes:
+        state: tensors under our key names: a head's, or with `config` a whole network's.
+        head: the head, as read off its tensors.
+        config: the whole network; None where the file holds a head alone.
+        label_names: N names, or None where the file does not tell.
+    """
+
+    state: State
+    head: HeadConfig
+    config: NetworkConfig | None
+    label_names: tuple[str, ...] | None
+
+
+def unwrap(content: object) -> tuple[State, tuple[str, ...] | None]:
+    """Takes the tensors and the label names out of a file's content.
+
+    Args:
+        content: a bare state dict, or one under `model` or `state_dict`, keys with or
+            without `module.`.
+
+    Raises:
+        CheckpointError: there is no dictionary of tensors.
+    """
+    if not isinstance(content, Mapping):
+        raise CheckpointError("the checkpoint is not a dictionary of tensors")
+    inner = content.get("model", content.get("state_dict", content))
+    if not isinstance(inner, Mapping) or not all(isinstance(v, Tensor) for v in inner.values()):
+        raise CheckpointError("the checkpoint holds no dictionary of tensors")
+    state = {str(key).removeprefix("module."): value for key, value in inner.items()}
+    names = content.get("idx_to_class")
+    if not isinstance(names, Mapping):
+        return state, None
+    return state, tuple(str(name) for name in names.values())
+
+
+def take(state: Mapping[str, Tensor], prefix: str) -> State:
+    """Returns the tensors under a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def unpack_attention(packed: Mapping[str, Tensor]) -> State:
+    """Renames a torch `MultiheadAttention`, its packed projection in three, as ours.
+
+    Raises:
+        CheckpointError: a tensor is absent.
+    """
+    state: State = {}
+    for leaf in ("weight", "bias"):
+        for theirs in (f"in_proj_{leaf}", f"out_proj.{leaf}"):
+            if theirs not in packed:
+                raise CheckpointError(f"the checkpoint lacks the attention's {theirs}")
+        thirds = packed[f"in_proj_{leaf}"].chunk(3)
+        for part, tensor in zip(("query", "key", "value"), thirds, strict=True):
+            state[f"{part}.{leaf}"] = tensor.clone()
+        state[f"out.{leaf}"] = packed[f"out_proj.{leaf}"]
+    return state
