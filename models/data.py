@@ -4,7 +4,8 @@ In: a folder. Out: a `LabelledFolder`: label names and one record an image. Used
 `train`, `evaluate.py` and the export's calibration.
 
 Layouts:
-    simple: `labels.json` {name, label_names, images: {file: {split, labels}}}, `images/`.
+    simple: `labels.json` {name, label_names, images: {file: {split, labels}}}, `images/`; an
+        image may have `caption_concepts` too.
     COCO: `annotations/instances_<split>.json` and one folder of images a split.
 """
 
@@ -32,11 +33,13 @@ class LabelledImage:
         path: image file.
         split: `train`, `val` or `test`.
         labels: names present; every other label of the folder is absent.
+        concepts: further names present; whether the others are is unknown.
     """
 
     path: Path
     split: str
     labels: tuple[str, ...]
+    concepts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,12 @@ def _read_simple(path: Path) -> LabelledFolder:
     index = json.loads((path / "labels.json").read_text())
     names = tuple(index["label_names"])
     images = tuple(
-        LabelledImage(path / "images" / file, entry["split"], tuple(entry["labels"]))
+        LabelledImage(
+            path / "images" / file,
+            entry["split"],
+            tuple(entry["labels"]),
+            tuple(entry.get("caption_concepts", ())),
+        )
         for file, entry in sorted(index["images"].items())
     )
     _check_labels(path.name, names, images)
