@@ -38,6 +38,7 @@ WORKDIR /app
 COPY bundles/ bundles/
 ENV ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
     ML_DECODER_HOST=0.0.0.0 \
+    ML_DECODER_LABEL_STORE=/var/lib/ml-decoder/labels.db \
     ML_DECODER_PORT=8000
 USER 10001:10001
 EXPOSE 8000

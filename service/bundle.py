@@ -20,10 +20,16 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from service.card import Device, Label, ModelCard, Precision, Record, Sha256
+from service.errors import InvalidLabelSet
+from service.labels.definition import Definition, LabelSetRecord, check_embeddings
+from service.labels.files import parse_label_set
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
+TOKENIZER_FILE = "tokenizer.json"
+# Ready label sets are files of this form: `label_set.everyday.json`.
+_SET_PREFIX, _SET_ENDING = "label_set.", ".json"
 
 GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "text_encoder"]
 """The graphs of a bundle:
@@ -35,6 +41,12 @@ GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "te
 - `text_encoder`: `input_ids` and `attention_mask` int64 [L, T] -> `embeddings` [L, E], of
   length 1
 """
+
+# The graphs that see labels and no images, in which precisions they may come, best first.
+_LABEL_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
+    "label_encoder": ("fp32", "fp16", "int8"),
+    "text_encoder": ("int8", "fp32"),  # on a CPU, where texts are encoded, int8 is the faster
+}
 
 
 class BundleError(Exception):
@@ -59,7 +71,13 @@ class Manifest(Record):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A verified bundle, opened for reading."""
+    """A verified bundle, opened for reading.
+
+    Attributes:
+        path: its folder.
+        manifest: card, graph variants and files.
+        labels: the trained labels, one for each logit; none where there is no trained head.
+    """
 
     path: Path
     manifest: Manifest
@@ -71,10 +89,19 @@ class Bundle:
         return self.manifest.card
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns the precisions that every graph of the bundle has, fp32 first."""
-        variants = self.manifest.graphs.values()
+        """Returns the precisions that every graph for images has, fp32 first."""
+        graphs = self.manifest.graphs
+        variants = [graphs[graph] for graph in graphs if graph not in _LABEL_PRECISIONS]
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
         return tuple(p for p in order if all(p in graph for graph in variants))
+
+    def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
+        """Returns the precision in which a graph for labels runs; None where it is not there.
+
+        It is the same on every device, so that replicas agree on what a label is.
+        """
+        variants = self.manifest.graphs.get(graph, {})
+        return next((p for p in _LABEL_PRECISIONS[graph] if p in variants), None)
 
     def default_precision(self, device: Device) -> Precision:
         """Returns the precision that `auto` means on `device`."""
@@ -91,6 +118,29 @@ class Bundle:
             raise BundleError(f"bundle {self.card.name} has no {precision} variant of {graph}")
         return _read_verified(self.path, file, self.manifest.files[file])
 
+    def read_tokenizer(self) -> bytes:
+        """Returns the text encoder's tokenizer, as the package `tokenizers` writes it.
+
+        Raises:
+            BundleError: the bundle has none, or the file has changed.
+        """
+        record = self.manifest.files.get(TOKENIZER_FILE)
+        if record is None:
+            raise BundleError(f"bundle {self.card.name} has no {TOKENIZER_FILE}")
+        return _read_verified(self.path, TOKENIZER_FILE, record)
+
+    def read_label_sets(self) -> tuple[Definition, ...]:
+        """Returns the ready label sets, by name.
+
+        Raises:
+            BundleError: one of them cannot be used, or has changed.
+        """
+        files = sorted(file for file in self.manifest.files if file.startswith(_SET_PREFIX))
+        return tuple(
+            _parse_label_set(file, _read_verified(self.path, file, self.manifest.files[file]))
+            for file in files
+        )
+
 
 @dataclass(frozen=True)
 class BundleDraft:
@@ -98,13 +148,17 @@ class BundleDraft:
 
     Attributes:
         card: the model card.
-        labels: one entry per logit, in order.
+        labels: one entry per logit, in order; empty where there is no trained head.
         graphs: graph -> precision -> serialized ONNX model.
+        tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
+        label_sets: ready label sets of open labels.
     """
 
     card: ModelCard
-    labels: Sequence[Label]
+    labels: Sequence[Label] = ()
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
+    tokenizer: bytes | None = None
+    label_sets: Sequence[LabelSetRecord] = ()
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -117,16 +171,12 @@ def load_bundle(path: Path) -> Bundle:
     """
     manifest = _read_manifest(path)
     _check_graphs(path, manifest)
-    labels_record = manifest.files.get(LABELS_FILE)
-    if labels_record is None:
-        raise BundleError(f"{path.name}: manifest lists no {LABELS_FILE}")
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
-    labels = _parse_labels(contents[LABELS_FILE])
-    head = manifest.card.trained_head
-    expected = 0 if head is None else head.num_labels
-    if len(labels) != expected:
-        raise BundleError(f"{LABELS_FILE} has {len(labels)} labels, manifest says {expected}")
-    return Bundle(path=path, manifest=manifest, labels=labels)
+    labels = _check_labels(manifest.card, contents.get(LABELS_FILE))
+    bundle = Bundle(path=path, manifest=manifest, labels=labels)
+    for definition in bundle.read_label_sets():
+        _check_label_set(bundle, definition)
+    return bundle
 
 
 def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
@@ -169,9 +219,15 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         graph: {p: put(f"{graph}.{p}.onnx", content) for p, content in variants.items()}
         for graph, variants in draft.graphs.items()
     }
-    put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
+    if draft.labels:
+        put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
+    if draft.tokenizer is not None:
+        put(TOKENIZER_FILE, draft.tokenizer)
+    for record in draft.label_sets:
+        name = f"{_SET_PREFIX}{record.name}{_SET_ENDING}"
+        put(name, _dump(record.model_dump(mode="json", exclude_none=True)))
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
-    (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json")))
+    (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
 
 
 def _swap(staging: Path, path: Path) -> None:
@@ -220,11 +276,7 @@ def _first_error(error: ValidationError) -> str:
 
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:
-    needed: list[GraphName] = ["encoder"]
-    if manifest.card.trained_head is not None:
-        needed.append("trained_head")
-    if manifest.card.open_head is not None:
-        needed += ["open_head", "label_encoder"]
+    needed = _needed_graphs(manifest)
     for graph in needed:
         variants = manifest.graphs.get(graph)
         if not variants:
@@ -232,9 +284,70 @@ def _check_graphs(path: Path, manifest: Manifest) -> None:
         for file in variants.values():
             if file not in manifest.files:
                 raise BundleError(f"{path.name}: {file} is not among the manifest's files")
+    for graph in manifest.graphs:
+        if graph not in needed:
+            raise BundleError(f"{path.name}: {graph} belongs to no head of the manifest")
+    _check_variants(path, manifest)
+
+
+def _check_variants(path: Path, manifest: Manifest) -> None:
+    allowed = _LABEL_PRECISIONS["text_encoder"]
+    if not manifest.graphs.get("text_encoder", {}).keys() <= set(allowed):
+        raise BundleError(f"{path.name}: text_encoder comes as {' or '.join(allowed)}")
+    if "text_encoder" in manifest.graphs and TOKENIZER_FILE not in manifest.files:
+        raise BundleError(f"{path.name}: manifest lists no {TOKENIZER_FILE}")
     asked = set(manifest.card.default_precision.values())
     if not asked <= set(Bundle(path, manifest, ()).precisions()):
         raise BundleError(f"{path.name}: default_precision names a variant that is absent")
+
+
+def _needed_graphs(manifest: Manifest) -> tuple[GraphName, ...]:
+    graphs: list[GraphName] = ["encoder"]
+    if manifest.card.trained_head is not None:
+        graphs.append("trained_head")
+    if manifest.card.open_head is not None:
+        graphs += ["open_head", "label_encoder"]
+        if "text_encoder" in manifest.graphs:  # the one graph that an open head may lack
+            graphs.append("text_encoder")
+    return tuple(graphs)
+
+
+def _check_labels(card: ModelCard, content: bytes | None) -> tuple[Label, ...]:
+    if card.trained_head is None:
+        if content is not None:
+            raise BundleError(f"{LABELS_FILE} without a trained head")
+        return ()
+    if content is None:
+        raise BundleError(f"manifest lists no {LABELS_FILE}")
+    labels = _parse_labels(content)
+    expected = card.trained_head.num_labels
+    if len(labels) != expected:
+        raise BundleError(f"{LABELS_FILE} has {len(labels)} labels, manifest says {expected}")
+    return labels
+
+
+def _check_label_set(bundle: Bundle, definition: Definition) -> None:
+    where = f"label set {definition.name}"
+    if bundle.card.open_head is None:
+        raise BundleError(f"{where}: the bundle has no open head")
+    space = bundle.card.open_head.embedding_space
+    if definition.embedding_space not in (None, space.fingerprint):
+        raise BundleError(f"{where}: embeddings of another space")
+    encodes_text = bundle.label_precision("text_encoder") is not None
+    if len(definition.given) < len(definition.names) and not encodes_text:
+        raise BundleError(f"{where}: a label without embedding, and no text encoder")
+    try:
+        check_embeddings(definition.embeddings, space.width)
+    except InvalidLabelSet as error:
+        raise BundleError(f"{where}: {error.reason}") from error
+
+
+def _parse_label_set(file: str, content: bytes) -> Definition:
+    try:
+        name = file.removeprefix(_SET_PREFIX).removesuffix(_SET_ENDING)
+        return parse_label_set(content, _SET_ENDING, name)
+    except InvalidLabelSet as error:
+        raise BundleError(f"{file}: {error.reason}") from error
 
 
 def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:

@@ -1,50 +1,32 @@
 """Opens a bundle's graphs in ONNX Runtime and runs them.
 
 In: a verified `Bundle` and the device that is asked for. Out: an `Engine`, which turns
-images uint8 [B, H, W, 3] into logits float32 [B, N] in two steps: the encoder gives
-tokens [B, S, C], and a head reads tokens. Next: `scoring.py`, which reads logits.
+images uint8 [B, H, W, 3] into the logits that each of them asks for. How a batch goes through
+the graphs is in `lanes.py`. Next: `scoring.py`, which reads logits.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 import numpy as np
 import onnxruntime as ort
-from numpy.typing import NDArray
 
 from service.bundle import Bundle, BundleError
 from service.card import Device, Precision
 from service.errors import InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.sessions import PROVIDERS, check_tensor, open_session
+from service.lanes import LABELS_PER_RUN, LogitsArray, open_lane
+from service.selection import Head
+from service.sessions import PROVIDERS
 
 _log = logging.getLogger(__name__)
 
-TokenArray = NDArray[np.float32]
-LogitsArray = NDArray[np.float32]
-
 _DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "cuda": 16, "tensorrt": 16}
 _OUT_OF_MEMORY_SIGNS = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation")
-
-
-@dataclass(frozen=True)
-class _Lane:
-    """One session for each graph; several threads may run the same lane at once."""
-
-    encoder: ort.InferenceSession
-    trained_head: ort.InferenceSession
-
-    def encode(self, images: PixelArray) -> TokenArray:
-        (tokens,) = self.encoder.run(["tokens"], {"images": images})
-        return np.asarray(tokens, np.float32)
-
-    def score_trained(self, tokens: TokenArray) -> LogitsArray:
-        (logits,) = self.trained_head.run(["logits"], {"tokens": tokens})
-        return np.asarray(logits, np.float32)
 
 
 class Engine:
@@ -79,24 +61,26 @@ class Engine:
         self.precision = precision
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[device]
         self.workers = threads if device == "cpu" else 1
-        self._image_shape = (bundle.card.input.height, bundle.card.input.width, 3)
-        self._num_labels = bundle.card.trained_head.num_labels
-        self._shared = _open_lane(bundle, device, precision, 1 if device == "cpu" else threads)
+        self._card = bundle.card
+        self._shared = open_lane(bundle, device, precision, 1 if device == "cpu" else threads)
         self._wide = self._shared
         if self.workers > 1:
-            self._wide = _open_lane(bundle, device, precision, threads)
-        self._check()
+            self._wide = open_lane(bundle, device, precision, threads)
 
-    def run(self, images: PixelArray, *, alone: bool = False) -> LogitsArray:
+    def run(
+        self, images: PixelArray, asked: Sequence[Sequence[Head]], *, alone: bool = False
+    ) -> list[tuple[LogitsArray, ...]]:
         """Runs one batch.
 
         Args:
             images: uint8 [B, H, W, 3], RGB.
+            asked: for each image, the heads to run: queries float32 [L, K] of open labels,
+                or None for the trained labels.
             alone: nothing else runs, so a single image may use every thread.
 
         Returns:
-            Logits of the trained labels, float32 [B, N]; a row does not depend on the
-            other rows.
+            For each image, the logits of each of its heads, float32 [L] or [N]; they depend
+            neither on the other images nor on the other labels.
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
@@ -104,7 +88,7 @@ class Engine:
         """
         lane = self._wide if alone and len(images) == 1 else self._shared
         try:
-            return lane.score_trained(lane.encode(images))
+            return lane.run(images, asked)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and memory has none of them.
             text = str(error).lower()
@@ -112,37 +96,48 @@ class Engine:
                 raise OutOfMemory(f"no memory for a batch of {len(images)}") from error
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
 
-    def warm_up(self) -> None:
+    def warm_up(self, query_width: int | None = None) -> None:
         """Runs every batch size once, so that no request pays for a first run.
+
+        Args:
+            query_width: K, the width of a label query; None where there is no open head.
 
         Raises:
             BundleError: the graphs do not run, or give logits of a wrong shape.
             StartError: the memory does not suffice for the largest batch.
         """
+        heads: list[Head] = [] if self._card.trained_head is None else [None]
+        widest = list(heads)
+        if query_width is not None:
+            heads.append(np.zeros((1, query_width), np.float32))
+            widest.append(np.zeros((LABELS_PER_RUN, query_width), np.float32))
         # The extremes first: TensorRT builds for the range of sizes that it has seen.
-        sizes = dict.fromkeys((1, self.max_batch_size, *range(1, self.max_batch_size)))
-        for size, alone in [(1, True), *((size, False) for size in sizes)]:
-            images = np.zeros((size, *self._image_shape), np.uint8)
-            try:
-                logits = self.run(images, alone=alone)
-            except OutOfMemory as error:
-                raise StartError(f"{error}: set a smaller max_batch_size") from error
-            except InferenceFailed as error:
-                raise BundleError(f"the graphs do not run: {error.__cause__}") from error
-            if logits.shape != (size, self._num_labels):
+        self._warm_up_size(1, heads, alone=True)
+        self._warm_up_size(1, heads)
+        self._warm_up_size(self.max_batch_size, widest)
+        for size in range(2, self.max_batch_size):
+            self._warm_up_size(size, heads)
+
+    def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
+        contract = self._card.input
+        images = np.zeros((size, contract.height, contract.width, 3), np.uint8)
+        try:
+            answers = self.run(images, [heads] * size, alone=alone)
+        except OutOfMemory as error:
+            raise StartError(f"{error}: set a smaller max_batch_size") from error
+        except InferenceFailed as error:
+            raise BundleError(f"the graphs do not run: {error.__cause__}") from error
+        for head, logits in zip(heads, answers[0], strict=True):
+            wanted = self._num_trained if head is None else len(head)
+            if logits.shape != (wanted,):
                 raise BundleError(
-                    f"{size} images gave logits of shape {list(logits.shape)},"
-                    f" not [{size}, {self._num_labels}]"
+                    f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
                 )
 
-    def _check(self) -> None:
-        encoder, head = self._shared.encoder, self._shared.trained_head
-        check_tensor("encoder", encoder.get_inputs(), "images", "uint8", self._image_shape)
-        check_tensor("encoder", encoder.get_outputs(), "tokens", "float", (None, None))
-        width = encoder.get_outputs()[0].shape[-1]
-        token_shape = (None, width if isinstance(width, int) else None)
-        check_tensor("trained_head", head.get_inputs(), "tokens", "float", token_shape)
-        check_tensor("trained_head", head.get_outputs(), "logits", "float", (self._num_labels,))
+    @property
+    def _num_trained(self) -> int:
+        head = self._card.trained_head
+        return 0 if head is None else head.num_labels
 
 
 def open_engine(
@@ -197,11 +192,4 @@ def _open_on(
         raise StartError(f"precision {chosen}: the bundle has {', '.join(bundle.precisions())}")
     return Engine(
         bundle, device=device, precision=chosen, max_batch_size=max_batch_size, threads=threads
-    )
-
-
-def _open_lane(bundle: Bundle, device: Device, precision: Precision, threads: int) -> _Lane:
-    return _Lane(
-        encoder=open_session(bundle, "encoder", device, precision, threads),
-        trained_head=open_session(bundle, "trained_head", device, precision, threads),
     )

@@ -10,7 +10,22 @@
     |   `-- TooManyPixels      over the pixel limit
     |-- QueryError             the client's question
     |   |-- UnknownLabel       names that are not labels
-    |   `-- ConflictingLabels  names both included and excluded
+    |   |-- ConflictingLabels  names both included and excluded
+    |   `-- UnknownLabelSet    names that are not label sets
+    |-- LabelSetError          the client's label set
+    |   |-- InvalidLabelSet    a set that nobody could use
+    |   |-- TextNotEncodable   names without embeddings, and the bundle encodes no text
+    |   |-- OtherEmbeddings    embeddings of another space than the bundle's
+    |   |-- NoOpenHead         the bundle scores its trained labels only
+    |   |-- LabelSetNotFound   no set of that name
+    |   |-- LabelSetExists     another set has the name
+    |   |-- LabelSetReadOnly   the set came with the bundle or from a folder
+    |   |-- LabelSetChanged    it is not the version that the client has seen
+    |   |-- TooManyLabelSets   no room for more sets or labels
+    |   `-- VersionNotReached  the store has not seen that version
+    |-- StoreError             the store of label sets
+    |   |-- StoreUnavailable   away or locked; what is loaded goes on
+    |   `-- StoreFull          no space left on its disk
     |-- BusyError              try again later
     |   |-- QueueFull          refused at once
     |   `-- DeadlineExceeded   waited too long; the work was dropped
@@ -68,6 +83,75 @@ class UnknownLabel(QueryError):
 
 class ConflictingLabels(QueryError):
     """The query both includes and excludes the same labels."""
+
+
+class UnknownLabelSet(QueryError):
+    """The query names label sets that there are not."""
+
+
+class LabelSetError(ServiceError):
+    """A label set cannot be registered, read, replaced or deleted as asked."""
+
+
+class InvalidLabelSet(LabelSetError):
+    """A label set that could be used with no bundle.
+
+    Attributes:
+        reason: fixed wording around numbers of ours and names of the client's.
+    """
+
+    def __init__(self, reason: str) -> None:
+        """Keeps the reason."""
+        super().__init__(reason)
+        self.reason = reason
+
+
+class TextNotEncodable(LabelSetError):
+    """A label has no embedding, and the bundle has no text encoder."""
+
+
+class OtherEmbeddings(LabelSetError):
+    """The embeddings belong to another space than the bundle's."""
+
+
+class NoOpenHead(LabelSetError):
+    """The bundle scores its trained labels only."""
+
+
+class LabelSetNotFound(LabelSetError):
+    """There is no label set of that name."""
+
+
+class LabelSetExists(LabelSetError):
+    """Another label set already has the name."""
+
+
+class LabelSetReadOnly(LabelSetError):
+    """The label set came with the bundle or from a folder."""
+
+
+class LabelSetChanged(LabelSetError):
+    """The label set is not in the version that the client demands."""
+
+
+class TooManyLabelSets(LabelSetError):
+    """The store holds as many sets or labels as it may."""
+
+
+class VersionNotReached(LabelSetError):
+    """The label sets have not reached the version that the client demands."""
+
+
+class StoreError(ServiceError):
+    """The store of label sets did not do what was asked; nothing of it was kept."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, or is locked."""
+
+
+class StoreFull(StoreError):
+    """The store's disk has no space left."""
 
 
 class BusyError(ServiceError):

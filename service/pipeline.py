@@ -1,8 +1,9 @@
 """The story of a request: bytes -> images -> batcher -> engine -> scoring -> prediction.
 
-In: the bytes of one photo and a `Query`. Out: a `Prediction`. The pipeline owns the
-stages and their life (loading, ready, draining, failed); each stage's work is in its
-own file. Next: `http/`, which serves it, and `cli/`, which needs no server.
+In: a `Query`, which becomes a `Selection` once a request, and the bytes of each of its photos.
+Out: a `Prediction`. The pipeline owns the stages and their life (loading, ready, draining,
+failed); each stage's work is in its own file. Next: `http/`, which serves it, and `cli/`, which
+needs no server.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,13 +20,20 @@ import numpy as np
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
-from service.engine import Engine, LogitsArray, open_engine
+from service.engine import Engine, open_engine
 from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
 from service.images import DecodedImage, PixelArray, decode_image
-from service.scoring import LabelSet, Query, ScoredLabel, score_labels, select_labels
+from service.labels.catalogue import Catalogue
+from service.labels.opening import open_catalogue
+from service.lanes import LogitsArray
+from service.scoring import ScoredLabel, score_labels
+from service.selection import Head, Query, Selection, select_labels
 from service.settings import Settings, count_cores
 
 State = Literal["loading", "ready", "draining", "failed"]
+
+# Fewer labels are scored faster than a thread takes over.
+_LABELS_SCORED_AT_ONCE = 2000
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,14 @@ class Prediction:
     timings: Timings
 
 
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """What the batcher carries: pixels uint8 [H, W, 3] and the heads to run on them."""
+
+    pixels: PixelArray
+    heads: tuple[Head, ...]
+
+
 class Pipeline:
     """All stages of one model, from bytes to labels.
 
@@ -70,16 +86,19 @@ class Pipeline:
     Attributes:
         bundle: the model that is served.
         engine: what runs it: device, provider, precision, largest batch.
+        catalogue: the label sets.
         settings: the settings it was opened with.
     """
 
-    def __init__(self, settings: Settings, bundle: Bundle, engine: Engine) -> None:
+    def __init__(
+        self, settings: Settings, bundle: Bundle, engine: Engine, catalogue: Catalogue
+    ) -> None:
         """Puts the stages together; nothing runs before `start`."""
         self.bundle = bundle
         self.engine = engine
+        self.catalogue = catalogue
         self.settings = settings
-        self._labels = LabelSet.from_trained(bundle.labels)
-        self._batcher = Batcher(
+        self._batcher = Batcher[_Item, tuple[LogitsArray, ...]](
             self._run_batch,
             max_batch_size=engine.max_batch_size,
             queue_size=settings.queue_size,
@@ -109,7 +128,12 @@ class Pipeline:
         return replace(stats, refused=stats.refused + self._refused)
 
     async def start(self) -> None:
-        """Starts taking requests."""
+        """Loads the label sets and starts taking requests.
+
+        Raises:
+            StartError: a label set of the bundle or the folder cannot be used.
+        """
+        await self.catalogue.start()
         self._batcher.start()
         self._phase = "ready"
 
@@ -125,47 +149,65 @@ class Pipeline:
             async with asyncio.timeout_at(deadline):
                 await self._idle.wait()
         await self._batcher.drain(deadline)
+        await self.catalogue.stop()
         self._decoders.shutdown(wait=False)
 
-    async def predict(self, data: bytes, query: Query) -> Prediction:
+    async def select(self, query: Query) -> Selection:
+        """Pins the label sets that a request asks for, until its last photo is answered.
+
+        Raises:
+            QueryError: the query does not fit the label sets.
+            LabelSetError: the candidate labels cannot be used, or `min_version` is not there.
+            StoreUnavailable: `min_version` may be there, but the store does not answer.
+            BusyError: too many encode labels, or the deadline passed.
+            UnavailableError: the pipeline is not taking requests.
+            InferenceFailed: the candidate labels could not be encoded.
+        """
+        async with self._taking():
+            try:
+                async with asyncio.timeout(self.settings.deadline_ms / 1000):
+                    return select_labels(await self.catalogue.pin(query), query)
+            except TimeoutError as error:
+                raise DeadlineExceeded("the deadline passed while pinning labels") from error
+
+    async def predict(self, data: bytes, selection: Selection) -> Prediction:
         """Predicts the labels of one photo.
 
         Args:
             data: the photo's file content, any supported format.
-            query: which labels to answer with; checked before anything is decoded.
+            selection: which labels to answer with, from `select`.
 
         Raises:
-            QueryError: the query does not fit the labels.
             ImageError: the photo cannot be used.
             BusyError: the queue is full, or the deadline passed.
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the engine failed on this photo's batch.
         """
-        self._admit()
+        async with self._taking():
+            return await self._answer(data, selection)
+
+    @contextlib.asynccontextmanager
+    async def _taking(self) -> AsyncIterator[None]:
+        if self.state == "draining":
+            raise Draining("the pipeline is draining")
+        if self.state != "ready":
+            raise NotReady(f"the pipeline is {self.state}")
         self._active += 1
         self._idle.clear()
         try:
-            return await self._answer(data, query)
+            yield
         finally:
             self._active -= 1
             if not self._active:
                 self._idle.set()
 
-    def _admit(self) -> None:
-        if self.state == "draining":
-            raise Draining("the pipeline is draining")
-        if self.state != "ready":
-            raise NotReady(f"the pipeline is {self.state}")
-
-    async def _answer(self, data: bytes, query: Query) -> Prediction:
+    async def _answer(self, data: bytes, selection: Selection) -> Prediction:
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
-        chosen = select_labels(self._labels, query)
         image = await self._decode(data, deadline)
         decoded = time.perf_counter()
-        done = await self._batcher.submit(image.pixels, deadline)
-        activation = self.bundle.card.trained_head.activation
-        labels = score_labels(done.result, self._labels, chosen, query, activation)
+        done = await self._batcher.submit(_Item(image.pixels, selection.heads), deadline)
+        labels = await self._score(done.result, selection)
         timings = Timings(
             decode_ms=(decoded - started) * 1000,
             queue_ms=done.queue_seconds * 1000,
@@ -173,6 +215,15 @@ class Pipeline:
             total_ms=(time.perf_counter() - started) * 1000,
         )
         return Prediction(image.width, image.height, labels, timings)
+
+    async def _score(
+        self, logits: Sequence[LogitsArray], selection: Selection
+    ) -> tuple[ScoredLabel, ...]:
+        if selection.num_labels <= _LABELS_SCORED_AT_ONCE:
+            return score_labels(logits, selection)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, score_labels, logits, selection
+        )
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         # An image takes its place in the queue before it is decoded: under a burst the
@@ -192,16 +243,17 @@ class Pipeline:
         finally:
             self._decoding -= 1
 
-    def _run_batch(self, images: Sequence[PixelArray], alone: bool) -> Sequence[LogitsArray]:
-        return list(self.engine.run(np.stack(images), alone=alone))
+    def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[tuple[LogitsArray, ...]]:
+        images = np.stack([item.pixels for item in items])
+        return self.engine.run(images, [item.heads for item in items], alone=alone)
 
 
 def open_pipeline(settings: Settings) -> Pipeline:
-    """Loads the bundle, opens the engine and warms it up.
+    """Loads the bundle, opens the engine and warms it up, and opens the label sets.
 
     Raises:
         BundleError: the bundle is absent, damaged or inconsistent.
-        StartError: the asked-for device or precision is not there.
+        StartError: what the settings ask for is not there.
     """
     bundle = load_bundle(settings.bundle)
     engine = open_engine(
@@ -211,5 +263,7 @@ def open_pipeline(settings: Settings) -> Pipeline:
         max_batch_size=settings.max_batch_size,
         threads=settings.intra_op_threads or count_cores(),
     )
-    engine.warm_up()
-    return Pipeline(settings, bundle, engine)
+    catalogue = open_catalogue(settings, bundle)
+    encoding = catalogue.encoding
+    engine.warm_up(None if encoding is None else encoding.query_width)
+    return Pipeline(settings, bundle, engine, catalogue)

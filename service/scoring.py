@@ -1,9 +1,10 @@
-"""Logits become labels: activation, thresholds, top-k, include and exclude.
+"""Logits become labels: activation, thresholds, top-k.
 
-In: the logits [N] of one image and a `Query`. Out: `ScoredLabel`s, best first. The rules:
+In: the logits of one image, one array for each part of its `Selection`. Out: `ScoredLabel`s,
+best first. The rules:
 
 - neither `top_k` nor `threshold`: every label at or above its calibrated threshold; a
-  softmax head, whose scores compete, answers with its best label;
+  softmax head alone, whose scores compete, answers with its best label;
 - `top_k` alone: exactly the k best, whatever their scores;
 - `threshold` alone: every label at or above it (a number for all, or `calibrated`);
 - both: the k best of those at or above the threshold.
@@ -15,49 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.card import Activation, Label
-from service.errors import ConflictingLabels, UnknownLabel
-
-FALLBACK_THRESHOLD = 0.5
-"""Score at and above which a label that was never calibrated is predicted."""
-
-Source = Literal["trained", "zero_shot"]
-Threshold = float | Literal["calibrated"]
-
-
-@dataclass(frozen=True)
-class Query:
-    """What a client wants to know about an image.
-
-    Attributes:
-        top_k: most labels to answer with, 1 or more; more than there are means all; None
-            sets no limit.
-        threshold: a score (0..1) for every label, `calibrated` for each label's own, or
-            None: no threshold where `top_k` is given, else `calibrated`.
-        include: names to choose from; empty means all labels.
-        exclude: names never to answer with.
-    """
-
-    top_k: int | None = None
-    threshold: Threshold | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuses values out of range, which the callers check before.
-
-        Raises:
-            ValueError: `top_k` or `threshold` is out of range.
-        """
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError("top_k has to be 1 or more")
-        if isinstance(self.threshold, float | int) and not 0.0 <= self.threshold <= 1.0:
-            raise ValueError("threshold has to be between 0 and 1")
+from service.card import Activation
+from service.labels.label_set import Source
+from service.selection import Part, Selection
 
 
 @dataclass(frozen=True)
@@ -68,9 +33,9 @@ class ScoredLabel:
         label: the label's name.
         score: 0..1.
         threshold: the score (0..1) the label counts as predicted from: the query's number,
-            else the label's own, else `FALLBACK_THRESHOLD`.
-        source: how the label came to the model.
-        calibrated: whether `threshold` is the label's own, chosen on validation data.
+            else the label's own, else the fallback of its set.
+        source: how the model knows the label.
+        calibrated: whether `threshold` is the label's own.
     """
 
     label: str
@@ -78,37 +43,6 @@ class ScoredLabel:
     threshold: float
     source: Source
     calibrated: bool
-
-
-@dataclass(frozen=True, eq=False)
-class LabelSet:
-    """Labels as columns, in the order of the logits; made once, used by every request.
-
-    Attributes:
-        names: N names, each once.
-        thresholds: float64 [N], 0..1, the fallback where a label was not calibrated.
-        calibrated: bool [N], whether the threshold is the label's own.
-        source: how these labels came to the model.
-        positions: name -> its index in the columns.
-    """
-
-    names: tuple[str, ...]
-    thresholds: NDArray[np.float64]
-    calibrated: NDArray[np.bool_]
-    source: Source
-    positions: dict[str, int]
-
-    @classmethod
-    def from_trained(cls, labels: Sequence[Label]) -> LabelSet:
-        """Returns the columns of a bundle's trained labels."""
-        own = [FALLBACK_THRESHOLD if la.threshold is None else la.threshold for la in labels]
-        return cls(
-            names=tuple(label.name for label in labels),
-            thresholds=np.array(own, np.float64),
-            calibrated=np.array([label.threshold is not None for label in labels], np.bool_),
-            source="trained",
-            positions={label.name: position for position, label in enumerate(labels)},
-        )
 
 
 def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDArray[np.float64]:
@@ -122,73 +56,59 @@ def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDAr
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
-def select_labels(labels: LabelSet, query: Query) -> NDArray[np.intp]:
-    """Returns the positions that the query may answer with, ascending.
-
-    Raises:
-        UnknownLabel: `include` or `exclude` has names that are no labels.
-        ConflictingLabels: a name is in both.
-    """
-    asked = dict.fromkeys(query.include + query.exclude)
-    unknown = tuple(name for name in asked if name not in labels.positions)
-    if unknown:
-        raise UnknownLabel(unknown)
-    excluded = set(query.exclude)
-    conflicting = tuple(name for name in dict.fromkeys(query.include) if name in excluded)
-    if conflicting:
-        raise ConflictingLabels(conflicting)
-    chosen = np.full(len(labels.names), not query.include)
-    chosen[[labels.positions[name] for name in query.include]] = True
-    chosen[[labels.positions[name] for name in query.exclude]] = False
-    return np.flatnonzero(chosen)
-
-
 def score_labels(
-    logits: NDArray[np.floating],
-    labels: LabelSet,
-    chosen: NDArray[np.intp],
-    query: Query,
-    activation: Activation,
+    logits: Sequence[NDArray[np.floating]], selection: Selection
 ) -> tuple[ScoredLabel, ...]:
     """Scores one image's logits and picks the labels that answer the query.
 
     Args:
-        logits: [N], in the order of `labels`.
-        labels: the labels of the logits.
-        chosen: positions to choose from, by `select_labels`. A softmax still runs over
-            all N logits, so a score never depends on the query.
-        query: how many labels, from which score.
-        activation: of the head that gave the logits.
+        logits: for each part of the selection, the logits of its head: [N] of every trained
+            label (a softmax runs over all of them, so a score never depends on the query) or
+            [L] of the chosen open labels.
+        selection: what to choose from.
 
     Returns:
-        The labels, best score first; equal scores keep the order of the labels.
+        The labels, best score first; equal scores keep the order of the sets and labels.
     """
-    scores = compute_scores(logits, activation)
-    limit, applies = _resolve(query, activation)
-    thresholds = labels.thresholds
-    calibrated = labels.calibrated
-    if isinstance(query.threshold, float | int):
-        thresholds = np.full_like(thresholds, query.threshold)
+    parts = selection.parts
+    if not parts:
+        return ()
+    scores = np.concatenate(
+        [_score_part(values, part) for values, part in zip(logits, parts, strict=True)]
+    )
+    thresholds = np.concatenate([part.labels.thresholds[part.chosen] for part in parts])
+    calibrated = np.concatenate([part.labels.calibrated[part.chosen] for part in parts])
+    threshold = selection.query.threshold
+    if isinstance(threshold, float | int):
+        thresholds = np.full_like(thresholds, threshold)
         calibrated = np.zeros_like(calibrated)
-    if applies:
-        chosen = chosen[scores[chosen] >= thresholds[chosen]]
-    best = chosen[np.argsort(-scores[chosen], kind="stable")][:limit]
+    limit, applies = _resolve(selection)
+    among = np.flatnonzero(scores >= thresholds) if applies else np.arange(len(scores))
+    best = among[np.argsort(-scores[among], kind="stable")][:limit]
+    starts = np.cumsum([0, *(len(part.chosen) for part in parts)])
+    owners = np.searchsorted(starts, best, side="right") - 1
     return tuple(
         ScoredLabel(
-            label=labels.names[i],
+            label=parts[owner].labels.names[parts[owner].chosen[i - starts[owner]]],
             score=float(scores[i]),
             threshold=float(thresholds[i]),
-            source=labels.source,
+            source=parts[owner].labels.source,
             calibrated=bool(calibrated[i]),
         )
-        for i in best
+        for i, owner in zip(best, owners, strict=True)
     )
 
 
-def _resolve(query: Query, activation: Activation) -> tuple[int | None, bool]:
+def _score_part(logits: NDArray[np.floating], part: Part) -> NDArray[np.float64]:
+    scores = compute_scores(logits, part.labels.activation)
+    return scores[part.chosen] if part.head is None else scores
+
+
+def _resolve(selection: Selection) -> tuple[int | None, bool]:
     """Returns the most labels (None: no limit) and whether thresholds apply."""
+    query, sets = selection.query, selection.sets
     if query.threshold is not None:
         return query.top_k, True
-    if query.top_k is None and activation == "softmax":
+    if query.top_k is None and len(sets) == 1 and sets[0].activation == "softmax":
         return 1, False
     return query.top_k, query.top_k is None

@@ -79,31 +79,33 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def check_tensor(
-    graph: GraphName,
-    found: Sequence[Any],
-    name: str,
-    kind: str,
-    sizes: tuple[int | None, ...],
+def check_tensors(
+    graph: GraphName, found: Sequence[Any], **wanted: tuple[str, tuple[int | None, ...]]
 ) -> None:
-    """Checks that a graph has one input (or output), and that it is what it should be.
+    """Checks that a graph has these inputs (or outputs) and no others.
 
     Args:
         graph: for the message.
         found: the session's inputs or outputs.
-        name: the only one there may be.
-        kind: its element type, in ONNX Runtime's words.
-        sizes: its dimensions after the batch, which has to be dynamic; None is any size.
+        **wanted: name -> element type in ONNX Runtime's words, and the dimensions after the
+            first, which has to be dynamic; None is any size.
 
     Raises:
         BundleError: something differs.
     """
-    if [tensor.name for tensor in found] != [name]:
+    if {tensor.name for tensor in found} != set(wanted):
         names = ", ".join(tensor.name for tensor in found)
-        raise BundleError(f"{graph} has {names or 'nothing'} where it should have only {name}")
-    (tensor,) = found
-    if tensor.type != f"tensor({kind})":
-        raise BundleError(f"{graph}: {name} is {tensor.type}, not tensor({kind})")
+        raise BundleError(
+            f"{graph} has {names or 'nothing'} where it should have only {', '.join(wanted)}"
+        )
+    for tensor in found:
+        kind, sizes = wanted[tensor.name]
+        if tensor.type != f"tensor({kind})":
+            raise BundleError(f"{graph}: {tensor.name} is {tensor.type}, not tensor({kind})")
+        _check_shape(graph, tensor, sizes)
+
+
+def _check_shape(graph: GraphName, tensor: Any, sizes: tuple[int | None, ...]) -> None:  # noqa: ANN401 - ONNX Runtime has no types
     shape = list(tensor.shape)
     fits = len(shape) == 1 + len(sizes) and not isinstance(shape[0], int)
     for actual, wanted in zip(shape[1:], sizes, strict=False):
@@ -111,4 +113,4 @@ def check_tensor(
         fits = fits and (wanted is None or not isinstance(actual, int) or actual == wanted)
     if not fits:
         wanted_text = ", ".join("*" if size is None else str(size) for size in sizes)
-        raise BundleError(f"{graph}: {name} has shape {shape}, not [B, {wanted_text}]")
+        raise BundleError(f"{graph}: {tensor.name} has shape {shape}, not [B, {wanted_text}]")

@@ -48,6 +48,37 @@ class Settings(BaseSettings):
     """Variant of the model: fp32, fp16, int8, or auto = the bundle's choice for the device
     (default auto)."""
 
+    label_store: str | None = None
+    """Where registered label sets are kept: a SQLite file, a postgresql:// URL, or memory =
+    until the process ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME
+    respected)."""
+
+    label_sets: Path | None = None
+    """Folder with label sets to load at the start, one .json or .npz file each (default none)."""
+
+    default_label_set: str | None = None
+    """Label set of requests that name none (default trained, or the bundle's first where the
+    model has no trained labels)."""
+
+    label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
+    """Seconds between two looks at the label store for what other processes wrote (default
+    0.5)."""
+
+    max_label_sets: int = Field(default=1000, ge=1)
+    """Most label sets in the label store (default 1000)."""
+
+    max_labels: int = Field(default=200_000, ge=1)
+    """Most labels in the label store, all sets together (default 200000)."""
+
+    max_labels_per_set: int = Field(default=50_000, ge=1)
+    """Most labels in one registered label set (default 50000)."""
+
+    max_candidate_labels: int = Field(default=1000, ge=1)
+    """Most candidate labels in one request (default 1000)."""
+
+    candidate_cache_size: int = Field(default=10_000, ge=0)
+    """Candidate labels whose encoding is remembered (default 10000)."""
+
     max_batch_size: int = Field(default=0, ge=0, le=256)
     """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
 

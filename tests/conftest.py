@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
 from service.bundle import Bundle
-from tests.tiny_bundle import write_tiny_bundle
+from tests.tiny_bundle import write_open_bundle, write_tiny_bundle
 
 # A busy machine is no failure, so no example has a time limit.
 settings.register_profile("no_deadline", deadline=None)
@@ -17,6 +19,20 @@ settings.load_profile("no_deadline")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle on disk; tests that change it make their own."""
     return write_tiny_bundle(tmp_path_factory.mktemp("bundles"))
+
+
+@pytest.fixture(scope="session")
+def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A tiny bundle with an open head, a text encoder and the label set `everyday`."""
+    return write_open_bundle(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the label store of who runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """A bundle of a few kilobytes with seeded random weights, made by onnx alone (no torch).
 
 The encoder averages 4 x 4 patches into tokens, the head pools the tokens into five logits.
-Different photos give clearly different logits, and a row depends on its own image only.
+Different photos give clearly different logits, and a row depends on its own image only. The
+open head takes, for each query, its best product with any token; the text encoder adds up
+vectors of the text's bytes.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
 from service.card import (
     Activation,
+    EmbeddingSpace,
     InputContract,
     Label,
     ModelCard,
+    OpenHead,
     Precision,
     Provenance,
     TrainedHead,
 )
+from service.labels.definition import LabelSetRecord
 
 SIDE = 16
 PATCH = 4
@@ -35,6 +41,12 @@ TINY_LABELS = (
     Label(name="car", threshold=0.5, precision=0.7, recall=0.9, positives=40),
     Label(name="tree", description="any tall plant"),
     Label(name="person", threshold=0.3, precision=0.6, recall=0.9, positives=50),
+)
+EMBEDDING_WIDTH = 6
+QUERY_WIDTH = WIDTH
+SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")
+EVERYDAY = LabelSetRecord.model_validate(
+    {"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}
 )
 Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
 
@@ -58,6 +70,13 @@ def tiny_card(
         or InputContract(height=SIDE, width=SIDE, resize_mode="squash", interpolation="bilinear"),
         trained_head=TrainedHead(kind="gap", num_labels=num_labels, activation=activation),
     )
+
+
+def open_card(name: str = "tiny-open", *, trained: bool = True) -> ModelCard:
+    """Returns the card of a tiny model with an open head, and a trained one if `trained`."""
+    head = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
+    card = tiny_card(name).model_copy(update={"open_head": head})
+    return card if trained else card.model_copy(update={"trained_head": None})
 
 
 def tiny_encoder(seed: int = 0, *, side: int = SIDE, output: str = "tokens") -> bytes:
@@ -105,15 +124,82 @@ def tiny_head(seed: int = 1, *, num_labels: int = len(TINY_LABELS), width: int =
     return serialize_graph(nodes, tokens, logits, constants)
 
 
+def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
+    """Returns the open head: tokens [B, S, C] and queries [L, K] -> logits [B, L]."""
+    nodes = [
+        helper.make_node("Transpose", ["queries"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["tokens", "columns"], ["products"]),
+        helper.make_node("ReduceMax", ["products", "axis"], ["best"], keepdims=0),
+        helper.make_node("Sub", ["best", "one"], ["logits"]),
+    ]
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", WIDTH])
+    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", query_width])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "L"])
+    constants: dict[str, ArrayLike] = {"axis": np.array([1], np.int64), "one": np.float32(1)}
+    return serialize_graph(nodes, [tokens, queries], logits, constants)
+
+
+def tiny_label_encoder(seed: int = 3, *, width: int = EMBEDDING_WIDTH) -> bytes:
+    """Returns the label encoder: embeddings [L, E] -> queries [L, K]."""
+    random = np.random.default_rng(seed)
+    weight = random.normal(0, 2, (width, QUERY_WIDTH)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["embeddings", "weight"], ["product"]),
+        helper.make_node("Tanh", ["product"], ["queries"]),
+    ]
+    embeddings = helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["L", width])
+    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", QUERY_WIDTH])
+    return serialize_graph(nodes, embeddings, queries, {"weight": weight})
+
+
+def tiny_text_encoder(seed: int = 4) -> bytes:
+    """Returns the text encoder: input_ids and attention_mask [L, T] -> embeddings [L, E]."""
+    random = np.random.default_rng(seed)
+    constants: dict[str, ArrayLike] = {
+        "table": random.normal(0, 1, (257, EMBEDDING_WIDTH)).astype(np.float32),
+        "last": np.array([-1], np.int64),
+        "middle": np.array([1], np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["vectors"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["column"]),
+        helper.make_node("Mul", ["vectors", "column"], ["real"]),
+        helper.make_node("ReduceSum", ["real", "middle"], ["sum"], keepdims=0),
+        helper.make_node("ReduceL2", ["sum", "last"], ["length"], keepdims=1),
+        helper.make_node("Div", ["sum", "length"], ["embeddings"]),
+    ]
+    ids, mask = (
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["L", "T"])
+        for name in ("input_ids", "attention_mask")
+    )
+    embeddings = helper.make_tensor_value_info(
+        "embeddings", TensorProto.FLOAT, ["L", EMBEDDING_WIDTH]
+    )
+    return serialize_graph(nodes, [ids, mask], embeddings, constants)
+
+
+def tiny_tokenizer() -> bytes:
+    """Returns a tokenizer of single bytes; token 0 is padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"[PAD]": 0, **{byte: i for i, byte in enumerate(alphabet, start=1)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # As the files of real encoders do, which pad everything to one length.
+    tokenizer.enable_padding(length=16)
+    return tokenizer.to_str().encode()
+
+
 def serialize_graph(
     nodes: Sequence[onnx.NodeProto],
-    source: onnx.ValueInfoProto,
+    source: onnx.ValueInfoProto | Sequence[onnx.ValueInfoProto],
     target: onnx.ValueInfoProto,
     constants: Mapping[str, ArrayLike],
 ) -> bytes:
     """Returns a checked, serialized ONNX model."""
     weights = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
-    graph = helper.make_graph(list(nodes), "tiny", [source], [target], weights)
+    sources = [source] if isinstance(source, onnx.ValueInfoProto) else list(source)
+    graph = helper.make_graph(list(nodes), "tiny", sources, [target], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
@@ -125,6 +211,39 @@ def tiny_graphs() -> Graphs:
         "encoder": {"fp32": tiny_encoder(), "int8": tiny_encoder(seed=2)},
         "trained_head": {"fp32": tiny_head(), "int8": tiny_head()},
     }
+
+
+def open_graphs(*, trained: bool = True, encodes_text: bool = True) -> Graphs:
+    """Returns the graphs of a model with an open head."""
+    graphs: dict[GraphName, dict[Precision, bytes]] = {
+        "encoder": {"fp32": tiny_encoder()},
+        "open_head": {"fp32": tiny_open_head()},
+        "label_encoder": {"fp32": tiny_label_encoder()},
+    }
+    if trained:
+        graphs["trained_head"] = {"fp32": tiny_head()}
+    if encodes_text:
+        graphs["text_encoder"] = {"int8": tiny_text_encoder()}
+    return graphs
+
+
+def open_draft(
+    card: ModelCard | None = None, *, trained: bool = True, encodes_text: bool = True
+) -> BundleDraft:
+    """Returns the draft of a bundle with an open head and the label set `everyday`."""
+    return BundleDraft(
+        card=card or open_card(trained=trained),
+        labels=TINY_LABELS if trained else (),
+        graphs=open_graphs(trained=trained, encodes_text=encodes_text),
+        tokenizer=tiny_tokenizer() if encodes_text else None,
+        label_sets=[EVERYDAY] if encodes_text else [],
+    )
+
+
+def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:
+    """Writes a tiny bundle with an open head into `parent`, under its model's name."""
+    draft = open_draft(trained=trained, encodes_text=encodes_text)
+    return write_bundle(parent / draft.card.name, draft)
 
 
 def write_tiny_bundle(

@@ -1,8 +1,8 @@
-"""The command line: `ml-decoder serve`, `predict`, `info` and `export`.
+"""The command line: `ml-decoder serve`, `predict`, `labels`, `info` and `export`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people or JSON lines for
 programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
-`server.py` for `serve`, `photos.py` for `predict`.
+`server.py` for `serve`, `photos.py` for `predict`, `labels.py` for `labels`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from service.bundle import BundleError, load_bundle
+from service.cli import labels
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.photos import label_photos
@@ -24,14 +25,17 @@ from service.errors import ServiceError, StartError
 from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
 from service.http.server import configure_logs, run_server
-from service.scoring import Query
+from service.selection import Query
 from service.settings import Settings
 
 EXIT_SOME_FAILED = 1
 EXIT_CANNOT_START = 2
 
 # The settings that matter where there is no server.
-_PREDICT_SETTINGS = ("bundle", "device", "precision", "intra_op_threads", "max_pixels")
+_PREDICT_SETTINGS = (
+    *("bundle", "device", "precision", "intra_op_threads", "max_pixels"),
+    *("label_store", "label_sets", "default_label_set"),
+)
 
 app = typer.Typer(
     name="ml-decoder",
@@ -69,10 +73,21 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     ] = None,
     include: Annotated[list[str] | None, typer.Option(help="Only this; repeatable.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Never this; repeatable.")] = None,
+    label_set: Annotated[list[str] | None, typer.Option(help="From this set; repeatable.")] = None,
+    candidate_label: Annotated[
+        list[str] | None, typer.Option(help="A label for this call alone; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a photo.")] = False,
 ) -> None:
     """Label photos with the service's own pipeline, without a server."""
-    asked = {"top_k": top_k, "threshold": threshold, "include": include, "exclude": exclude}
+    asked = {
+        "top_k": top_k,
+        "threshold": threshold,
+        "include": include,
+        "exclude": exclude,
+        "label_set": label_set,
+        "candidate_labels": candidate_label,
+    }
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     query = merge_parameters(Parameters(), given)
     configure_logs("error")
@@ -121,5 +136,6 @@ _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": 
 
 app.command()(add_setting_flags(serve))
 app.command()(add_setting_flags(predict, _PREDICT_SETTINGS))
+app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from service.bundle import Bundle
+from service.calibration import Operating
 from service.card import Label
 from service.cli.photos import LabelledPhoto
+from service.labels.label_set import LabelSet
 
 
 def write_json(record: dict[str, Any]) -> None:
@@ -71,8 +74,37 @@ def show_bundle(bundle: Bundle) -> None:
     console.print(_label_table(bundle))
 
 
+def dump_label_set(labels: LabelSet) -> dict[str, Any]:
+    """Returns a label set, without its labels, as JSON values."""
+    return {
+        "name": labels.name,
+        "version": labels.version,
+        "origin": labels.origin,
+        "num_labels": len(labels.names),
+    }
+
+
+def show_label_sets(sets: Sequence[LabelSet]) -> None:
+    """Shows label sets as a table."""
+    table = Table("name", "version", "origin", "labels")
+    for labels in sets:
+        row = (labels.name, labels.version, labels.origin, str(len(labels.names)))
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def show_calibration(name: str, found: Mapping[str, Operating]) -> None:
+    """Shows the thresholds that labels of a set got."""
+    table = Table("label", "threshold", "precision", "recall", title=Text(name))
+    for label, point in found.items():
+        shares = (point.threshold, point.precision, point.recall)
+        table.add_row(Text(label), *(f"{share:.3f}" for share in shares))
+    Console().print(table)
+
+
 def _card_table(bundle: Bundle) -> Table:
     card = bundle.card
+    trained, opened = card.trained_head, card.open_head
     size = f"{card.input.width} x {card.input.height} pixels"
     rows = {
         "name": card.name,
@@ -80,7 +112,8 @@ def _card_table(bundle: Bundle) -> Table:
         "licence": card.license,
         "backbone": card.provenance.backbone,
         "training data": card.provenance.training_data,
-        "head": f"{card.trained_head.kind}, {card.trained_head.activation}",
+        "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
+        "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
         "precisions": ", ".join(bundle.precisions()),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from service.errors import BusyError, ImageError, InferenceFailed
 from service.http.problems import describe_problem
 from service.pipeline import Pipeline, Prediction, open_pipeline
-from service.scoring import Query
+from service.selection import Query, Selection
 from service.settings import Settings
 
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
@@ -38,12 +38,28 @@ async def label_photos(
     Raises:
         StartError: the pipeline cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
-        QueryError: the query does not fit the bundle's labels.
+        ServiceError: the query does not fit the label sets.
     """
     pipeline = open_pipeline(settings)
     await pipeline.start()
-    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, settings.queue_size))
-    tasks = [asyncio.create_task(_label_photo(pipeline, path, query, places)) for path in paths]
+    try:
+        async for photo in label_with(pipeline, paths, query):
+            yield photo
+    finally:
+        await pipeline.drain()
+
+
+async def label_with(
+    pipeline: Pipeline, paths: Sequence[Path], query: Query
+) -> AsyncIterator[LabelledPhoto]:
+    """Labels photos with a pipeline that has been started, in order.
+
+    Raises:
+        ServiceError: the query does not fit the label sets.
+    """
+    selection = await pipeline.select(query)
+    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size))
+    tasks = [asyncio.create_task(_label_photo(pipeline, p, selection, places)) for p in paths]
     try:
         for task in tasks:
             yield await task
@@ -51,16 +67,15 @@ async def label_photos(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await pipeline.drain()
 
 
 async def _label_photo(
-    pipeline: Pipeline, path: Path, query: Query, places: asyncio.Semaphore
+    pipeline: Pipeline, path: Path, selection: Selection, places: asyncio.Semaphore
 ) -> LabelledPhoto:
     async with places:
         try:
             data = await asyncio.to_thread(path.read_bytes)
-            return LabelledPhoto(path, await pipeline.predict(data, query))
+            return LabelledPhoto(path, await pipeline.predict(data, selection))
         except OSError as error:
             return LabelledPhoto(path, None, error.strerror or "cannot be read")
         except (ImageError, BusyError, InferenceFailed) as error:

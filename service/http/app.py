@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
 from service.http.hosting import PipelineHost
-from service.http.routes import health, info, predict
+from service.http.routes import health, info, labels, predict
 from service.settings import Settings
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -45,7 +45,7 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
     app.state.host = host
     add_problem_handlers(app)
     app.add_middleware(Access)
-    for router in (predict.router, info.router, health.router):
+    for router in (predict.router, labels.router, info.router, health.router):
         app.include_router(router)
     return app
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MAX_TEXT_BYTES = 4096
-MAX_TEXT_PARTS = 256
+MAX_TEXT_PARTS = 2048
 
 
 @dataclass(frozen=True)

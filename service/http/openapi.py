@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from pydantic import BaseModel
+
 from service.http.answers import PROBLEM_JSON
 from service.http.multipart import FormShape
 from service.http.parameters import Parameters
@@ -38,6 +40,25 @@ def document_body(shape: UploadShape) -> dict[str, Any]:
     if shape.takes_raw_image:
         content[RAW_IMAGE] = {"schema": binary}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def document_json(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    for name, inner in schema.pop("$defs", {}).items():
+        schema = _inline(schema, f"#/components/schemas/{name}", inner)
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    # The document's components are FastAPI's own, so what is referred to is written out.
+    if isinstance(value, dict):
+        if value.get("$ref") == reference:
+            return inner
+        return {key: _inline(part, reference, inner) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_inline(part, reference, inner) for part in value]
+    return value
 
 
 def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Next: `pipeline.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -23,7 +23,8 @@ from starlette.requests import Request
 
 from service.http.answers import list_values
 from service.http.request_errors import InvalidParameters, RepeatedField
-from service.scoring import Query, Threshold
+from service.labels.definition import LabelSetName, LabelText
+from service.selection import Query, Threshold
 
 
 def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:
@@ -73,12 +74,32 @@ class Parameters(BaseModel):
         description="Never answer with these labels; may be repeated.",
         examples=[["chair"]],
     )
+    label_set: list[LabelSetName] | None = Field(
+        default=None,
+        description="Label sets to answer from; may be repeated. A label that stands in several "
+        "is answered from the first. Without it: the default set.",
+        examples=[["trained"]],
+    )
+    candidate_labels: list[LabelText] | None = Field(
+        default=None,
+        description="Labels of this request alone, which the model need not have seen; may be "
+        "repeated. Without `label_set` they are all there is to choose from.",
+        examples=[["a red bicycle"]],
+    )
+    min_version: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**63 - 1,
+        description="Answer from label sets of this version or later, such as the one that a "
+        "registration answered with.",
+        examples=[7],
+    )
 
 
 LIST_PARAMETERS = frozenset(
     name
     for name, info in Parameters.model_fields.items()
-    if list[LabelName] in get_args(info.annotation)
+    if any(get_origin(kind) is list for kind in get_args(info.annotation))
 )
 SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
@@ -114,9 +135,7 @@ def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
     for name, value in query.model_dump(exclude_none=True).items():
         if merged.setdefault(name, value) != value:
             raise RepeatedField(name)
-    return Query(
-        top_k=merged.get("top_k"),
-        threshold=merged.get("threshold"),
-        include=tuple(merged.get("include", ())),
-        exclude=tuple(merged.get("exclude", ())),
-    )
+    values: dict[str, Any] = {
+        name: tuple(value) if name in LIST_PARAMETERS else value for name, value in merged.items()
+    }
+    return Query(**values)

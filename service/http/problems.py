@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service import errors
-from service.errors import QueryError, ServiceError
+from service.errors import InvalidLabelSet, QueryError, ServiceError
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
 from service.images import FORMATS
@@ -47,6 +47,10 @@ def _list_names(error: QueryError) -> str:
     shown = ", ".join(f"'{name[:_SHOWN_CHARACTERS]}'" for name in error.names[:_SHOWN_NAMES])
     more = len(error.names) - _SHOWN_NAMES
     return f"{shown} and {more} more." if more > 0 else f"{shown}."
+
+
+def _tell_reason(error: InvalidLabelSet) -> str:
+    return f"{error.reason}."
 
 
 def _list_types(_error: ServiceError) -> str:
@@ -94,6 +98,39 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     errors.ConflictingLabels: ProblemKind(
         422, "conflicting_labels", "A label is both included and excluded", _list_names
     ),
+    errors.UnknownLabelSet: ProblemKind(
+        422, "unknown_label_set", "A label set is unknown", _list_names
+    ),
+    errors.InvalidLabelSet: ProblemKind(
+        422, "invalid_labels", "The labels cannot be used", _tell_reason
+    ),
+    errors.TextNotEncodable: ProblemKind(
+        422, "embedding_needed", "This model encodes no text: give every label an embedding"
+    ),
+    errors.OtherEmbeddings: ProblemKind(
+        409, "other_embeddings", "The embeddings are of another space than the model's"
+    ),
+    errors.NoOpenHead: ProblemKind(409, "no_open_head", "This model knows its trained labels only"),
+    errors.LabelSetNotFound: ProblemKind(404, "label_set_not_found", "There is no such label set"),
+    errors.LabelSetExists: ProblemKind(
+        409, "label_set_exists", "Another label set has this name; PUT replaces it"
+    ),
+    errors.LabelSetReadOnly: ProblemKind(
+        409, "label_set_read_only", "This label set cannot be changed, nor its name be taken"
+    ),
+    errors.LabelSetChanged: ProblemKind(
+        412, "label_set_changed", "The label set is not in the version of If-Match"
+    ),
+    errors.TooManyLabelSets: ProblemKind(
+        409, "too_many_label_sets", "The label store holds as many sets or labels as it may"
+    ),
+    errors.VersionNotReached: ProblemKind(
+        409, "version_not_reached", "The label sets have not reached this version"
+    ),
+    errors.StoreUnavailable: ProblemKind(
+        503, "store_unavailable", "The label store does not answer", retry_after_seconds=2
+    ),
+    errors.StoreFull: ProblemKind(507, "store_full", "The label store has no space left"),
     errors.QueueFull: ProblemKind(429, "queue_full", "The service is busy", retry_after_seconds=1),
     errors.InferenceFailed: ProblemKind(500, "inference_failed", "The model could not be run"),
     errors.OutOfMemory: ProblemKind(

@@ -10,10 +10,25 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.card import Activation, Device, InputContract, Label, Metric, Precision, Provenance
+from service.card import (
+    Activation,
+    Device,
+    InputContract,
+    Label,
+    Metric,
+    Precision,
+    Provenance,
+)
 from service.http.problems import Problem
+from service.labels.label_set import LabelSet, Origin, Source
 from service.pipeline import Pipeline, Prediction
-from service.scoring import Source
+from service.selection import Selection
+
+_LABEL_SET = (
+    "What the labels are from. Names and versions of several sets are joined by `+`, in the order "
+    "of `label_sets`."
+)
+_LABEL_SETS = "Each set that the labels are from; candidate labels come first."
 
 
 class _Answer(BaseModel):
@@ -44,7 +59,8 @@ class ScoredLabelAnswer(_Answer):
     )
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(
-        description="Whether `threshold` is the label's own, chosen on validation data."
+        description="Whether `threshold` is the label's own: chosen on validation data, or "
+        "given with its label set."
     )
 
 
@@ -75,7 +91,8 @@ class PredictAnswer(_Answer):
     """Answer of `/predict`."""
 
     model: NameAndVersion
-    label_set: NameAndVersion
+    label_set: NameAndVersion = Field(description=_LABEL_SET)
+    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
     timings: TimingsAnswer
@@ -86,11 +103,46 @@ class BatchAnswer(_Answer):
     """Answer of `/predict/batch`."""
 
     model: NameAndVersion
-    label_set: NameAndVersion
+    label_set: NameAndVersion = Field(description=_LABEL_SET)
+    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
     results: list[ImageAnswer | ImageFailure] = Field(
         description="One entry for each image, in their order."
     )
     request_id: str = Field(description="As in the header `X-Request-ID`.")
+
+
+class LabelSetSummary(_Answer):
+    """A label set without its labels."""
+
+    name: str = Field(examples=["pets"])
+    version: str = Field(
+        description="Changes with the content; a growing number where `origin` is `store`.",
+        examples=["7"],
+    )
+    origin: Origin = Field(description="Where the set is from.", examples=["store"])
+    read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
+    num_labels: int = Field(examples=[2])
+
+
+class RegisteredLabel(_Answer):
+    """One label of a set."""
+
+    name: str = Field(examples=["red panda"])
+    prompt: str | None = Field(description="Text that was encoded instead of the name.")
+    threshold: float = Field(ge=0, le=1, examples=[0.4])
+    calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+
+
+class LabelSetAnswer(LabelSetSummary):
+    """A label set with its labels."""
+
+    labels: list[RegisteredLabel]
+
+
+class LabelSetsAnswer(_Answer):
+    """Answer of `GET /labels`."""
+
+    label_sets: list[LabelSetSummary]
 
 
 class HealthAnswer(_Answer):
@@ -116,6 +168,24 @@ class HeadAnswer(_Answer):
     activation: Activation
 
 
+class EmbeddingSpaceAnswer(_Answer):
+    """The embeddings that the open head takes."""
+
+    encoder: str = Field(examples=["all-MiniLM-L6-v2"])
+    width: int = Field(description="Values of an embedding.", examples=[384])
+    template: str = Field(description="What is encoded of a name.", examples=["a photo of a {}"])
+    fingerprint: str = Field(description="Identifies the space; embeddings of another do not fit.")
+
+
+class OpenHeadAnswer(_Answer):
+    """The head that scores any label."""
+
+    kind: str = Field(examples=["ml_decoder"])
+    embedding_space: EmbeddingSpaceAnswer
+    threshold: float | None = Field(description="Of labels without one of their own.")
+    encodes_text: bool = Field(description="Whether a label needs no more than a name.")
+
+
 class InfoAnswer(_Answer):
     """Answer of `/info`: the model card of the bundle that is served."""
 
@@ -123,8 +193,9 @@ class InfoAnswer(_Answer):
     license: str = Field(examples=["Apache-2.0"])
     provenance: Provenance
     input: InputContract
-    head: HeadAnswer
-    labels: list[Label] = Field(description="In the order of the logits.")
+    head: HeadAnswer | None = Field(description="None where there are no trained labels.")
+    open_head: OpenHeadAnswer | None = Field(description="None where labels cannot be added.")
+    labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
     metrics: list[Metric]
     runtime: RuntimeAnswer
 
@@ -134,9 +205,42 @@ def name_model(pipeline: Pipeline) -> NameAndVersion:
     return NameAndVersion.model_validate(pipeline.bundle.card)
 
 
-def name_label_set(pipeline: Pipeline) -> NameAndVersion:
-    """Returns name and version of the trained labels, which change with the model only."""
-    return NameAndVersion(name="trained", version=pipeline.bundle.card.version)
+def name_label_sets(selection: Selection) -> list[NameAndVersion]:
+    """Returns name and version of every set that a request is answered from."""
+    return [NameAndVersion.model_validate(labels) for labels in selection.sets]
+
+
+def name_label_set(selection: Selection) -> NameAndVersion:
+    """Returns the names and versions of a request's sets as one."""
+    return NameAndVersion(
+        name="+".join(labels.name for labels in selection.sets),
+        version="+".join(labels.version for labels in selection.sets),
+    )
+
+
+def summarise_label_set(labels: LabelSet) -> LabelSetSummary:
+    """Returns a set without its labels."""
+    return LabelSetSummary(
+        name=labels.name,
+        version=labels.version,
+        origin=labels.origin,
+        read_only=labels.read_only,
+        num_labels=len(labels.names),
+    )
+
+
+def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
+    """Returns a set with its labels."""
+    columns = zip(labels.names, labels.prompts, labels.thresholds, labels.calibrated, strict=True)
+    return LabelSetAnswer(
+        **summarise_label_set(labels).model_dump(),
+        labels=[
+            RegisteredLabel(
+                name=name, prompt=prompt, threshold=float(threshold), calibrated=bool(calibrated)
+            )
+            for name, prompt, threshold, calibrated in columns
+        ],
+    )
 
 
 def answer_image(prediction: Prediction) -> ImageAnswer:
@@ -156,8 +260,22 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         license=card.license,
         provenance=card.provenance,
         input=card.input,
-        head=HeadAnswer.model_validate(card.trained_head),
+        head=None if card.trained_head is None else HeadAnswer.model_validate(card.trained_head),
+        open_head=_answer_open_head(pipeline),
         labels=list(pipeline.bundle.labels),
         metrics=list(card.metrics),
         runtime=RuntimeAnswer.model_validate(pipeline.engine),
+    )
+
+
+def _answer_open_head(pipeline: Pipeline) -> OpenHeadAnswer | None:
+    encoding = pipeline.catalogue.encoding
+    if encoding is None:
+        return None
+    space = encoding.head.embedding_space
+    return OpenHeadAnswer(
+        kind=encoding.head.kind,
+        embedding_space=EmbeddingSpaceAnswer.model_validate(space),
+        threshold=encoding.head.threshold,
+        encodes_text=encoding.encodes_text,
     )

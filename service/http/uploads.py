@@ -113,9 +113,30 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
         raise BodyTimeout(settings.body_timeout_seconds) from error
 
 
+async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
+    """Reads a JSON object, within the size and the time of `settings`.
+
+    Raises:
+        RequestError: the body is too large, too slow, malformed or of another type.
+        starlette.requests.ClientDisconnect: the client left before the body was complete.
+    """
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedContentEncoding
+    if _media_type(request) != JSON:
+        raise UnsupportedMediaType((JSON,))
+    try:
+        async with asyncio.timeout(settings.body_timeout_seconds):
+            async with aclosing(_count_bytes(request, settings.max_body_bytes)) as chunks:
+                body = await _join(chunks)
+    except TimeoutError as error:
+        raise BodyTimeout(settings.body_timeout_seconds) from error
+    # Parsing megabytes takes a while, in which the event loop has to answer others.
+    return await asyncio.to_thread(_parse_json, body)
+
+
 async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Upload:
     content_type = request.headers.get("content-type", "")
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = _media_type(request)
     if not media_type and not _has_body(request):
         raise MissingField(shape.form.image_field)
     async with aclosing(_count_bytes(request, max_bytes)) as chunks:
@@ -126,6 +147,10 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
         if media_type.startswith("image/") and shape.takes_raw_image:
             return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _has_body(request: Request) -> bool:

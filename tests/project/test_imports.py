@@ -26,7 +26,9 @@ SERVICE_PACKAGES = {
     "pydantic_settings",
     "python_multipart",
     "rich",
+    "sqlalchemy",
     "starlette",
+    "tokenizers",
     "typer",
     "uvicorn",
 }
@@ -34,10 +36,12 @@ SERVICE_PACKAGES = {
 # and accuracy have to be measured on the pixels and scores that the service will see.
 EXPORT_USES_OF_SERVICE = (
     "service.bundle",
+    "service.calibration",
     "service.card",
     "service.images",
     "service.scoring",
     "service.errors",
+    "service.labels.definition",
 )
 
 

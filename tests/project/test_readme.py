@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from service.scoring import Query
+from service.selection import Query
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

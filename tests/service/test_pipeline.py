@@ -28,8 +28,8 @@ from service.errors import (
     UnknownLabel,
 )
 from service.images import PixelArray, decode_image
-from service.pipeline import Pipeline, open_pipeline
-from service.scoring import Query
+from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.selection import Query
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
@@ -63,8 +63,12 @@ async def pipeline(tiny_bundle: Bundle) -> AsyncIterator[Pipeline]:
         yield pipeline
 
 
+async def predict(pipeline: Pipeline, data: bytes, query: Query = ALL) -> Prediction:
+    return await pipeline.predict(data, await pipeline.select(query))
+
+
 async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
-    prediction = await pipeline.predict(make_photo(seed), ALL)
+    prediction = await predict(pipeline, make_photo(seed))
     return {label.label: label.score for label in prediction.labels}
 
 
@@ -99,7 +103,7 @@ class Gate:
 
 
 async def test_prediction_has_the_photos_size_labels_and_times(pipeline: Pipeline) -> None:
-    prediction = await pipeline.predict(make_photo(1), ALL)
+    prediction = await predict(pipeline, make_photo(1))
 
     assert (prediction.width, prediction.height) == (48, 32)
     assert {label.label for label in prediction.labels} == {la.name for la in TINY_LABELS}
@@ -111,7 +115,7 @@ async def test_prediction_has_the_photos_size_labels_and_times(pipeline: Pipelin
 
 async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:
     pixels = decode_image(make_photo(1), pipeline.bundle.card.input, 10**6).pixels
-    (logits,) = pipeline.engine.run(pixels[None])
+    ((logits,),) = pipeline.engine.run(pixels[None], [[None]])
 
     scores = await predict_scores(pipeline, 1)
 
@@ -134,7 +138,7 @@ async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline) -
     photos = [make_photo(0), b"junk", make_photo(1)]
 
     results = await asyncio.gather(
-        *(pipeline.predict(data, ALL) for data in photos), return_exceptions=True
+        *(predict(pipeline, data) for data in photos), return_exceptions=True
     )
 
     assert isinstance(results[1], InvalidImage)
@@ -147,12 +151,12 @@ async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline) -
 async def test_photo_over_the_pixel_limit_is_refused(tiny_bundle: Bundle) -> None:
     async with running(tiny_bundle, max_pixels=48 * 32 - 1) as pipeline:
         with pytest.raises(TooManyPixels):
-            await pipeline.predict(make_photo(0), ALL)
+            await predict(pipeline, make_photo(0))
 
 
 async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipeline) -> None:
     with pytest.raises(UnknownLabel):
-        await pipeline.predict(b"junk", Query(include=("unicorn",)))
+        await predict(pipeline, b"junk", Query(include=("unicorn",)))
     await assert_good_photo_is_answered(pipeline)
 
 
@@ -166,7 +170,7 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
         await gate.wait_for_arrival()  # both decoding threads are busy; the third waits
 
         with pytest.raises(QueueFull):
-            await pipeline.predict(make_photo(9), ALL)
+            await predict(pipeline, make_photo(9))
 
         assert gate.arrivals == 2
         assert pipeline.stats().refused == 1
@@ -184,7 +188,7 @@ async def test_deadline_covers_decoding_and_the_queue(
     with monkeypatch.context() as patch:
         gate = Gate(patch, owner, stage)
         with pytest.raises(DeadlineExceeded):
-            await pipeline.predict(make_photo(0), ALL)
+            await predict(pipeline, make_photo(0))
         gate.open()
     await pipeline.drain()
 
@@ -206,13 +210,13 @@ async def test_client_that_leaves_while_decoding_frees_its_place(
 async def test_engine_failure_is_told_and_the_next_photo_is_answered(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_images: PixelArray, **_options: bool) -> None:
+    def fail(_images: PixelArray, _asked: object, **_options: bool) -> None:
         raise InferenceFailed("broken")
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline.engine, "run", fail)
         with pytest.raises(InferenceFailed):
-            await pipeline.predict(make_photo(0), ALL)
+            await predict(pipeline, make_photo(0))
 
     await assert_good_photo_is_answered(pipeline)
 
@@ -221,7 +225,7 @@ async def test_pipeline_refuses_before_its_start_and_after_its_drain(tiny_bundle
     pipeline = open_pipeline(make_settings(tiny_bundle))
     assert pipeline.state == "loading"
     with pytest.raises(NotReady):
-        await pipeline.predict(make_photo(0), ALL)
+        await predict(pipeline, make_photo(0))
 
     await pipeline.start()
     await assert_good_photo_is_answered(pipeline)
@@ -229,7 +233,7 @@ async def test_pipeline_refuses_before_its_start_and_after_its_drain(tiny_bundle
     await pipeline.drain()
     assert pipeline.state == "draining"
     with pytest.raises(Draining):
-        await pipeline.predict(make_photo(0), ALL)
+        await predict(pipeline, make_photo(0))
 
 
 async def test_drain_finishes_a_request_that_is_still_decoding(
@@ -274,7 +278,7 @@ async def test_dead_batcher_makes_the_pipeline_failed(tiny_bundle: Bundle) -> No
 
         assert pipeline.state == "failed"
         with pytest.raises(NotReady):
-            await pipeline.predict(make_photo(0), ALL)
+            await predict(pipeline, make_photo(0))
 
 
 async def test_damaged_bundle_never_opens(tmp_path: Path) -> None:

@@ -11,24 +11,17 @@ from hypothesis import strategies as st
 
 from service.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
-from service.scoring import (
-    FALLBACK_THRESHOLD,
-    LabelSet,
-    Query,
-    ScoredLabel,
-    compute_scores,
-    score_labels,
-    select_labels,
-)
+from service.labels.label_set import FALLBACK_THRESHOLD, make_trained_set
+from service.scoring import ScoredLabel, compute_scores, score_labels
+from service.selection import Query, select_labels
 
-LABELS = LabelSet.from_trained(
-    [
-        Label(name="a", threshold=0.9),
-        Label(name="b", threshold=0.2),
-        Label(name="c"),
-        Label(name="d", threshold=0.6),
-    ]
-)
+TRAINED = [
+    Label(name="a", threshold=0.9),
+    Label(name="b", threshold=0.2),
+    Label(name="c"),
+    Label(name="d", threshold=0.6),
+]
+LABELS = make_trained_set(TRAINED)
 SCORES = {"a": 0.8, "b": 0.3, "c": 0.5, "d": 0.5}
 # A logit of 0 is a score of exactly 0.5, the fallback threshold of "c".
 LOGITS = np.array([np.log(s / (1 - s)) for s in SCORES.values()])
@@ -39,7 +32,8 @@ finite = st.floats(-1e4, 1e4, width=32)
 def ask(
     query: Query, logits: Any = LOGITS, activation: Activation = "sigmoid"
 ) -> tuple[ScoredLabel, ...]:
-    return score_labels(logits, LABELS, select_labels(LABELS, query), query, activation)
+    labels = make_trained_set(TRAINED, activation=activation)
+    return score_labels([logits], select_labels([labels], query))
 
 
 def names(query: Query, activation: Activation = "sigmoid") -> list[str]:
@@ -71,11 +65,11 @@ def test_query_answers_with_these_labels_best_first(query: Query, expected: list
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    labels = LabelSet.from_trained([Label(name=f"label {i}") for i in range(300)])
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(300)])
     query = Query(top_k=300)
     logits = np.tile([0.0, 1.0, 2.0], 100)
 
-    answer = score_labels(logits, labels, select_labels(labels, query), query, "sigmoid")
+    answer = score_labels([logits], select_labels([labels], query))
 
     positions = [labels.positions[label.label] for label in answer]
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
@@ -109,7 +103,7 @@ def test_every_unknown_name_is_told_once() -> None:
     query = Query(include=("a", "x", "y"), exclude=("x", "z"))
 
     with pytest.raises(UnknownLabel) as caught:
-        select_labels(LABELS, query)
+        select_labels([LABELS], query)
 
     assert caught.value.names == ("x", "y", "z")
     assert names(Query(include=("b",))) == ["b"]
@@ -117,7 +111,7 @@ def test_every_unknown_name_is_told_once() -> None:
 
 def test_name_both_included_and_excluded_is_a_conflict() -> None:
     with pytest.raises(ConflictingLabels) as caught:
-        select_labels(LABELS, Query(include=("a", "b", "c"), exclude=("c", "b")))
+        select_labels([LABELS], Query(include=("a", "b", "c"), exclude=("c", "b")))
 
     assert caught.value.names == ("b", "c")
     assert names(Query(exclude=("c", "b"), top_k=9)) == ["a", "d"]

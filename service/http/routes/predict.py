@@ -35,11 +35,12 @@ from service.http.schemas import (
     PredictAnswer,
     answer_image,
     name_label_set,
+    name_label_sets,
     name_model,
 )
 from service.http.uploads import UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
-from service.scoring import Query
+from service.selection import Query, Selection
 
 MAX_BATCH_IMAGES = 16
 
@@ -63,6 +64,12 @@ _REQUEST_PROBLEMS = (
     request_errors.InvalidParameters,
     errors.UnknownLabel,
     errors.ConflictingLabels,
+    errors.UnknownLabelSet,
+    errors.InvalidLabelSet,
+    errors.TextNotEncodable,
+    errors.NoOpenHead,
+    errors.VersionNotReached,
+    errors.StoreUnavailable,
     errors.QueueFull,
     errors.InferenceFailed,
     errors.OutOfMemory,
@@ -89,11 +96,12 @@ async def predict(
     pipeline = host.pipeline
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    work = pipeline.predict(upload.images[0].decode(), query)
-    found = answer_image(await finish_or_leave(request, work))
+    work = _label_one(pipeline, upload.images[0], query)
+    selection, found = await finish_or_leave(request, work)
     return PredictAnswer(
         model=name_model(pipeline),
-        label_set=name_label_set(pipeline),
+        label_set=name_label_set(selection),
+        label_sets=name_label_sets(selection),
         image=found.image,
         labels=found.labels,
         timings=found.timings,
@@ -118,31 +126,42 @@ async def predict_batch(
     pipeline = host.pipeline
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    results = await finish_or_leave(request, _label_all(pipeline, upload.images, query))
+    work = _label_all(pipeline, upload.images, query)
+    selection, results = await finish_or_leave(request, work)
     return BatchAnswer(
         model=name_model(pipeline),
-        label_set=name_label_set(pipeline),
+        label_set=name_label_set(selection),
+        label_sets=name_label_sets(selection),
         results=results,
         request_id=request_id,
     )
 
 
+async def _label_one(
+    pipeline: Pipeline, image: UploadedImage, query: Query
+) -> tuple[Selection, ImageAnswer]:
+    data = image.decode()
+    selection = await pipeline.select(query)
+    return selection, answer_image(await pipeline.predict(data, selection))
+
+
 async def _label_all(
     pipeline: Pipeline, images: tuple[UploadedImage, ...], query: Query
-) -> list[ImageAnswer | ImageFailure]:
+) -> tuple[Selection, list[ImageAnswer | ImageFailure]]:
+    selection = await pipeline.select(query)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_label_one(pipeline, image, query)) for image in images]
+            tasks = [group.create_task(_try_one(pipeline, image, selection)) for image in images]
     except ExceptionGroup as failures:
         # The first failure has cancelled the rest; it is the answer to the whole request.
         raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]
+    return selection, [task.result() for task in tasks]
 
 
-async def _label_one(
-    pipeline: Pipeline, image: UploadedImage, query: Query
+async def _try_one(
+    pipeline: Pipeline, image: UploadedImage, selection: Selection
 ) -> ImageAnswer | ImageFailure:
     try:
-        return answer_image(await pipeline.predict(image.decode(), query))
+        return answer_image(await pipeline.predict(image.decode(), selection))
     except (ImageError, MalformedBody) as error:
         return ImageFailure(error=describe_problem(error))

@@ -20,7 +20,7 @@ from service.errors import (
 from service.http.app import create_app
 from service.http.hosting import PipelineHost
 from service.pipeline import Pipeline, Prediction, open_pipeline
-from service.scoring import Query
+from service.selection import Selection
 from service.settings import Settings
 from tests.serving import (
     PHOTO,
@@ -95,10 +95,10 @@ class FailingPipeline(Pipeline):
 
     failures: dict[bytes, Exception]
 
-    async def predict(self, data: bytes, query: Query) -> Prediction:
+    async def predict(self, data: bytes, selection: Selection) -> Prediction:
         if data in self.failures:
             raise self.failures[data]
-        return await super().predict(data, query)
+        return await super().predict(data, selection)
 
 
 def open_failing(settings: Settings) -> Pipeline:

@@ -8,12 +8,12 @@ import pytest
 
 from service.http.parameters import LIST_PARAMETERS, SINGLE_PARAMETERS, Parameters, merge_parameters
 from service.http.request_errors import InvalidParameters, RepeatedField
-from service.scoring import Query
+from service.selection import Query
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
-    assert sorted(SINGLE_PARAMETERS) == ["threshold", "top_k"]
-    assert sorted(LIST_PARAMETERS) == ["exclude", "include"]
+    assert sorted(SINGLE_PARAMETERS) == ["min_version", "threshold", "top_k"]
+    assert sorted(LIST_PARAMETERS) == ["candidate_labels", "exclude", "include", "label_set"]
 
 
 def test_parameters_of_both_places_are_put_together() -> None:

@@ -1,0 +1,116 @@
+"""Calibrating: labelled photos -> thresholds of a registered label set.
+
+In: the name of a set and a folder with `labels.json` ({name, label_names, images: {file: {split,
+labels}}}) and `images/`. Out: the set with new thresholds in the store. Photos go through the
+service's own pipeline, so the scores are those that clients will see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from service.calibration import MIN_POSITIVES, Operating, find_best_f1
+from service.cli.photos import label_with
+from service.errors import StartError
+from service.pipeline import Pipeline, open_pipeline
+from service.selection import Query
+from service.settings import Settings
+
+LABELS_FILE = "labels.json"
+
+
+class LabelledImage(BaseModel):
+    """One photo of a folder; every label that is not named is absent."""
+
+    split: str | None = None
+    labels: list[str]
+
+
+class LabelledFolder(BaseModel):
+    """A folder of photos whose `label_names` are all looked for in every photo."""
+
+    label_names: list[str]
+    images: dict[str, LabelledImage]
+
+
+async def calibrate_set(
+    settings: Settings, name: str, folder: Path, split: str | None = None
+) -> dict[str, Operating]:
+    """Sets the thresholds of a set's labels that the folder names often enough.
+
+    Args:
+        settings: bundle, store and device.
+        name: a registered set.
+        folder: labelled photos.
+        split: only the photos of this split; None takes all.
+
+    Returns:
+        For each label that got a threshold, where it now operates.
+
+    Raises:
+        StartError: the folder cannot be used.
+        ServiceError: the set cannot be changed, or a photo cannot be used.
+    """
+    labelled = read_labelled_folder(folder)
+    photos = {
+        folder / "images" / file: set(image.labels)
+        for file, image in labelled.images.items()
+        if split is None or image.split == split
+    }
+    pipeline = open_pipeline(settings)
+    await pipeline.start()
+    try:
+        labels = pipeline.catalogue.find(name)
+        common = tuple(label for label in labels.names if label in set(labelled.label_names))
+        if not common or not photos:
+            raise StartError(f"{folder} has no photo or no label of the set {name}")
+        query = Query(label_set=(name,), include=common, top_k=len(common))
+        found = _find_thresholds(common, photos, await _score(pipeline, photos, query))
+        await pipeline.catalogue.set_thresholds(
+            name, {label: point.threshold for label, point in found.items()}
+        )
+        return found
+    finally:
+        await pipeline.drain()
+
+
+def read_labelled_folder(folder: Path) -> LabelledFolder:
+    """Reads the labels of a folder.
+
+    Raises:
+        StartError: it is no labelled folder.
+    """
+    try:
+        return LabelledFolder.model_validate(json.loads((folder / LABELS_FILE).read_bytes()))
+    except OSError as error:
+        raise StartError(f"{folder / LABELS_FILE}: {error.strerror or 'unreadable'}") from error
+    except (ValueError, RecursionError) as error:  # pydantic's error is a ValueError
+        raise StartError(f"{folder / LABELS_FILE} does not list labelled images") from error
+
+
+async def _score(
+    pipeline: Pipeline, photos: dict[Path, set[str]], query: Query
+) -> list[dict[str, float]]:
+    scores = []
+    async for photo in label_with(pipeline, list(photos), query):
+        if photo.prediction is None:
+            raise StartError(f"{photo.path}: {photo.failure}")
+        scores.append({label.label: label.score for label in photo.prediction.labels})
+    return scores
+
+
+def _find_thresholds(
+    names: Sequence[str], photos: dict[Path, set[str]], scores: list[dict[str, float]]
+) -> dict[str, Operating]:
+    found = {}
+    for name in names:
+        targets = np.array([name in present for present in photos.values()], np.int64)
+        if targets.sum() >= MIN_POSITIVES:
+            column = np.array([row[name] for row in scores], np.float64)
+            found[name] = find_best_f1(column, targets)
+    return found

@@ -1,0 +1,56 @@
+"""Conditions: which version of a label set a client has seen (RFC 9110, section 13).
+
+In: the headers `If-Match` and `If-None-Match`. Out: the version to demand, or an error. A set's
+entity tag is its version in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.requests import Request
+
+from service.errors import LabelSetChanged, LabelSetNotFound
+from service.labels.catalogue import Catalogue
+from service.labels.label_set import LabelSet
+
+_STRONG_TAG = re.compile(r'(?<![Ww]/)"([^"]*)"')
+_ANY_TAG = re.compile(r'"([^"]*)"')
+
+
+def make_tag(labels: LabelSet) -> str:
+    """Returns the entity tag of a set."""
+    return f'"{labels.version}"'
+
+
+def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
+    """Returns the version that a write has to find; None where any will do.
+
+    Raises:
+        LabelSetChanged: the set is in none of the versions of `If-Match`, or it is there
+            while `If-None-Match: *` demands that it is not.
+    """
+    current = _find(catalogue, name)
+    if request.headers.get("if-none-match", "").strip() == "*" and current is not None:
+        raise LabelSetChanged(name)
+    condition = request.headers.get("if-match")
+    if condition is None:
+        return None
+    if current is None:
+        raise LabelSetChanged(name)
+    if condition.strip() != "*" and current.version not in _STRONG_TAG.findall(condition):
+        raise LabelSetChanged(name)
+    return None if current.read_only else int(current.version)
+
+
+def is_known(request: Request, labels: LabelSet) -> bool:
+    """Returns whether the client already holds this version of the set."""
+    condition = request.headers.get("if-none-match", "")
+    return condition.strip() == "*" or labels.version in _ANY_TAG.findall(condition)
+
+
+def _find(catalogue: Catalogue, name: str) -> LabelSet | None:
+    try:
+        return catalogue.find(name)
+    except LabelSetNotFound:
+        return None

@@ -1,0 +1,181 @@
+"""Labels: label sets in, to be asked for by `label_set` in `/predict`.
+
+In: the definition of a label set. Out: the set as it was registered; 201 and 200 say that it
+is durable. Next: `catalogue.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import ValidationError
+
+from service import errors
+from service.errors import LabelSetChanged
+from service.http import request_errors
+from service.http.answers import list_values
+from service.http.conditions import demand_version, is_known, make_tag
+from service.http.dependencies import Host
+from service.http.disconnects import finish_or_leave
+from service.http.openapi import document_json, document_problems
+from service.http.request_errors import InvalidParameters, InvalidValue
+from service.http.schemas import (
+    LabelSetAnswer,
+    LabelSetsAnswer,
+    answer_label_set,
+    summarise_label_set,
+)
+from service.http.uploads import read_json_object
+from service.labels.catalogue import Catalogue
+from service.labels.definition import Definition, LabelSetRecord, define_label_set
+from service.labels.label_set import LabelSet
+
+# A body may hold thousands of labels; who made one mistake in all of them needs no more.
+_SHOWN_VALUES = 10
+
+_READ_PROBLEMS = (errors.NotReady, errors.Draining)
+_NAME_PROBLEMS = (
+    *_READ_PROBLEMS,
+    errors.LabelSetNotFound,
+    request_errors.InvalidParameters,
+)
+_WRITE_PROBLEMS = (
+    *_READ_PROBLEMS,
+    errors.NoOpenHead,
+    errors.LabelSetReadOnly,
+    errors.StoreUnavailable,
+    errors.StoreFull,
+)
+_BODY_PROBLEMS = (
+    request_errors.MalformedBody,
+    request_errors.BodyTimeout,
+    request_errors.BodyTooLarge,
+    request_errors.UnsupportedMediaType,
+    request_errors.UnsupportedContentEncoding,
+    request_errors.InvalidParameters,
+    errors.InvalidLabelSet,
+    errors.TextNotEncodable,
+    errors.OtherEmbeddings,
+    errors.TooManyLabelSets,
+    errors.QueueFull,
+    errors.InferenceFailed,
+)
+
+Name = Annotated[str, Path(max_length=100, description="Name of the label set.")]
+
+router = APIRouter(prefix="/labels", tags=["labels"])
+
+
+@router.get("", responses=document_problems(*_READ_PROBLEMS))
+async def list_label_sets(host: Host) -> LabelSetsAnswer:
+    """Lists every label set, the trained labels included."""
+    found = host.pipeline.catalogue.list_sets()
+    return LabelSetsAnswer(label_sets=[summarise_label_set(labels) for labels in found])
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    response_model=LabelSetAnswer,
+    responses={
+        HTTPStatus.OK.value: {"model": LabelSetAnswer, "description": "It was there already."},
+        **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetExists),
+    },
+    openapi_extra=document_json(LabelSetRecord),
+)
+async def register_label_set(request: Request, host: Host) -> Response:
+    """Registers a label set; the same set once more is no error, another one is.
+
+    A label is a bare name, or an object with a `prompt` that is encoded instead of the name,
+    or with an `embedding` of its own; and, if wanted, a `threshold`.
+    """
+    catalogue = host.pipeline.catalogue
+    body = await read_json_object(request, host.settings)
+    work = catalogue.register(await asyncio.to_thread(_define, body))
+    labels, created = await finish_or_leave(request, work)
+    return await _answer(labels, created=created)
+
+
+@router.get(
+    "/{name}",
+    response_model=LabelSetAnswer,
+    responses={
+        HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version."},
+        **document_problems(*_NAME_PROBLEMS),
+    },
+)
+async def read_label_set(request: Request, host: Host, name: Name) -> Response:
+    """Returns a label set with its labels; the `ETag` is its version."""
+    labels = host.pipeline.catalogue.find(name)
+    if is_known(request, labels):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": make_tag(labels)})
+    return await _answer(labels)
+
+
+@router.put(
+    "/{name}",
+    response_model=LabelSetAnswer,
+    responses={
+        HTTPStatus.CREATED.value: {"model": LabelSetAnswer, "description": "There was none."},
+        **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
+    },
+    openapi_extra=document_json(LabelSetRecord),
+)
+async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
+    """Registers a label set or replaces it; with `If-Match`, only the version named there."""
+    catalogue = host.pipeline.catalogue
+    body = await read_json_object(request, host.settings)
+    definition = await asyncio.to_thread(_define, body, name)
+    work = _replace(request, catalogue, definition)
+    labels, created = await finish_or_leave(request, work)
+    return await _answer(labels, created=created)
+
+
+@router.delete(
+    "/{name}",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
+)
+async def delete_label_set(request: Request, host: Host, name: Name) -> None:
+    """Deletes a label set; with `If-Match`, only the version named there."""
+    catalogue = host.pipeline.catalogue
+    version = await _demand_version(request, catalogue, name)
+    await catalogue.delete(name, if_version=version)
+
+
+async def _replace(
+    request: Request, catalogue: Catalogue, definition: Definition
+) -> tuple[LabelSet, bool]:
+    version = await _demand_version(request, catalogue, definition.name)
+    return await catalogue.replace(definition, if_version=version)
+
+
+async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
+    try:
+        return demand_version(request, catalogue, name)
+    except LabelSetChanged:
+        await catalogue.refresh()  # another process may have written what the client has seen
+        return demand_version(request, catalogue, name)
+
+
+def _define(body: dict[str, Any], name: str | None = None) -> Definition:
+    if name is not None and body.setdefault("name", name) != name:
+        raise InvalidParameters([InvalidValue("body", "name", "Not the name in the path")])
+    try:
+        return define_label_set(LabelSetRecord.model_validate(body))
+    except ValidationError as error:
+        shown = error.errors(include_url=False, include_context=False, include_input=False)
+        raise InvalidParameters(list_values(shown[:_SHOWN_VALUES], where="body")) from error
+
+
+async def _answer(labels: LabelSet, *, created: bool = False) -> Response:
+    # Thousands of labels take a while, in which the event loop has to answer others.
+    content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
+    headers = {"ETag": make_tag(labels)}
+    if created:
+        headers["Location"] = f"/labels/{labels.name}"
+    status = HTTPStatus.CREATED if created else HTTPStatus.OK
+    return Response(content, status, headers, media_type="application/json")

@@ -1,0 +1,163 @@
+"""The database behind the label store: SQLite by a path, PostgreSQL by a URL.
+
+In: the setting `label_store`. Out: transactions, with two kinds of failure: away (or locked), and
+disk full. Next: `store.py`, which has the tables.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import StaticPool
+
+from service.errors import StartError, StoreFull, StoreUnavailable
+
+MEMORY = "memory"
+_POSTGRES = "postgresql+psycopg"
+_POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
+_WRITING = "label_store_writing"
+
+
+class Database:
+    """Transactions of one database; safe to use from several threads."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        """Takes the engine; `open_database` is what to call."""
+        self._engine = engine
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """Gives a connection to read with.
+
+        Raises:
+            StoreUnavailable: the database is away or locked.
+        """
+        with _naming_failures(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """Gives a connection in a transaction, which is committed unless something is raised.
+
+        Raises:
+            StoreUnavailable: the database is away or locked.
+            StoreFull: its disk has no space left.
+        """
+        engine = self._engine.execution_options(**{_WRITING: True})
+        with _naming_failures(), engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._engine.dispose()
+
+
+def open_database(location: str | None, *, patience_seconds: float = 2.0) -> Database:
+    """Prepares a database; nothing is connected yet.
+
+    Args:
+        location: a file's path, `sqlite:///path`, `postgresql://...`, or `memory`, which
+            forgets at the end; None is `find_default_path()`.
+        patience_seconds: how long to wait for a lock or a connection.
+
+    Raises:
+        StartError: there can be no such database.
+    """
+    if location == MEMORY:
+        return Database(_open_sqlite(":memory:", patience_seconds))
+    if location is None or "://" not in location:
+        return Database(_open_sqlite(location or str(find_default_path()), patience_seconds))
+    try:
+        url = make_url(location)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise StartError("label_store is neither a path nor a URL") from error
+    if url.drivername == "sqlite":
+        return Database(_open_sqlite(url.database or ":memory:", patience_seconds))
+    if url.drivername not in ("postgres", "postgresql", _POSTGRES):
+        raise StartError("label_store: the URL has to begin with sqlite: or postgresql:")
+    return Database(_open_postgres(url.set(drivername=_POSTGRES), patience_seconds))
+
+
+def find_default_path() -> Path:
+    """Returns the user's state folder (XDG Base Directory) with our file in it."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(state) / "ml-decoder" / "labels.db"
+
+
+def _open_sqlite(path: str, patience_seconds: float) -> sa.Engine:
+    if path == ":memory:":
+        options: dict[str, Any] = {"poolclass": StaticPool}
+    else:
+        options = {}
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or "not possible"
+            raise StartError(f"label_store: no folder for {path}: {reason}") from error
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=path),
+        connect_args={"timeout": patience_seconds, "check_same_thread": False},
+        **options,
+    )
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # `_begin_sqlite` opens the transactions
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A writer takes the lock first: one that has read before could only fail to get it.
+    writing = connection.get_execution_options().get(_WRITING, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:
+    milliseconds = int(patience_seconds * 1000)
+    try:
+        return sa.create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_timeout=patience_seconds,
+            connect_args={
+                "connect_timeout": max(2, round(patience_seconds)),  # libpq knows no less
+                "options": f"-c lock_timeout={milliseconds} -c synchronous_commit=on",
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 2,
+                "tcp_user_timeout": 5 * milliseconds,
+            },
+        )
+    except ImportError as error:
+        raise StartError(
+            "label_store: PostgreSQL needs a driver: pip install 'ml-decoder-serve[postgres]'"
+        ) from error
+
+
+@contextmanager
+def _naming_failures() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        if _is_full(error.orig):
+            raise StoreFull("the store's disk is full") from error
+        raise StoreUnavailable("the store does not answer") from error
+    except sa.exc.SQLAlchemyError as error:  # no free connection in time, for example
+        raise StoreUnavailable("the store does not answer") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL

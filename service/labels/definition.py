@@ -1,0 +1,183 @@
+"""The definition of a label set: what a user gives, checked, before any model has seen it.
+
+In: JSON values of a request or of a file. Out: a `Definition`: names, prompt texts, thresholds
+and the embeddings that were given. Next: `texts.py`, which makes the embeddings that were not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from service.card import EmbeddingSpace, Record
+from service.errors import InvalidLabelSet
+
+MAX_NAME_CHARACTERS = 200
+MAX_PROMPT_CHARACTERS = 1000
+# Not to be seen, or able to turn around what stands beside them; the two joiners are letters'
+# business in Persian, in Indic scripts and in emoji.
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = frozenset("\u200c\u200d")
+
+Embeddings = NDArray[np.float32]
+
+# A name is a part of URLs and, with an ending, a file name.
+LabelSetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+def normalise_text(text: str) -> str:
+    """Returns `text` in Unicode's form NFC, without white space around it.
+
+    Raises:
+        ValueError: nothing is left, or it has characters that cannot be seen.
+    """
+    normal = unicodedata.normalize("NFC", text).strip()
+    if not normal:
+        raise ValueError("Text should not be empty")
+    if any(unicodedata.category(c) in _HIDDEN_CATEGORIES and c not in _JOINERS for c in normal):
+        raise ValueError("Text should have no control characters")
+    return normal
+
+
+LabelText = Annotated[
+    str, AfterValidator(normalise_text), StringConstraints(max_length=MAX_NAME_CHARACTERS)
+]
+PromptText = Annotated[
+    str, AfterValidator(normalise_text), StringConstraints(max_length=MAX_PROMPT_CHARACTERS)
+]
+
+
+class OpenLabel(Record):
+    """One label of a set; a bare string is a label that has only a name.
+
+    Attributes:
+        name: shown to users; once in a set.
+        prompt: text that is encoded as it is, instead of the name in the bundle's template.
+        threshold: score (0..1) at and above which the label is predicted.
+        embedding: E numbers in the bundle's embedding space, instead of any text.
+    """
+
+    name: LabelText
+    prompt: PromptText | None = None
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
+    embedding: tuple[float, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_bare_name(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _take_one_source(self) -> OpenLabel:
+        if self.prompt is not None and self.embedding is not None:
+            raise ValueError("A label takes a prompt or an embedding, not both")
+        return self
+
+
+class LabelSetRecord(Record):
+    """A label set as JSON, in a request or in a file.
+
+    Attributes:
+        name: name of the set; a file's name has to agree with it.
+        labels: at least one.
+        embedding_space: fingerprint of the space of the given embeddings; None trusts them.
+    """
+
+    name: LabelSetName
+    labels: tuple[OpenLabel, ...] = Field(min_length=1)
+    embedding_space: str | None = Field(default=None, max_length=200)
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """A label set as its author gave it, as columns.
+
+    Attributes:
+        name: name of the set.
+        names: L label names, each once.
+        prompts: L texts to encode as they are; None where the name is used.
+        thresholds: L scores (0..1); None where the label has none of its own.
+        given: positions of the M labels that came with an embedding, ascending.
+        embeddings: their embeddings, float32 [M, E].
+        embedding_space: fingerprint of their space; None where the author did not tell.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    prompts: tuple[str | None, ...]
+    thresholds: tuple[float | None, ...]
+    given: tuple[int, ...] = ()
+    embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    embedding_space: str | None = None
+
+    def digest(self) -> str:
+        """Returns a hash of all that makes the set what it is, sha256 in hex."""
+        columns = [self.name, self.names, self.prompts, self.thresholds, self.given]
+        digest = hashlib.sha256(json.dumps(columns).encode())
+        digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
+        return digest.hexdigest()
+
+    def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:
+        """Returns the text to encode of every label, the bundle's template applied."""
+        return tuple(
+            space.template.replace("{}", name) if prompt is None else prompt
+            for name, prompt in zip(self.names, self.prompts, strict=True)
+        )
+
+
+def define_label_set(record: LabelSetRecord) -> Definition:
+    """Turns the JSON record of a set into its columns.
+
+    Raises:
+        InvalidLabelSet: a name stands twice, or the given embeddings differ in width.
+    """
+    labels = record.labels
+    given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
+    rows = [labels[i].embedding or () for i in given]
+    if len({len(row) for row in rows}) > 1:
+        raise InvalidLabelSet("The embeddings differ in their number of values")
+    with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused later
+        embeddings = np.array(rows, np.float64).astype(np.float32)
+    return Definition(
+        name=record.name,
+        names=refuse_duplicates(tuple(label.name for label in labels)),
+        prompts=tuple(label.prompt for label in labels),
+        thresholds=tuple(label.threshold for label in labels),
+        given=given,
+        embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
+        embedding_space=record.embedding_space,
+    )
+
+
+def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names as they are.
+
+    Raises:
+        InvalidLabelSet: one of them stands twice.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidLabelSet(f"Label '{twice[0][:80]}' stands twice")
+    return names
+
+
+def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
+    """Checks that embeddings [M, E] can be used.
+
+    Raises:
+        InvalidLabelSet: another width than `width`, NaN or infinity, or nothing but zeros.
+    """
+    if len(embeddings) and embeddings.shape[1:] != (width,):
+        raise InvalidLabelSet(f"An embedding needs {width} values")
+    if not np.isfinite(embeddings).all():
+        raise InvalidLabelSet("An embedding has a value that is not finite")
+    if len(embeddings) and not np.abs(embeddings).max(axis=1).all():
+        raise InvalidLabelSet("An embedding has no value but zero")

@@ -1,0 +1,169 @@
+"""Encoding: what is given of labels becomes what the open head takes, off the event loop.
+
+In: a `Definition`, or texts. Out: embeddings [L, E] and queries [L, K]. Texts are encoded on one
+thread, a few at a time, so that a long list and a short one take turns; a caller that gives up
+stops its own work. Texts of candidate labels are remembered. Next: `catalogue.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from service.bundle import Bundle
+from service.card import OpenHead
+from service.errors import InferenceFailed, OtherEmbeddings, QueueFull, TextNotEncodable
+from service.labels.definition import Definition, Embeddings, check_embeddings
+from service.labels.label_set import QueryArray
+from service.labels.queries import LabelEncoder, open_label_encoder
+from service.labels.texts import TEXTS_PER_RUN, TextEncoder, open_text_encoder
+
+ResultT = TypeVar("ResultT")
+
+
+class Encoding:
+    """Text encoder and label encoder of one bundle; its methods belong to one event loop.
+
+    Attributes:
+        head: the open head that the queries are for.
+        query_width: K.
+        encodes_text: whether a label needs no more than a name.
+    """
+
+    def __init__(
+        self,
+        head: OpenHead,
+        labels: LabelEncoder,
+        texts: TextEncoder | None,
+        *,
+        remembered: int,
+        queue_size: int,
+    ) -> None:
+        """Takes the encoders; `open_encoding` is what to call.
+
+        Args:
+            head: the open head.
+            labels: its label encoder.
+            texts: the text encoder, where there is one.
+            remembered: most texts whose queries are kept.
+            queue_size: most callers that may wait; more are refused at once.
+        """
+        self.head = head
+        self.query_width = labels.width
+        self.encodes_text = texts is not None
+        self._labels = labels
+        self._texts = texts
+        self._remembered: OrderedDict[str, QueryArray] = OrderedDict()
+        self._capacity = remembered
+        self._waiting = 0
+        self._queue_size = queue_size
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
+
+    def check(self, definition: Definition) -> None:
+        """Checks that a definition fits this bundle, before anything is computed.
+
+        Raises:
+            OtherEmbeddings: its embeddings are of another space.
+            InvalidLabelSet: its embeddings cannot be used.
+            TextNotEncodable: a label has no embedding, and texts cannot be encoded.
+        """
+        space = self.head.embedding_space
+        if definition.embedding_space not in (None, space.fingerprint):
+            raise OtherEmbeddings(f"{definition.name}: {definition.embedding_space}")
+        check_embeddings(definition.embeddings, space.width)
+        if self._texts is None and len(definition.given) < len(definition.names):
+            raise TextNotEncodable(definition.name)
+
+    async def embed(self, definition: Definition) -> Embeddings:
+        """Returns the embedding [L, E] of every label: the given one, or that of its text.
+
+        Raises:
+            QueueFull: too many wait for the encoder.
+            InferenceFailed: the text encoder failed.
+        """
+        given = set(definition.given)
+        missing = [i for i in range(len(definition.names)) if i not in given]
+        embeddings = np.empty((len(definition.names), self.head.embedding_space.width), np.float32)
+        if given:
+            embeddings[list(definition.given)] = definition.embeddings
+        texts = definition.texts(self.head.embedding_space)
+        embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
+        return embeddings
+
+    async def project(self, embeddings: Embeddings) -> QueryArray:
+        """Returns the queries [L, K] of embeddings [L, E].
+
+        Raises:
+            InferenceFailed: the label encoder failed.
+        """
+        return await self._run(partial(self._labels.encode, embeddings))
+
+    async def encode_candidates(self, definition: Definition) -> QueryArray:
+        """Returns the queries [L, K] of labels of one request, each computed once for many.
+
+        Raises:
+            QueueFull: too many wait for the encoder.
+            InferenceFailed: an encoder failed.
+        """
+        texts = definition.texts(self.head.embedding_space)
+        found = {text: self._remembered[text] for text in texts if text in self._remembered}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        if missing:
+            queries = await self.project(await self._encode_texts(missing))
+            found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
+        for text in texts:
+            self._remembered[text] = found[text]
+            self._remembered.move_to_end(text)
+        while len(self._remembered) > self._capacity:
+            self._remembered.popitem(last=False)
+        return np.stack([found[text] for text in texts])
+
+    def close(self) -> None:
+        """Stops the thread; what still waits for it is cancelled."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _encode_texts(self, texts: Sequence[str]) -> Embeddings:
+        empty = np.zeros((0, self.head.embedding_space.width), np.float32)
+        if not texts:
+            return empty
+        if self._waiting >= self._queue_size:
+            raise QueueFull("too many requests wait for the text encoder")
+        encoder = self._texts
+        assert encoder is not None  # `check` has refused the rest
+        self._waiting += 1
+        try:
+            starts = range(0, len(texts), TEXTS_PER_RUN)
+            chunks = [texts[start : start + TEXTS_PER_RUN] for start in starts]
+            runs = [await self._run(partial(encoder.encode, chunk)) for chunk in chunks]
+        finally:
+            self._waiting -= 1
+        return np.concatenate([empty, *runs])
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise InferenceFailed("encoding labels failed") from error
+
+
+def open_encoding(
+    bundle: Bundle, *, threads: int, remembered: int, queue_size: int
+) -> Encoding | None:
+    """Opens the encoders for labels; None where the bundle has no open head.
+
+    Raises:
+        BundleError: a graph or the tokenizer cannot be used.
+    """
+    labels = open_label_encoder(bundle, threads)
+    if labels is None or bundle.card.open_head is None:
+        return None
+    texts = open_text_encoder(bundle, threads)
+    return Encoding(
+        bundle.card.open_head, labels, texts, remembered=remembered, queue_size=queue_size
+    )

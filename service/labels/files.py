@@ -1,0 +1,180 @@
+"""Label set files: a `.json` or `.npz` file on disk becomes a definition.
+
+In: the content of a file. Out: a `Definition`. JSON is a `LabelSetRecord`, the same as the body
+of `POST /labels`. An `.npz` has the arrays `names` (text [L]), `embeddings` (float [L, E]) and,
+where wanted, `thresholds` (float [L], NaN for none) and `embedding_space` (one text); it is
+read without pickle. Next: `texts.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from service.errors import InvalidLabelSet, StartError
+from service.labels.definition import (
+    Definition,
+    LabelSetName,
+    LabelSetRecord,
+    LabelText,
+    define_label_set,
+    refuse_duplicates,
+)
+
+ENDINGS = (".json", ".npz")
+MAX_FILE_BYTES = 1 << 30
+_NPZ_ARRAYS = frozenset({"names", "embeddings", "thresholds", "embedding_space"})
+# What zipfile and numpy raise on a damaged, encrypted or pickled file.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError)
+_NPZ_NEEDED = frozenset({"names", "embeddings"})
+
+_set_name = TypeAdapter[str](LabelSetName)
+_label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
+
+
+def read_label_set_file(path: Path, name: str | None = None) -> Definition:
+    """Reads a label set.
+
+    Args:
+        path: a `.json` or `.npz` file.
+        name: name of the set; None takes the file's name without its ending.
+
+    Raises:
+        StartError: the file cannot be used, with a one-line reason.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidLabelSet(f"The file has more than {MAX_FILE_BYTES} bytes")
+        return parse_label_set(path.read_bytes(), path.suffix, name or path.stem)
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror or 'cannot be read'}") from error
+    except InvalidLabelSet as error:
+        raise StartError(f"{path}: {error.reason}") from error
+
+
+def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
+    """Reads every label set of a folder, by name.
+
+    Raises:
+        StartError: the folder or one of its files cannot be used, or two hold the same set.
+    """
+    if not folder.is_dir():
+        raise StartError(f"label_sets: {folder} is no folder")
+    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+    stems = [path.stem for path in files]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise StartError(f"label_sets: {folder} has the set {stem} twice")
+    return tuple(read_label_set_file(path) for path in files)
+
+
+def parse_label_set(content: bytes, ending: str, name: str) -> Definition:
+    """Turns the content of a file into the set called `name`.
+
+    Raises:
+        InvalidLabelSet: the content cannot be used.
+    """
+    try:
+        _set_name.validate_python(name)
+    except ValidationError as error:
+        raise InvalidLabelSet(f"'{name[:80]}' is no name for a label set") from error
+    if ending == ".npz":
+        return _parse_npz(content, name)
+    if ending == ".json":
+        return _parse_json(content, name)
+    raise InvalidLabelSet(f"A label set file ends in {' or '.join(ENDINGS)}")
+
+
+def _parse_json(content: bytes, name: str) -> Definition:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidLabelSet("The file is not valid JSON") from error
+    if isinstance(value, dict) and value.setdefault("name", name) != name:
+        raise InvalidLabelSet(f"The set's name is not '{name}'")
+    try:
+        return define_label_set(LabelSetRecord.model_validate(value))
+    except ValidationError as error:
+        raise InvalidLabelSet(_first_error(error)) from error
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _parse_npz(content: bytes, name: str) -> Definition:
+    arrays = _read_arrays(content)
+    names, embeddings = arrays["names"], arrays["embeddings"]
+    if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
+        raise InvalidLabelSet("names is not a list of texts")
+    if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or len(embeddings) != len(names):
+        raise InvalidLabelSet("embeddings is not one row of floats for each name")
+    try:
+        labels = _label_names.validate_python(names.tolist())
+    except ValidationError as error:
+        raise InvalidLabelSet(f"names: {_first_error(error)}") from error
+    space = arrays.get("embedding_space")
+    with np.errstate(over="ignore"):
+        return Definition(
+            name=name,
+            names=refuse_duplicates(labels),
+            prompts=(None,) * len(labels),
+            thresholds=_read_thresholds(arrays.get("thresholds"), len(labels)),
+            given=tuple(range(len(labels))),
+            embeddings=embeddings.astype(np.float32),
+            embedding_space=None if space is None else str(space),
+        )
+
+
+def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | None, ...]:
+    if values is None:
+        return (None,) * count
+    if values.shape != (count,) or values.dtype.kind != "f":
+        raise InvalidLabelSet("thresholds is not one float for each name")
+    found = tuple(None if math.isnan(value) else float(value) for value in values)
+    if not all(value is None or 0.0 <= value <= 1.0 for value in found):
+        raise InvalidLabelSet("A threshold is not between 0 and 1")
+    return found
+
+
+def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if not _NPZ_NEEDED <= members.keys() <= _NPZ_ARRAYS:
+                raise InvalidLabelSet(f"The arrays are not {', '.join(sorted(_NPZ_ARRAYS))}")
+            if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
+                raise InvalidLabelSet(f"The arrays have more than {MAX_FILE_BYTES} bytes")
+            return {key: _read_array(archive.read(info)) for key, info in members.items()}
+    except InvalidLabelSet:
+        raise
+    except _UNREADABLE as error:
+        raise InvalidLabelSet("The file is not a readable .npz without pickle") from error
+
+
+def _read_array(content: bytes) -> NDArray[Any]:
+    # numpy allocates what the header claims, so the claim has to fit what is there.
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read_header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read_header(stream)
+    if math.prod(shape) * dtype.itemsize > len(content):
+        raise ValueError("the header claims more than there is")
+    stream.seek(0)
+    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return array

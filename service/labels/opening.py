@@ -1,0 +1,84 @@
+"""Opens the catalogue of a bundle as the settings say.
+
+In: a `Bundle` and the `Settings`. Out: a `Catalogue`, which loads its sets when it starts.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from service.bundle import Bundle
+from service.errors import StartError
+from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
+from service.labels.database import open_database
+from service.labels.encoding import open_encoding
+from service.labels.files import read_label_set_folder
+from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.store import LabelStore, Limits
+from service.settings import Settings, count_cores
+
+_log = logging.getLogger(__name__)
+
+# A label text is a few tokens long: more threads would only wait for each other.
+_MOST_ENCODING_THREADS = 4
+
+
+def open_catalogue(settings: Settings, bundle: Bundle) -> Catalogue:
+    """Opens the encoders, reads the label sets of bundle and folder, and prepares the store.
+
+    Raises:
+        BundleError: the bundle's graphs for labels cannot be used.
+        StartError: the folder or the store cannot be used as configured.
+    """
+    threads = min(settings.intra_op_threads or count_cores(), _MOST_ENCODING_THREADS)
+    encoding = open_encoding(
+        bundle,
+        threads=threads,
+        remembered=settings.candidate_cache_size,
+        queue_size=settings.queue_size,
+    )
+    fixed = [
+        FixedSet(definition, bundle.card.version, "bundle")
+        for definition in bundle.read_label_sets()
+    ]
+    if settings.label_sets is not None:
+        fixed += [
+            FixedSet(definition, definition.digest()[:12], "folder")
+            for definition in read_label_set_folder(settings.label_sets)
+        ]
+    rules = CatalogueRules(
+        default_set=settings.default_label_set,
+        labels_per_set=settings.max_labels_per_set,
+        candidates=settings.max_candidate_labels,
+        poll_seconds=settings.label_poll_seconds,
+    )
+    return Catalogue(
+        _read_trained(bundle),
+        fixed,
+        encoding,
+        _open_store(settings, bundle),
+        rules,
+    )
+
+
+def _read_trained(bundle: Bundle) -> LabelSet | None:
+    head = bundle.card.trained_head
+    if head is None:
+        return None
+    return make_trained_set(bundle.labels, version=bundle.card.version, activation=head.activation)
+
+
+def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
+    head = bundle.card.open_head
+    if head is None:
+        return None
+    try:
+        database = open_database(settings.label_store)
+    except StartError as error:
+        if settings.label_store is not None:
+            raise
+        # Nobody asked for this place, so it is no reason not to predict.
+        _log.warning("%s; registrations are refused until label_store names a place", error)
+        return None
+    limits = Limits(settings.max_label_sets, settings.max_labels)
+    return LabelStore(database, head.embedding_space.fingerprint, limits)

@@ -1,0 +1,85 @@
+"""Label texts become embeddings: the tokenizer and the text encoder of a bundle.
+
+In: texts. Out: embeddings float32 [L, E] of length 1. It runs on the CPU, once for each text of
+a registration. Next: `queries.py`, which turns embeddings into label queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from service.bundle import Bundle, BundleError
+from service.labels.definition import Embeddings
+from service.sessions import check_tensors, open_session
+
+MAX_TOKENS = 128
+"""Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
+
+TEXTS_PER_RUN = 32
+"""Most texts in one run, so that a long list cannot keep the others waiting."""
+
+
+class TextEncoder:
+    """Encodes texts; safe to use from several threads."""
+
+    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer, width: int) -> None:
+        """Takes what `open_text_encoder` has opened; `width` is E."""
+        self._session = session
+        self._tokenizer = tokenizer
+        self._width = width
+
+    def encode(self, texts: Sequence[str]) -> Embeddings:
+        """Returns the embeddings [L, E] of L texts, `TEXTS_PER_RUN` of them at once."""
+        starts = range(0, len(texts), TEXTS_PER_RUN)
+        runs = [self._encode_some(texts[start : start + TEXTS_PER_RUN]) for start in starts]
+        return np.concatenate([np.zeros((0, self._width), np.float32), *runs])
+
+    def _encode_some(self, texts: Sequence[str]) -> Embeddings:
+        encodings = self._tokenizer.encode_batch(list(texts))
+        inputs = {
+            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
+            "attention_mask": np.array([e.attention_mask for e in encodings], np.int64),
+        }
+        (found,) = self._session.run(["embeddings"], inputs)
+        return np.asarray(found, np.float32)
+
+
+def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
+    """Opens a bundle's text encoder and tries it; None where the bundle has none.
+
+    Raises:
+        BundleError: the graph or the tokenizer is damaged, or they do not fit each other.
+    """
+    precision = bundle.label_precision("text_encoder")
+    if precision is None or bundle.card.open_head is None:
+        return None
+    width = bundle.card.open_head.embedding_space.width
+    session = open_session(bundle, "text_encoder", "cpu", precision, threads)
+    ids = ("int64", (None,))
+    check_tensors("text_encoder", session.get_inputs(), input_ids=ids, attention_mask=ids)
+    check_tensors("text_encoder", session.get_outputs(), embeddings=("float", (width,)))
+    encoder = TextEncoder(session, _open_tokenizer(bundle), width)
+    try:
+        found = encoder.encode(["a", "two words"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise BundleError(f"text_encoder does not run: {' '.join(str(error).split())}") from error
+    if found.shape != (2, width) or not np.isfinite(found).all():
+        raise BundleError(f"text_encoder gave embeddings of shape {list(found.shape)}")
+    return encoder
+
+
+def _open_tokenizer(bundle: Bundle) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(bundle.read_tokenizer())
+    except BundleError:
+        raise
+    except Exception as error:  # what the package raises on a damaged file is `Exception`
+        raise BundleError("tokenizer.json is not a usable tokenizer") from error
+    # What is padded is masked out, so which token it is does not matter.
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.enable_padding(pad_id=0)
+    return tokenizer

@@ -1,0 +1,93 @@
+"""What a request costs by the number of registered labels: latency and peak memory.
+
+In: a bundle with an open head. Out: a table on stdout. Run by hand:
+`python -m tests.benchmarks.labels --bundle BUNDLE`. Embeddings are random, so that registering
+takes no text encoder: a request pays for neither. Each size runs in a process of its own, and
+the peak is that process's, model included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from service.bundle import load_bundle
+from service.labels.definition import Definition
+from service.lanes import LABELS_PER_RUN
+from service.pipeline import Pipeline, open_pipeline
+from service.selection import Query
+from service.settings import Settings
+from tests.photos import make_photo
+
+SIZES = (1, 1_000, 10_000, 50_000)
+WARM_UP = 2
+
+
+def make_definition(count: int, width: int) -> Definition:
+    """Returns a set of `count` labels with random embeddings of length 1."""
+    embeddings = np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return Definition(
+        name="benchmark",
+        names=tuple(f"label {i}" for i in range(count)),
+        prompts=(None,) * count,
+        thresholds=(None,) * count,
+        given=tuple(range(count)),
+        embeddings=embeddings,
+    )
+
+
+async def measure(pipeline: Pipeline, count: int, runs: int) -> list[float]:
+    """Returns the seconds of `runs` requests over `count` labels, one after the other."""
+    await pipeline.start()
+    encoding = pipeline.catalogue.encoding
+    assert encoding is not None, "the bundle has no open head"
+    width = encoding.head.embedding_space.width
+    await pipeline.catalogue.register(make_definition(count, width))
+    query = Query(label_set=("benchmark",), top_k=10)
+    seconds = []
+    for run in range(WARM_UP + runs):
+        started = time.perf_counter()
+        await pipeline.predict(make_photo(run), await pipeline.select(query))
+        seconds.append(time.perf_counter() - started)
+    await pipeline.drain()
+    return seconds[WARM_UP:]
+
+
+def measure_one_size(bundle: Path, count: int, runs: int) -> None:
+    """Prints one row of the table."""
+    settings = Settings(bundle=bundle, device="cpu", label_store="memory")
+    seconds = asyncio.run(measure(open_pipeline(settings), count, runs))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    middle, worst = np.percentile(seconds, [50, 95]) * 1000
+    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {peak:.0f} |", flush=True)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--size", type=int, help="measure only this number of labels")
+    arguments = parser.parse_args()
+    if arguments.size is not None:
+        measure_one_size(arguments.bundle, arguments.size, arguments.runs)
+        return
+    card = load_bundle(arguments.bundle).card
+    print(f"{card.name} {card.version}, one request at a time, {LABELS_PER_RUN} labels a run\n")
+    print("| labels | median ms | 95 % ms | peak MiB |\n|---|---|---|---|", flush=True)
+    for size in SIZES:
+        command = [sys.executable, "-m", "tests.benchmarks.labels", "--size", str(size)]
+        command += ["--bundle", str(arguments.bundle), "--runs", str(arguments.runs)]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Label sets through real servers: restarts, kills and two processes on one store.
+
+`LABEL_KILL_ROUNDS=50` makes the kills many; a few show the same on every run of the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.photos import make_photo
+
+KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
+LABELS = [f"label {i}" for i in range(30)]
+CONVERGENCE_SECONDS = 2.0
+# The same queries in a run of the same size.
+TOLERANCE = 1e-6
+
+
+def start(bundle: Bundle, store: Path) -> ServerProcess:
+    flags = ("--port", "0", "--device", "cpu", "--label-store", str(store))
+    return ServerProcess("serve", "--bundle", str(bundle.path), *flags)
+
+
+def register(client: httpx.Client, name: str, labels: list[str]) -> httpx.Response:
+    return client.post("/labels", json={"name": name, "labels": labels})
+
+
+def predict(client: httpx.Client, **params: object) -> httpx.Response:
+    asked = {"top_k": 100, **params}
+    return client.post("/predict", files={"image": make_photo()}, params=asked)
+
+
+def scores(response: httpx.Response) -> dict[str, float]:
+    assert response.status_code == 200, response.text
+    return {label["label"]: label["score"] for label in response.json()["labels"]}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "labels.db"
+
+
+def test_registered_labels_outlive_the_server(open_bundle: Bundle, store: Path) -> None:
+    with start(open_bundle, store) as server, server.open_client() as client:
+        made = register(client, "mine", LABELS)
+        assert made.status_code == 201, made.text
+        before = scores(predict(client, label_set="mine"))
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert set(before) == set(LABELS)
+
+    with start(open_bundle, store) as server, server.open_client() as client:
+        assert client.get("/labels/mine").json() == made.json()
+        assert scores(predict(client, label_set="mine")) == pytest.approx(before, abs=TOLERANCE)
+
+
+def register_until_killed(client: httpx.Client, first: int, acknowledged: list[str]) -> None:
+    for i in range(first, first + 10_000):
+        try:
+            if register(client, f"set{i}", [f"a{i}", f"b{i}"]).status_code == 201:
+                acknowledged.append(f"set{i}")
+        except httpx.HTTPError:
+            return
+
+
+def test_kill_during_registrations_loses_nothing_and_leaves_nothing_half(
+    open_bundle: Bundle, store: Path
+) -> None:
+    acknowledged: list[str] = []
+    for round_number in range(KILL_ROUNDS):
+        with start(open_bundle, store) as server, server.open_client() as client:
+            assert_whole(client, acknowledged)
+            seen = len(acknowledged)
+            arguments = (client, round_number * 10_000, acknowledged)
+            worker = threading.Thread(target=register_until_killed, args=arguments)
+            worker.start()
+            # Each round kills after another number of sets, so at another point of a write.
+            while worker.is_alive() and len(acknowledged) < seen + 3 + round_number % 7:
+                time.sleep(0.001 * (round_number % 5))
+            server.send_signal(signal.SIGKILL)
+            worker.join()
+            server.wait()
+        assert len(acknowledged) > seen
+    with start(open_bundle, store) as server, server.open_client() as client:
+        assert_whole(client, acknowledged)
+        assert register(client, "afterwards", ["x"]).status_code == 201
+
+
+def assert_whole(client: httpx.Client, acknowledged: list[str]) -> None:
+    listed = client.get("/labels").json()["label_sets"]
+    stored = {entry["name"] for entry in listed if entry["origin"] == "store"}
+    assert set(acknowledged) <= stored
+    for name in stored:
+        number = name.removeprefix("set")
+        labels = [label["name"] for label in client.get(f"/labels/{name}").json()["labels"]]
+        assert labels == [f"a{number}", f"b{number}"]
+    if acknowledged:
+        last = acknowledged[-1]
+        assert len(scores(predict(client, label_set=last))) == 2
+
+
+def test_two_processes_on_one_store_converge(open_bundle: Bundle, store: Path) -> None:
+    with (
+        start(open_bundle, store) as one,
+        start(open_bundle, store) as two,
+        one.open_client() as here,
+        two.open_client() as there,
+    ):
+        version = register(here, "demanded", ["cat"]).json()["version"]
+        # Demanded, it is there at once, however long the poll takes.
+        demanded = predict(there, label_set="demanded", min_version=version)
+        assert demanded.json()["label_set"] == {"name": "demanded", "version": version}
+
+        register(here, "mine", ["cat"])
+        wait_for(lambda: there.get("/labels/mine").status_code == 200)
+        there.put("/labels/mine", json={"labels": ["dog"]})
+        wait_for(lambda: "dog" in here.get("/labels/mine").text)
+        assert set(scores(predict(here, label_set="mine"))) == {"dog"}
+        assert here.delete("/labels/mine").status_code == 204
+        wait_for(lambda: there.get("/labels/mine").status_code == 404)
+
+
+def wait_for(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + CONVERGENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the processes did not converge in time"
+        time.sleep(0.02)

@@ -1,0 +1,413 @@
+"""Tests of `/labels`, and of `/predict` over label sets: what is registered is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle import Bundle
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    labels_of,
+    send_image,
+    send_images,
+    serve_app,
+    to_base64,
+)
+from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
+
+PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
+# Runs over other numbers of labels may sum in another order.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def shared_open_client(
+    open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    store = tmp_path_factory.mktemp("store") / "labels.db"
+    limits = {"max_labels_per_set": 50, "max_candidate_labels": 5, "max_labels": 80}
+    with serve_app(open_bundle.path, label_store=str(store), **limits) as client:
+        yield client
+
+
+@pytest.fixture
+def client(shared_open_client: TestClient) -> Iterator[TestClient]:
+    """The app with an empty store; it has to serve whatever a test did to it."""
+    yield shared_open_client
+    for entry in shared_open_client.get("/labels").json()["label_sets"]:
+        if not entry["read_only"]:
+            assert shared_open_client.delete(f"/labels/{entry['name']}").status_code == 204
+    assert_still_serving(shared_open_client)
+    register(shared_open_client, {"name": "last", "labels": ["good"]})
+    assert shared_open_client.delete("/labels/last").status_code == 204
+
+
+def register(client: TestClient, body: dict[str, Any]) -> Any:
+    response = client.post("/labels", json=body)
+    assert response.status_code == 201, response.text
+    return response
+
+
+def scores_of(client: TestClient, **params: Any) -> dict[str, float]:
+    return dict(labels_of(send_image(client, params={"top_k": 1000, **params})))
+
+
+def test_registered_set_is_told_back_and_listed(client: TestClient) -> None:
+    response = register(client, PETS)
+
+    body = response.json()
+    assert response.headers["location"] == "/labels/pets"
+    assert response.headers["etag"] == f'"{body["version"]}"'
+    assert (body["name"], body["origin"], body["read_only"]) == ("pets", "store", False)
+    assert body["labels"] == [
+        {"name": "red panda", "prompt": None, "threshold": 0.3, "calibrated": False},
+        {"name": "axolotl", "prompt": None, "threshold": 0.2, "calibrated": True},
+    ]
+    assert client.get("/labels/pets").json() == body
+    listed = client.get("/labels").json()["label_sets"]
+    assert [(entry["name"], entry["num_labels"]) for entry in listed] == [
+        ("trained", 5),
+        ("everyday", 3),
+        ("pets", 2),
+    ]
+
+
+def test_predict_answers_from_the_registered_set(client: TestClient) -> None:
+    version = register(client, PETS).json()["version"]
+
+    body = send_image(client, params={"label_set": "pets", "top_k": 9}).json()
+
+    assert body["label_set"] == {"name": "pets", "version": version}
+    assert body["label_sets"] == [body["label_set"]]
+    assert {label["label"] for label in body["labels"]} == {"red panda", "axolotl"}
+    assert {label["source"] for label in body["labels"]} == {"zero_shot"}
+    by_name = {label["label"]: label for label in body["labels"]}
+    assert (by_name["axolotl"]["threshold"], by_name["axolotl"]["calibrated"]) == (0.2, True)
+    assert (by_name["red panda"]["threshold"], by_name["red panda"]["calibrated"]) == (0.3, False)
+
+
+def test_without_a_set_the_trained_labels_answer(client: TestClient) -> None:
+    body = send_image(client, params={"top_k": 9}).json()
+    assert body["label_set"] == {"name": "trained", "version": "1.0"}
+    assert {label["source"] for label in body["labels"]} == {"trained"}
+
+
+def test_several_sets_answer_as_each_of_them_alone(client: TestClient) -> None:
+    register(client, PETS)
+    names = ["pets", "trained", "everyday"]
+
+    response = send_image(client, params={"label_set": names, "top_k": 99})
+
+    body = response.json()
+    assert body["label_set"]["name"] == "pets+trained+everyday"
+    assert [entry["name"] for entry in body["label_sets"]] == names
+    alone = {k: v for name in names for k, v in scores_of(client, label_set=name).items()}
+    assert dict(labels_of(response)) == pytest.approx(alone, abs=TOLERANCE)
+    scores = [score for _, score in labels_of(response)]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_label_that_stands_in_two_sets_is_answered_once_from_the_first(client: TestClient) -> None:
+    register(client, {"name": "mine", "labels": ["dog", "yak"]})
+
+    first = send_image(client, params={"label_set": ["mine", "trained"], "top_k": 99}).json()
+    other = send_image(client, params={"label_set": ["trained", "mine"], "top_k": 99}).json()
+
+    def sources(body: dict[str, Any]) -> list[str]:
+        return [la["source"] for la in body["labels"] if la["label"] == "dog"]
+
+    assert sources(first) == ["zero_shot"]
+    assert sources(other) == ["trained"]
+
+
+def test_candidate_labels_are_for_one_request(client: TestClient) -> None:
+    names = ["a zebra", "a yak"]
+
+    body = send_image(client, params={"candidate_labels": names, "top_k": 9}).json()
+
+    assert body["label_set"]["name"] == "candidate_labels"
+    assert {label["label"] for label in body["labels"]} == set(names)
+    assert len(client.get("/labels").json()["label_sets"]) == 2
+    again = send_image(client, params={"candidate_labels": names, "top_k": 9})
+    assert labels_of(again) == [(la["label"], la["score"]) for la in body["labels"]]
+
+
+def test_candidate_labels_score_as_registered_ones_and_beside_other_sets(
+    client: TestClient,
+) -> None:
+    register(client, PETS)
+    asked = {"candidate_labels": ["axolotl", "red panda"], "label_set": "trained"}
+    both = scores_of(client, **asked)
+    assert both == pytest.approx(
+        scores_of(client, label_set="pets") | scores_of(client), abs=TOLERANCE
+    )
+
+
+def test_include_exclude_threshold_and_top_k_work_over_open_sets(client: TestClient) -> None:
+    everything = scores_of(client, label_set="everyday")
+    assert set(everything) == {"chair", "table", "lamp"}
+    assert set(scores_of(client, label_set="everyday", exclude="chair")) == {"table", "lamp"}
+    only = scores_of(client, label_set=["everyday", "trained"], include=["lamp", "cat"])
+    assert set(only) == {"lamp", "cat"}
+    assert only["lamp"] == pytest.approx(everything["lamp"], abs=TOLERANCE)
+    best = max(everything, key=lambda name: everything[name])
+    assert list(scores_of(client, label_set="everyday", top_k=1)) == [best]
+    assert scores_of(client, label_set="everyday", threshold=1) == {}
+
+
+def test_batch_and_json_bodies_take_label_sets(client: TestClient) -> None:
+    asked = {"label_set": ["everyday"], "candidate_labels": ["yak"], "top_k": 9}
+    results = send_images(client, [PHOTO, PHOTO], data=asked).json()
+    assert [entry["name"] for entry in results["label_sets"]] == ["candidate_labels", "everyday"]
+    body = client.post("/predict", json={"image": to_base64(PHOTO), **asked})
+    alone = dict(labels_of(body))
+    for result in results["results"]:
+        found = {label["label"]: label["score"] for label in result["labels"]}
+        assert found == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_same_set_once_more_is_200_and_another_of_its_name_409(client: TestClient) -> None:
+    first = register(client, PETS)
+
+    again = client.post("/labels", json=PETS)
+
+    assert again.status_code == 200
+    assert again.json() == first.json()
+    other = client.post("/labels", json={**PETS, "labels": ["newt"]})
+    assert_problem(other, 409, "label_set_exists")
+    assert client.get("/labels/pets").json() == first.json()
+
+
+def test_put_makes_replaces_and_changes_nothing_twice(client: TestClient) -> None:
+    made = client.put("/labels/pets", json={"labels": ["newt"]})
+    assert made.status_code == 201
+    replaced = client.put("/labels/pets", json={"labels": ["toad"]})
+    assert replaced.status_code == 200
+    assert int(replaced.json()["version"]) > int(made.json()["version"])
+    same = client.put("/labels/pets", json={"name": "pets", "labels": ["toad"]})
+    assert (same.status_code, same.json()) == (200, replaced.json())
+    assert set(scores_of(client, label_set="pets")) == {"toad"}
+
+
+def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
+    tag = register(client, PETS).headers["etag"]
+    body = {"labels": ["newt"]}
+
+    def put(**headers: str) -> Any:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return client.put("/labels/pets", json=body, headers=named)
+
+    for stale in ('"0"', f"W/{tag}", "junk", ""):
+        assert_problem(put(if_match=stale), 412, "label_set_changed")
+        removed = client.delete("/labels/pets", headers={"If-Match": stale})
+        assert_problem(removed, 412, "label_set_changed")
+    assert_problem(put(if_none_match="*"), 412, "label_set_changed")
+    assert client.get("/labels/pets", headers={"If-None-Match": tag}).status_code == 304
+    new = put(if_match=f'"x", {tag}')
+    assert new.status_code == 200
+    assert_problem(put(if_match=tag), 412, "label_set_changed")
+    gone = client.delete("/labels/pets", headers={"If-Match": new.headers["etag"]})
+    assert gone.status_code == 204
+    assert_problem(put(if_match="*"), 412, "label_set_changed")
+    assert put(if_none_match="*").status_code == 201
+
+
+def test_deleted_set_is_gone(client: TestClient) -> None:
+    register(client, PETS)
+    assert client.delete("/labels/pets").status_code == 204
+    assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
+    assert_problem(client.delete("/labels/pets"), 404, "label_set_not_found")
+    gone = send_image(client, params={"label_set": "pets"})
+    assert "'pets'" in assert_problem(gone, 422, "unknown_label_set")["detail"]
+
+
+@pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
+def test_sets_that_came_with_the_model_cannot_be_changed(client: TestClient, name: str) -> None:
+    body = {"name": name, "labels": ["newt"]}
+    assert_problem(client.post("/labels", json=body), 409, "label_set_read_only")
+    assert_problem(client.put(f"/labels/{name}", json=body), 409, "label_set_read_only")
+    assert_problem(client.delete(f"/labels/{name}"), 409, "label_set_read_only")
+
+
+def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
+    vector = np.random.default_rng(0).normal(size=EMBEDDING_WIDTH).tolist()
+    body = {
+        "name": "vectors",
+        "labels": [{"name": "quux", "embedding": vector}, "newt"],
+        "embedding_space": SPACE.fingerprint,
+    }
+    register(client, body)
+    register(client, {"name": "texts", "labels": ["newt"]})
+
+    both = scores_of(client, label_set="vectors")
+
+    assert set(both) == {"quux", "newt"}
+    alone = scores_of(client, label_set="texts")
+    assert both["newt"] == pytest.approx(alone["newt"], abs=TOLERANCE)
+
+
+def test_prompt_is_encoded_instead_of_the_name(client: TestClient) -> None:
+    register(client, {"name": "a", "labels": [{"name": "thing", "prompt": "a newt"}]})
+    register(client, {"name": "b", "labels": ["newt"]})  # the template is "a {}"
+    found, wanted = scores_of(client, label_set="a"), scores_of(client, label_set="b")
+    assert found["thing"] == pytest.approx(wanted["newt"], abs=TOLERANCE)
+    assert client.get("/labels/a").json()["labels"][0]["prompt"] == "a newt"
+
+
+def test_names_are_normalised(client: TestClient) -> None:
+    register(client, {"name": "pets", "labels": ["  cafe\u0301 ", "\u200dnewt"]})
+    assert set(scores_of(client, label_set="pets")) == {"caf\u00e9", "\u200dnewt"}
+    for spelling in ("cafe\u0301", "caf\u00e9"):
+        assert set(scores_of(client, label_set="pets", include=spelling)) == {"caf\u00e9"}
+
+
+def zeros(**values: Any) -> dict[str, Any]:
+    return {"name": "x", "labels": [{"name": "x", "embedding": [0.0] * EMBEDDING_WIDTH, **values}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({}, "invalid_parameters"),
+        ({"name": "x", "labels": []}, "invalid_parameters"),
+        ({"name": "x", "labels": "cat"}, "invalid_parameters"),
+        ({"name": "x", "labels": [""]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["  "]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["a\x00b"]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["a\u202eb"]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["x" * 201]}, "invalid_parameters"),
+        ({"name": "x", "labels": [7]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "extra": 1}]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "threshold": 1.1}]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "prompt": ""}]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "prompt": "p" * 1001}]}, "invalid_parameters"),
+        ({"name": "../x", "labels": ["a"]}, "invalid_parameters"),
+        ({"name": "x" * 101, "labels": ["a"]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["a", " a"]}, "invalid_labels"),
+        ({"name": "x", "labels": ["e\u0301", "\u00e9"]}, "invalid_labels"),
+        ({"name": "x", "labels": [str(i) for i in range(51)]}, "invalid_labels"),
+        (zeros(), "invalid_labels"),
+        (zeros(embedding=[1.0] * (EMBEDDING_WIDTH + 1)), "invalid_labels"),
+        (zeros(embedding=[]), "invalid_labels"),
+        (zeros(embedding=[1e300] * EMBEDDING_WIDTH), "invalid_labels"),
+        (zeros(prompt="both"), "invalid_parameters"),
+    ],
+)
+def test_set_that_cannot_be_used_is_422(
+    client: TestClient, body: dict[str, Any], code: str
+) -> None:
+    assert_problem(client.post("/labels", json=body), 422, code)
+    assert "x" not in {e["name"] for e in client.get("/labels").json()["label_sets"]}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_embedding_that_is_not_finite_is_refused(client: TestClient, number: str) -> None:
+    text = ", ".join([number] * EMBEDDING_WIDTH)
+    body = f'{{"name": "x", "labels": [{{"name": "a", "embedding": [{text}]}}]}}'
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/labels", content=body, headers=headers).status_code in (400, 422)
+
+
+def test_embeddings_of_another_space_are_409(client: TestClient) -> None:
+    body = {"name": "x", "labels": ["a"], "embedding_space": "0" * 64}
+    assert_problem(client.post("/labels", json=body), 409, "other_embeddings")
+
+
+def test_body_that_is_no_json_object_is_refused(client: TestClient) -> None:
+    assert_problem(client.post("/labels", content=b"x"), 415, "unsupported_media_type")
+    headers = {"Content-Type": "application/json"}
+    for content in (b"", b"[]", b"{", b'{"a": 1, "a": 2}'):
+        response = client.post("/labels", content=content, headers=headers)
+        assert_problem(response, 400, "malformed_body")
+    other = client.put("/labels/pets", json={"name": "vets", "labels": ["a"]})
+    assert_problem(other, 422, "invalid_parameters")
+
+
+def test_many_wrong_labels_are_told_in_a_short_answer(client: TestClient) -> None:
+    response = client.post("/labels", json={"name": "x", "labels": [""] * 40})
+    assert len(assert_problem(response, 422, "invalid_parameters")["errors"]) == 10
+
+
+def test_store_takes_no_more_labels_than_it_may(client: TestClient) -> None:
+    register(client, {"name": "a", "labels": [f"a{i}" for i in range(50)]})
+    more = {"name": "b", "labels": [f"b{i}" for i in range(31)]}
+    assert_problem(client.post("/labels", json=more), 409, "too_many_label_sets")
+    register(client, {"name": "b", "labels": [f"b{i}" for i in range(30)]})
+    assert client.put("/labels/a", json={"labels": ["fewer"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "code"),
+    [
+        ({"label_set": "none"}, 422, "unknown_label_set"),
+        ({"label_set": "../none"}, 422, "invalid_parameters"),
+        ({"candidate_labels": ["a", "a"]}, 422, "invalid_labels"),
+        ({"candidate_labels": list("abcdef")}, 422, "invalid_labels"),
+        ({"candidate_labels": "a\x00"}, 422, "invalid_parameters"),
+        ({"min_version": 10**9}, 409, "version_not_reached"),
+        ({"min_version": -1}, 422, "invalid_parameters"),
+        ({"label_set": "everyday", "include": "cat"}, 422, "unknown_label"),
+    ],
+)
+def test_bad_question_about_label_sets_is_refused(
+    client: TestClient, params: dict[str, Any], status: int, code: str
+) -> None:
+    assert_problem(send_image(client, params=params), status, code)
+
+
+def test_own_write_can_be_demanded(client: TestClient) -> None:
+    version = register(client, PETS).json()["version"]
+    found = scores_of(client, label_set="pets", min_version=version)
+    assert set(found) == {"red panda", "axolotl"}
+
+
+def test_info_tells_the_embedding_space(client: TestClient) -> None:
+    head = client.get("/info").json()["open_head"]
+    assert head["embedding_space"]["fingerprint"] == SPACE.fingerprint
+    assert head["encodes_text"] is True
+
+
+def test_model_without_open_head_says_so(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path) as client:
+        assert_problem(client.post("/labels", json=PETS), 409, "no_open_head")
+        asked = send_image(client, params={"candidate_labels": "yak"})
+        assert_problem(asked, 409, "no_open_head")
+        (only,) = client.get("/labels").json()["label_sets"]
+        assert only["name"] == "trained"
+        assert client.get("/info").json()["open_head"] is None
+        assert_still_serving(client)
+
+
+def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> None:
+    bundle = write_open_bundle(tmp_path, encodes_text=False)
+    with serve_app(bundle.path, label_store="memory") as client:
+        assert_problem(client.post("/labels", json=PETS), 422, "embedding_needed")
+        asked = send_image(client, params={"candidate_labels": "yak"})
+        assert_problem(asked, 422, "embedding_needed")
+        register(client, zeros(embedding=[1.0] * EMBEDDING_WIDTH))
+        assert set(scores_of(client, label_set="x")) == {"x"}
+
+
+def test_model_without_trained_head_answers_from_its_first_set(tmp_path: Path) -> None:
+    bundle = write_open_bundle(tmp_path, trained=False)
+    with serve_app(bundle.path, label_store="memory") as client:
+        body = send_image(client, params={"top_k": 9}).json()
+        assert body["label_set"] == {"name": "everyday", "version": "1.0"}
+        assert_problem(
+            send_image(client, params={"label_set": "trained"}), 422, "unknown_label_set"
+        )
+        assert client.get("/info").json()["head"] is None
+
+
+def test_default_set_is_a_setting(open_bundle: Bundle) -> None:
+    settings = {"label_store": "memory", "default_label_set": "everyday"}
+    with serve_app(open_bundle.path, **settings) as client:
+        assert set(scores_of(client)) == {"chair", "table", "lamp"}

@@ -1,0 +1,167 @@
+"""A label set file becomes a definition, or one line says why not; pickles are never loaded."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import InvalidLabelSet, StartError
+from service.labels.definition import (
+    Definition,
+    LabelSetRecord,
+    define_label_set,
+    normalise_text,
+)
+from service.labels.files import parse_label_set, read_label_set_folder
+
+
+def make_npz(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def good_npz() -> bytes:
+    return make_npz(names=np.array(["cat", "dog"]), embeddings=np.eye(2, 3, dtype=np.float32))
+
+
+def test_json_and_npz_give_the_same_set() -> None:
+    labels = [
+        {"name": "cat", "embedding": [1, 0, 0], "threshold": 0.5},
+        {"name": "dog", "embedding": [0, 1, 0]},
+    ]
+    text = json.dumps({"labels": labels}).encode()
+    arrays = make_npz(
+        names=np.array(["cat", "dog"]),
+        embeddings=np.eye(2, 3, dtype=np.float32),
+        thresholds=np.array([0.5, np.nan]),
+    )
+
+    from_json = parse_label_set(text, ".json", "pets")
+    from_npz = parse_label_set(arrays, ".npz", "pets")
+
+    assert from_json.digest() == from_npz.digest()
+    assert from_npz.thresholds == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "ending", "reason"),
+    [
+        (b"", ".json", "not valid JSON"),
+        (b"[" * 100_000, ".json", "not valid JSON"),
+        (b"[]", ".json", "valid dictionary"),
+        (b'{"labels": []}', ".json", "labels"),
+        (b'{"labels": ["a"], "x": 1}', ".json", "x"),
+        (b'{"name": "vets", "labels": ["a"]}', ".json", "not 'pets'"),
+        (b'{"labels": ["a", "a"]}', ".json", "stands twice"),
+        (b"", ".npz", "readable"),
+        (b"PK\x03\x04junk", ".npz", "readable"),
+        (good_npz()[:-30], ".npz", "readable"),
+        (make_npz(names=np.array(["a"])), ".npz", "arrays"),
+        (make_npz(names=np.array([1]), embeddings=np.ones((1, 3))), ".npz", "names"),
+        (make_npz(names=np.array(["a"]), embeddings=np.ones((2, 3))), ".npz", "one row"),
+        (make_npz(names=np.array(["a", "a"]), embeddings=np.ones((2, 3))), ".npz", "twice"),
+        (make_npz(names=np.array(["\0a"]), embeddings=np.ones((1, 3))), ".npz", "names"),
+        (
+            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), thresholds=np.array([2.0])),
+            ".npz",
+            "threshold",
+        ),
+        (b"x", ".txt", "ends in"),
+    ],
+)
+def test_file_that_cannot_be_used_is_refused_with_its_reason(
+    content: bytes, ending: str, reason: str
+) -> None:
+    with pytest.raises(InvalidLabelSet, match=reason) as caught:
+        parse_label_set(content, ending, "pets")
+    assert "\n" not in caught.value.reason
+    assert parse_label_set(good_npz(), ".npz", "pets").names == ("cat", "dog")
+
+
+class Intruder:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("code of a pickle ran",))
+
+
+def test_pickle_inside_an_npz_is_never_loaded() -> None:
+    objects = np.empty(1, object)
+    objects[0] = Intruder()
+    assert b"fail" in pickle.dumps(objects)
+    for arrays in (
+        {"names": objects, "embeddings": np.ones((1, 3))},
+        {"names": np.array(["a"]), "embeddings": objects},
+    ):
+        with pytest.raises(InvalidLabelSet, match="without pickle"):
+            parse_label_set(make_npz(**arrays), ".npz", "pets")
+
+
+def test_header_that_claims_more_than_there_is_allocates_nothing() -> None:
+    content = good_npz().replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
+    huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
+    stream = io.BytesIO()
+    np.lib.format.write_magic(stream, (1, 0))
+    stream.write(len(huge).to_bytes(2, "little") + huge)
+    buffer = io.BytesIO(make_npz(names=np.array(["a"])))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr("embeddings.npy", stream.getvalue())
+    for damaged in (content, buffer.getvalue()):
+        with pytest.raises(InvalidLabelSet, match="readable"):
+            parse_label_set(damaged, ".npz", "pets")
+
+
+def test_folder_gives_every_set_by_name(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text('{"labels": ["x"]}')
+    (tmp_path / "a.npz").write_bytes(good_npz())
+    (tmp_path / "notes.txt").write_text("not a set")
+    assert [found.name for found in read_label_set_folder(tmp_path)] == ["a", "b"]
+
+
+def test_folder_with_a_bad_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="is no folder"):
+        read_label_set_folder(tmp_path / "none")
+    (tmp_path / "b.json").write_text("{")
+    with pytest.raises(StartError, match=r"b\.json"):
+        read_label_set_folder(tmp_path)
+    (tmp_path / "b.json").write_text('{"labels": ["x"]}')
+    (tmp_path / "b.npz").write_bytes(good_npz())
+    with pytest.raises(StartError, match="twice"):
+        read_label_set_folder(tmp_path)
+
+
+@given(st.text(max_size=30))
+def test_normalised_text_stays_as_it_is(text: str) -> None:
+    try:
+        normal = normalise_text(text)
+    except ValueError:
+        return
+    assert normalise_text(normal) == normal
+    assert normal == normal.strip() != ""
+
+
+def define(**values: Any) -> Definition:
+    return define_label_set(LabelSetRecord.model_validate({"name": "pets", **values}))
+
+
+def test_digest_tells_every_difference() -> None:
+    sets: list[Any] = [
+        ["a", "b"],
+        ["b", "a"],
+        ["a"],
+        [{"name": "a", "threshold": 0.5}, "b"],
+        [{"name": "a", "prompt": "an a"}, "b"],
+        [{"name": "a", "embedding": [1.0, 2.0]}, "b"],
+        [{"name": "a", "embedding": [1.0, 3.0]}, "b"],
+        ["a", {"name": "b", "embedding": [1.0, 2.0]}],
+    ]
+    assert len({define(labels=labels).digest() for labels in sets}) == len(sets)
+    assert define(labels=["a", " b "]).digest() == define(labels=["a", "b"]).digest()

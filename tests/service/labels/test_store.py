@@ -1,0 +1,316 @@
+"""The store keeps what it acknowledged, whole, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.errors import (
+    InvalidLabelSet,
+    LabelSetChanged,
+    LabelSetExists,
+    LabelSetNotFound,
+    StartError,
+    StoreFull,
+    StoreUnavailable,
+    TooManyLabelSets,
+)
+from service.labels.database import find_default_path, open_database
+from service.labels.definition import Definition
+from service.labels.store import LabelStore, Limits
+
+SPACE = "a" * 64
+
+
+def open_store(location: str, *, space: str = SPACE, sets: int = 5) -> LabelStore:
+    database = open_database(location, patience_seconds=0.2)
+    return LabelStore(database, space, Limits(sets=sets, labels=20))
+
+
+def define(name: str, *labels: str) -> Definition:
+    return Definition(name, labels, (None,) * len(labels), (0.5,) + (None,) * (len(labels) - 1))
+
+
+def embed(definition: Definition) -> np.ndarray:
+    return np.arange(len(definition.names) * 3, dtype=np.float32).reshape(-1, 3)
+
+
+def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> int:
+    definition = define(name, *labels)
+    return store.write(definition, embed(definition), replace=replace).version
+
+
+class Postgres:
+    """A server of its own in a folder of its own, reached by a socket there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # The server refuses to run as root, so it runs as a user who may do less.
+        self._as_user = ["runuser", "-u", "postgres", "--"] if getpass.getuser() == "root" else []
+        if self._as_user:
+            shutil.chown(folder, "postgres")
+        self._run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "postgres", "-N")
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self._folder}"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories={self._folder}"
+        log = str(self._folder / "log")
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", log, "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+
+    def _run(self, *command: str) -> None:
+        subprocess.run([*self._as_user, *command], check=True, capture_output=True, cwd="/")
+
+
+def find_missing() -> str | None:
+    for program in ("initdb", "pg_ctl", "postgres"):
+        if shutil.which(program) is None:
+            return f"no {program} here"
+    if getpass.getuser() == "root" and shutil.which("runuser") is None:
+        return "no runuser here"
+    return None
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    missing = find_missing()
+    if missing is not None:
+        pytest.skip(f"PostgreSQL: {missing}")
+    # Not below pytest's folders: those are closed to other users, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="pg-", ignore_cleanup_errors=True) as folder:
+        server = Postgres(Path(folder))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres").url)
+    return "memory" if request.param == "memory" else str(tmp_path / "deep" / "labels.db")
+
+
+@pytest.fixture
+def store(location: str) -> Iterator[LabelStore]:
+    store = open_store(location)
+    for name in store.read_versions()[1]:
+        store.delete(name)
+    yield store
+    store.close()
+
+
+def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
+    given = Definition(
+        "pets",
+        ("cat", "d\u00f6g"),
+        (None, "a dog"),
+        (0.25, None),
+        (0,),
+        np.ones((1, 3), np.float32),
+    )
+    embeddings = np.array([[1, 1, 1], [0.1, -2, 1e-30]], np.float32)
+
+    written = store.write(given, embeddings, replace=False)
+
+    found = store.read("pets")
+    assert found is not None
+    assert (found.version, written.created, written.changed) == (written.version, True, True)
+    assert found.definition.digest() == given.digest()
+    np.testing.assert_array_equal(found.embeddings, embeddings)
+
+
+def test_every_write_raises_the_revision_and_is_seen(store: LabelStore) -> None:
+    start = store.read_revision()
+    first = put(store, "pets", "cat")
+    second = put(store, "cars", "van")
+    third = put(store, "pets", "dog", replace=True)
+    assert [first, second, third] == [start + 1, start + 2, start + 3]
+    assert store.read_versions() == (start + 3, {"pets": third, "cars": second})
+    store.delete("cars")
+    assert store.read_versions() == (start + 4, {"pets": third})
+
+
+def test_same_set_again_changes_nothing(store: LabelStore) -> None:
+    first = put(store, "pets", "cat")
+    assert put(store, "pets", "cat") == put(store, "pets", "cat", replace=True) == first
+    assert store.read_revision() == first
+
+
+def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
+    store: LabelStore,
+) -> None:
+    version = put(store, "pets", "cat")
+    other = define("pets", "dog")
+    with pytest.raises(LabelSetExists):
+        store.write(other, embed(other), replace=False)
+    with pytest.raises(LabelSetChanged):
+        store.write(other, embed(other), replace=True, if_version=version + 1)
+    with pytest.raises(LabelSetChanged):
+        store.delete("pets", if_version=version + 1)
+    with pytest.raises(LabelSetNotFound):
+        store.delete("none")
+    missing = define("none", "x")
+    with pytest.raises(LabelSetChanged):
+        store.write(missing, embed(missing), replace=True, if_version=version)
+    assert store.find("pets") == (version, define("pets", "cat").digest())
+    assert store.find("none") is None
+
+
+def test_limits_count_sets_and_labels(store: LabelStore) -> None:
+    for i in range(5):
+        put(store, f"set{i}", "a", "b")
+    with pytest.raises(TooManyLabelSets):
+        put(store, "sixth", "a")
+    with pytest.raises(TooManyLabelSets):
+        put(store, "set0", *"abcdefghijklm", replace=True)
+    put(store, "set0", *"abcdefghijkl", replace=True)
+
+
+def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
+    if location == "memory":
+        pytest.skip("a store in memory has one user")
+    put(store, "pets", "cat")
+    other = open_store(location, space="b" * 64)
+    assert other.read_versions()[1] == {}
+    assert other.read("pets") is None
+    other.close()
+
+
+def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str) -> None:
+    if location == "memory":
+        pytest.skip("a store in memory has one user")
+    stores = [
+        LabelStore(open_database(location, patience_seconds=20), SPACE, Limits(99, 999))
+        for _ in range(4)
+    ]
+
+    def write(i: int) -> int:
+        return put(stores[i % 4], f"set{i}", "a", f"{i}")
+
+    with ThreadPoolExecutor(4) as threads:
+        versions = list(threads.map(write, range(20)))
+
+    assert len(set(versions)) == 20
+    revision, found = stores[0].read_versions()
+    assert {f"set{i}": version for i, version in enumerate(versions)} == found
+    assert revision == max(versions)
+    for name in found:
+        stores[0].delete(name)
+    for store in stores:
+        store.close()
+
+
+def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "labels.db"
+    store = open_store(str(path))
+    version = put(store, "pets", "cat")
+    locker = sqlite3.connect(path, isolation_level=None)
+    locker.execute("BEGIN EXCLUSIVE")
+
+    with pytest.raises(StoreUnavailable):
+        put(store, "cars", "van")
+
+    locker.execute("ROLLBACK")
+    locker.close()
+    assert store.read_versions() == (version, {"pets": version})
+    assert put(store, "cars", "van") == version + 1
+    store.close()
+
+
+def test_full_disk_is_told_apart_and_nothing_of_the_write_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "labels.db"
+    store = open_store(str(path))
+    version = put(store, "pets", "cat")
+    with store._database._engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    large = define("large", "x")
+
+    with pytest.raises(StoreFull):
+        store.write(large, np.ones((1, 100_000), np.float32), replace=False)
+
+    assert store.read_versions() == (version, {"pets": version})
+    with store._database._engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+    store.write(large, np.ones((1, 100_000), np.float32), replace=False)
+    store.close()
+
+
+def test_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "labels.db"
+    path.write_bytes(b"junk" * 1000)
+    store = open_store(str(path))
+    with pytest.raises(StoreUnavailable):
+        store.read_revision()
+    path.unlink()
+    assert store.read_revision() == 0
+    store.close()
+
+
+def test_damaged_row_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "labels.db"
+    store = open_store(str(path))
+    put(store, "pets", "cat")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE label_sets SET labels = '{'")
+    connection.close()
+    with pytest.raises(InvalidLabelSet):
+        store.read("pets")
+    put(store, "pets", "dog", replace=True)
+    assert store.read("pets") is not None
+    store.close()
+
+
+def test_store_of_another_schema_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "labels.db"
+    store = open_store(str(path))
+    put(store, "pets", "cat")
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE label_store SET schema_version = 99")
+    connection.close()
+    with pytest.raises(StartError, match="schema version 99"):
+        open_store(str(path)).read_revision()
+
+
+@pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
+def test_url_of_another_kind_is_refused(location: str) -> None:
+    with pytest.raises(StartError, match="label_store"):
+        open_database(location)
+
+
+def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
+    store = open_store(postgres.url)
+    version = put(store, "outage", "cat")
+    postgres.stop()
+    with pytest.raises(StoreUnavailable):
+        store.read_revision()
+    with pytest.raises(StoreUnavailable):
+        put(store, "outage", "dog", replace=True)
+    postgres.start()
+    assert store.find("outage") == (version, define("outage", "cat").digest())
+    store.delete("outage")
+    store.close()
+
+
+def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
+    assert find_default_path() == Path("/somewhere/ml-decoder/labels.db")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")
