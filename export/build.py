@@ -74,6 +74,8 @@ def build_bundle(request: ExportRequest) -> Bundle:
     source = read_source(request.source)
     card = _describe(request, source)
     _log.info("read %s with %s", source.config.backbone, _name_labels(source))
+    if request.photos is not None and source.is_open:
+        raise ExportError("photos measure a head with trained labels; this one is for open labels")
     splits = None if request.photos is None else read_splits(request.photos, source.label_names)
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     labels = tuple(Label(name=name) for name in source.label_names)

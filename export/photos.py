@@ -76,7 +76,7 @@ def select_photos(folder: LabelledFolder, split: str, label_names: Sequence[str]
     """Returns one split with its targets in the model's order of labels.
 
     Raises:
-        UnusablePhotosError: the data set's labels are not the model's.
+        UnusablePhotosError: the data set's labels are not the model's, or only partly known.
         models.data.DataError: the split has no photo.
     """
     missing = sorted(set(label_names) ^ set(folder.label_names))
@@ -84,6 +84,10 @@ def select_photos(folder: LabelledFolder, split: str, label_names: Sequence[str]
         raise UnusablePhotosError(
             f"data set {folder.name} and the model do not have the same labels: "
             f"{missing[0]!r} is in one only"
+        )
+    if not folder.complete:
+        raise UnusablePhotosError(
+            f"data set {folder.name} does not say of every label whether it is absent"
         )
     images = folder.split(split)
     columns = [folder.label_names.index(name) for name in label_names]

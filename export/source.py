@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from pydantic import ValidationError
+
 from export.errors import UnusableCheckpointError
 from models.checkpoints import Checkpoint, read_checkpoint
 from models.config import NetworkConfig, ZeroShotMLDecoderConfig
@@ -136,8 +138,11 @@ def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
         raise UnusableCheckpointError("the head has trained labels, so it takes no embeddings")
     if told:
         changes["head"] = config.head.model_copy(update=told)
-    # Anew, so that it is checked: a head for open labels has no softmax.
-    return NetworkConfig.model_validate(config.model_copy(update=changes).model_dump())
+    try:  # anew, so that it is checked: a head for open labels has no softmax
+        return NetworkConfig.model_validate(config.model_copy(update=changes).model_dump())
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise UnusableCheckpointError(f"{hints.checkpoint.name}: {reason}") from error
 
 
 def _label_names(hints: SourceHints, checkpoint: Checkpoint, count: int | None) -> tuple[str, ...]:

@@ -79,8 +79,6 @@ def make_variants(
     """
     if "int8" in precisions and splits is None:
         raise ExportError("int8 needs labelled photos to measure the ranges of values on")
-    if splits is not None and source.is_open:
-        raise ExportError("photos measure a head with trained labels; this one is for open labels")
     exact = make_fp32(source, splits)
     stored = exact
     if compact:
@@ -110,12 +108,13 @@ def make_fp32(source: Source, splits: Splits | None = None) -> Graphs:
     network = source.network
     encoder = optimise(trace_encoder(network.backbone, source.config.input))
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
-    graphs: Graphs = {"encoder": encoder, **_trace_head(network.head, tokens, width)}
+    graphs: Graphs = {"encoder": encoder, **trace_heads(network.head, tokens, width)}
     _verify(source, graphs, splits, FP32_TOLERANCE)
     return graphs
 
 
-def _trace_head(head: nn.Module, tokens: int, width: int) -> Graphs:
+def trace_heads(head: nn.Module, tokens: int, width: int) -> Graphs:
+    """Traces and optimises what a head is made of, for tokens [B, tokens, width]."""
     if isinstance(head, ZeroShotMLDecoder):
         return {
             "label_encoder": optimise(trace_label_encoder(head)),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -85,7 +84,10 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     if not path.is_file():
         raise CheckpointError(f"no checkpoint file at {path}")
     if path.suffix == ".safetensors":
-        return _read_own(path)
+        metadata, state = _read_safetensors(path)
+        if _CONFIG_KEY in metadata:
+            return _read_own(path.name, metadata, state)
+        return _build_foreign(read_foreign(state, hints))
     return _build_foreign(read_foreign(_unpickle(path), hints))
 
 
@@ -111,22 +113,26 @@ def write_checkpoint(
     staging.replace(path)
 
 
-def _read_own(path: Path) -> Checkpoint:
+def _read_safetensors(path: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
+            return file.metadata() or {}, state
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} is damaged or not a safetensors file") from error
+
+
+def _read_own(name: str, metadata: Mapping[str, str], state: Mapping[str, Tensor]) -> Checkpoint:
+    try:
         config = NetworkConfig.model_validate_json(metadata[_CONFIG_KEY])
         labels = tuple(json.loads(metadata[_LABELS_KEY]))
         notes = json.loads(metadata.get(_NOTES_KEY, "{}"))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} is damaged or not a safetensors file") from error
-    except (KeyError, ValueError, ValidationError) as error:
-        raise CheckpointError(f"{path.name} holds no network configuration of ours") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{name} holds a network configuration that is damaged") from error
     try:
         network = Network(config)
     except ValueError as error:
-        raise CheckpointError(f"{path.name}: {error}") from error
+        raise CheckpointError(f"{name}: {error}") from error
     _fill(network, state)
     return Checkpoint(network.eval(), config, labels, notes)
 

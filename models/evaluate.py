@@ -1,13 +1,14 @@
 """The command: `python -m models.evaluate --checkpoint FILE --data FOLDER`.
 
-In: a checkpoint and a labelled folder. Out: the average precision of each label and their
-mean, in percent, computed by torch.
+In: a checkpoint and a labelled folder. Out: the papers' figures, in percent, computed by
+torch. `python -m export.evaluate` does the same for a bundle.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from models.checkpoints import Checkpoint, read_checkpoint
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.layouts import CheckpointError, Hints
 from models.metrics import average_precisions
+from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
 
@@ -28,47 +30,86 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
     parser.add_argument("--split", default="test")
     parser.add_argument("--backbone", help="timm name, where the file does not tell")
+    parser.add_argument("--image-size", type=int, help="pixels, where the file does not tell")
+    parser.add_argument("--num-heads", type=int, help="attention heads, where the file's differ")
     arguments = parser.parse_args(argv)
+    hints = Hints(arguments.backbone, arguments.image_size, arguments.num_heads)
     try:
         folder = read_labelled_folder(arguments.data)
-        checkpoint = read_checkpoint(arguments.checkpoint, Hints(backbone=arguments.backbone))
-        values = evaluate(checkpoint, folder, arguments.split)
+        checkpoint = read_checkpoint(arguments.checkpoint, hints)
+        lines = list(report(checkpoint, folder, arguments.split))
     except (CheckpointError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for name, value in zip(folder.label_names, values.tolist(), strict=True):
-        print(f"{name:20} {value:6.2f}")
-    print(f"{'mAP':20} {float(values.nanmean()):6.2f}")
+    print("\n".join(lines))
     return 0
 
 
-@torch.inference_mode()
-def evaluate(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Tensor:
-    """Computes the average precision of every label of a data set.
+def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
+    """Yields the figures that fit the network: multi-label, single-label or zero-shot.
 
     Args:
-        checkpoint: a whole network trained on this data set's labels.
+        checkpoint: a whole network.
         folder: the data set.
         split: which photos.
 
+    Raises:
+        CheckpointError: a head alone, or other labels than the data set's.
+        DataError: the split is empty, or there are no word vectors for a zero-shot network.
+    """
+    logits, targets = predict(checkpoint, folder, split)
+    assert checkpoint.config is not None  # `predict` refuses others
+    if checkpoint.config.activation == "softmax":
+        return report_single_label(logits, targets)
+    if checkpoint.config.num_classes is None and folder.word_vectors is not None:
+        return report_zero_shot(logits, targets, folder.label_names, folder.word_vectors.unseen)
+    return report_multi_label(logits.sigmoid(), targets, folder.label_names)
+
+
+def evaluate(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Tensor:
+    """Returns each label's average precision, percent, float [N]; see `predict`."""
+    return average_precisions(*predict(checkpoint, folder, split))
+
+
+@torch.inference_mode()
+def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
+    """Computes the logits of a split's photos.
+
     Returns:
-        Percent, 0..100, float [N]; NaN for a label without a positive.
+        (logits float [n, N], targets float [n, N]), columns in the folder's order.
 
     Raises:
         CheckpointError: a head alone, or other labels than the data set's.
-        DataError: the split is empty.
+        DataError: the split is empty, or there are no word vectors for a zero-shot network.
     """
     if checkpoint.config is None:
         raise CheckpointError("the checkpoint holds a head alone, which takes no photos")
-    names = checkpoint.label_names
-    if names is not None and names != folder.label_names:
-        raise CheckpointError("the checkpoint was trained on other labels than the data set's")
-    if checkpoint.config.num_classes != len(folder.label_names):
-        raise CheckpointError("the checkpoint has another number of labels than the data set")
+    _check_labels(checkpoint, folder)
     images = folder.split(split)
     photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
-    logits = [checkpoint.network(batch) for batch, _ in DataLoader(photos, 8)]
-    return average_precisions(torch.cat(logits), photos.targets)
+    embeddings = _embeddings(checkpoint, folder)
+    logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
+    return torch.cat(logits), photos.targets
+
+
+def _check_labels(checkpoint: Checkpoint, folder: LabelledFolder) -> None:
+    assert checkpoint.config is not None
+    count, names = checkpoint.config.num_classes, checkpoint.label_names
+    if count is None:
+        return
+    if names is not None and names != folder.label_names:
+        raise CheckpointError("the checkpoint was trained on other labels than the data set's")
+    if count != len(folder.label_names):
+        raise CheckpointError("the checkpoint has another number of labels than the data set")
+
+
+def _embeddings(checkpoint: Checkpoint, folder: LabelledFolder) -> tuple[Tensor, ...]:
+    assert checkpoint.config is not None
+    if checkpoint.config.num_classes is not None:
+        return ()
+    if folder.word_vectors is None:
+        raise DataError(f"data set {folder.name} has no word vectors, which a zero-shot head needs")
+    return (torch.from_numpy(folder.word_vectors.embeddings),)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,11 @@ class EncoderLayer(nn.Module):
             normed = self.norm1(tokens)
             placed = normed + positions
             tokens = tokens + self.dropout(self.attention(placed, placed, normed))
-            tokens = tokens + self.dropout(self.feedforward(self.norm2(tokens)))
-            return tokens
-        placed = tokens + positions
-        tokens = self.norm1(tokens + self.dropout(self.attention(placed, placed, tokens)))
-        encoded: Tensor = self.norm2(tokens + self.dropout(self.feedforward(tokens)))
+            encoded: Tensor = tokens + self.dropout(self.feedforward(self.norm2(tokens)))
+        else:
+            placed = tokens + positions
+            tokens = self.norm1(tokens + self.dropout(self.attention(placed, placed, tokens)))
+            encoded = self.norm2(tokens + self.dropout(self.feedforward(tokens)))
         return encoded
 
 
@@ -109,10 +109,10 @@ class QueryLayer(nn.Module):
         normed = self.norm2(target) if self.pre_norm else target
         target = target + self.dropout(self.attention(normed + queries, keys, values))
         if self.pre_norm:
-            target = target + self.dropout(self.feedforward(self.norm3(target)))
-            return target
-        target = self.norm2(target)
-        decoded: Tensor = self.norm3(target + self.dropout(self.feedforward(target)))
+            decoded: Tensor = target + self.dropout(self.feedforward(self.norm3(target)))
+        else:
+            target = self.norm2(target)
+            decoded = self.norm3(target + self.dropout(self.feedforward(target)))
         return decoded
 
 

@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from accelerate import Accelerator
+from torch import Tensor, nn
 
 from models.backbone import BackboneError
 from models.checkpoints import read_checkpoint, write_checkpoint
 from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
-from models.layouts import CheckpointError
+from models.layouts import CheckpointError, Hints
 from models.network import Network
 from models.pretrained import PretrainedError
+from models.query_augmentation import QueryAugmentation
 from models.train.build import build_network
 from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
+from models.train.open_labels import make_open_labels
 from models.train.recipe import Recipe, RecipeError, read_recipe
 from models.train.views import Photos, Transform, evaluation_transform, training_transform
 
@@ -37,14 +40,14 @@ class Place:
         data: the labelled photos.
         out: run folder.
         cache: folder of cached features, shared between runs.
-        device: where to compute.
+        accelerator: where and in which precision to compute.
         workers: processes that decode photos.
     """
 
     data: LabelledFolder
     out: Path
     cache: Path
-    device: torch.device
+    accelerator: Accelerator
     workers: int
 
 
@@ -60,15 +63,30 @@ def main(argv: list[str] | None = None) -> int:
             read_labelled_folder(arguments.data),
             arguments.out,
             arguments.cache or arguments.out / "cache",
-            torch.device(arguments.device),
+            Accelerator(
+                cpu=arguments.device == "cpu",
+                mixed_precision=recipe.mixed_precision,
+                gradient_accumulation_steps=recipe.accumulate,
+            ),
             arguments.workers,
         )
         score = train(place, recipe, arguments.init)
     except (RecipeError, DataError, PretrainedError, CheckpointError, BackboneError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{arguments.out / 'model.safetensors'}: {score:.2f} mAP on validation")
+    if place.accelerator.is_main_process:
+        print(f"{arguments.out / 'model.safetensors'}: {score:.2f} mAP on validation")
     return 0
+
+
+class TrainedPart(nn.Sequential):
+    """The trained stages and the head: features -> logits, with embeddings for an open head."""
+
+    def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
+        """Maps features [B, ...] (and label embeddings [L, E]) to logits."""
+        stages, head = self
+        logits: Tensor = head(stages(features), *embeddings)
+        return logits
 
 
 def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
@@ -77,7 +95,7 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     Args:
         place: data and folders.
         recipe: every other choice.
-        init: checkpoint of ours to start from, whose head has the recipe's shape.
+        init: checkpoint to start from, see `start_from`.
 
     Returns:
         mAP on validation, percent.
@@ -89,14 +107,16 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         CheckpointError: `init` cannot be read.
     """
     seed_everything(recipe.seed)
-    network = build_network(recipe, len(place.data.label_names))
+    network = build_network(recipe, place.data)
     if init is not None:
-        network.load_state_dict(read_checkpoint(init).network.state_dict())
+        start_from(network, init)
     trainee = _prepare(network, recipe, place, _start_key(init))
     run = Run(trainee, recipe, place.out)
     run.resume()
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     score = run.fit()
+    if not place.accelerator.is_main_process:
+        return score
     # The trainee shares its tail and head with the network, whose frozen part never changed.
     trainee.network.load_state_dict(run.ema.module.state_dict())
     notes = {
@@ -104,14 +124,34 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         "val_mAP_percent": f"{score:.3f}",
         "recipe": recipe.model_dump_json(),
     }
-    write_checkpoint(place.out / "model.safetensors", network.cpu(), place.data.label_names, notes)
+    is_open = network.config.num_classes is None
+    names = () if is_open else place.data.label_names
+    write_checkpoint(place.out / "model.safetensors", network.cpu(), names, notes)
     return score
+
+
+def start_from(network: Network, init: Path) -> None:
+    """Takes over a checkpoint's weights: the backbone's, and the head's if it has this shape.
+
+    Raises:
+        CheckpointError: it cannot be read, or its backbone is another.
+    """
+    start = read_checkpoint(init, Hints(network.config.backbone))
+    if start.config is None or start.config.backbone != network.config.backbone:
+        raise CheckpointError(f"{init.name} holds no {network.config.backbone} to start from")
+    found, own = start.network.state_dict(), network.state_dict()
+    same_head = all(key in found and found[key].shape == own[key].shape for key in own)
+    parts = "" if same_head else "backbone."
+    taken = {key: tensor for key, tensor in found.items() if key.startswith(parts)}
+    network.load_state_dict(taken, strict=same_head)
 
 
 def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trainee:
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)
-    trained = nn.Sequential(tail, network.head)
+    trained = TrainedPart(tail, network.head)
+    device = place.accelerator.device
+    augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
 
     def data(split: str, transform: Transform, views: int) -> LabelledData:
         images = place.data.split(split)
@@ -121,8 +161,9 @@ def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trai
         key = _cache_key(recipe, images, views, start)
         place.cache.mkdir(parents=True, exist_ok=True)
         path = place.cache / f"{place.data.name}-{split}-{key}.npy"
-        frozen.to(place.device).to(memory_format=torch.channels_last)
-        return cache_features(FrozenPart(frozen, place.device, place.workers), photos, views, path)
+        frozen.to(device).to(memory_format=torch.channels_last)
+        with place.accelerator.main_process_first():  # the others find the file
+            return cache_features(FrozenPart(frozen, device, place.workers), photos, views, path)
 
     prepared = network.config.input
     return Trainee(
@@ -130,8 +171,13 @@ def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trai
         backbone=tail,
         train=data("train", training_transform(recipe, prepared), recipe.views),
         val=data("val", evaluation_transform(prepared), 1),
-        device=place.device,
+        accelerator=place.accelerator,
         workers=place.workers if recipe.frozen_stages == 0 else 0,
+        open_labels=(
+            make_open_labels(place.data, augmentation, device)
+            if recipe.head == "zero_shot_ml_decoder"
+            else None
+        ),
     )
 
 
@@ -144,6 +190,8 @@ def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, st
         "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
         "auto_augment", "color_jitter", "erase", "seed",
     }  # fmt: skip
+    # Only where they are used, so that older caches keep their keys.
+    fields |= {name for name in ("train_resize", "cutout") if recipe.train_resize != "crop"}
     names = ",".join(image.path.name for image in images)
     text = recipe.model_dump_json(include=fields) + f"{views}{names}{start}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -154,9 +202,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
     parser.add_argument("--out", type=Path, required=True, help="run folder; resumes a run there")
     parser.add_argument("--recipe", type=Path, help="TOML file with any of the fields below")
-    parser.add_argument("--init", type=Path, help="checkpoint of ours to start from")
+    parser.add_argument("--init", type=Path, help="checkpoint whose weights to start from")
     parser.add_argument("--cache", type=Path, help="folder of cached features")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["auto", "cpu"], default="auto",
+                        help="auto is what `accelerate` finds or was told")  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, help="processes that decode photos")
     group = parser.add_argument_group("recipe")
     for name, field in Recipe.model_fields.items():

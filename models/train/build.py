@@ -5,30 +5,47 @@ In: a `Recipe`. Out: a `Network` with a pretrained backbone and a fresh head. Ne
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from models.backbone import Backbone, input_config
-from models.config import GapConfig, HeadConfig, MLDecoderConfig, NetworkConfig
+from models.config import (
+    GapConfig,
+    HeadConfig,
+    MLDecoderConfig,
+    NetworkConfig,
+    Query2LabelConfig,
+    TransformerDecoderConfig,
+    ZeroShotMLDecoderConfig,
+)
+from models.data import DataError, LabelledFolder
 from models.network import Network
 from models.pretrained import load_pretrained
 from models.train.recipe import Recipe
 
 
-def build_network(recipe: Recipe, num_classes: int) -> Network:
+def build_network(recipe: Recipe, data: LabelledFolder) -> Network:
     """Builds the recipe's network: a pretrained backbone, a fresh head.
 
     Args:
         recipe: backbone, head and sizes.
-        num_classes: N.
+        data: what it will be trained on: its labels, or their word vectors.
 
     Raises:
+        DataError: a zero-shot head, and no word vectors.
         PretrainedError: no pretrained weights could be had.
         BackboneError: timm knows no such backbone.
     """
     size = (recipe.image_size, recipe.image_size)
-    width = Backbone(recipe.backbone, size).width
+    backbone = Backbone(recipe.backbone, size)
     config = NetworkConfig(
         backbone=recipe.backbone,
         input=input_config(recipe.backbone, size),
-        head=_head_config(recipe, num_classes, width),
+        head=_head_config(recipe, data, backbone),
+        activation="softmax" if recipe.single_label else "sigmoid",
     )
     network = Network(config)
     if recipe.pretrained:
@@ -36,17 +53,38 @@ def build_network(recipe: Recipe, num_classes: int) -> Network:
     return network
 
 
-def _head_config(recipe: Recipe, num_classes: int, encoder_width: int) -> HeadConfig:
+def _head_config(recipe: Recipe, data: LabelledFolder, backbone: Backbone) -> HeadConfig:
+    num_classes, width = len(data.label_names), backbone.width
     if recipe.head == "gap":
-        return GapConfig(
-            num_classes=num_classes, encoder_width=encoder_width, dropout=recipe.dropout
+        return GapConfig(num_classes=num_classes, encoder_width=width, dropout=recipe.dropout)
+    shape: dict[str, Any] = {
+        "encoder_width": width,
+        "decoder_width": recipe.decoder_width,
+        "num_heads": recipe.num_heads,
+        "feedforward_width": recipe.feedforward_width,
+        "dropout": recipe.dropout,
+    }
+    if recipe.head == "zero_shot_ml_decoder":
+        if data.word_vectors is None:
+            raise DataError(f"data set {data.name} has no word vectors for a zero-shot head")
+        return ZeroShotMLDecoderConfig(
+            embedding_width=data.word_vectors.embeddings.shape[1], **shape
         )
-    return MLDecoderConfig(
-        num_classes=num_classes,
-        encoder_width=encoder_width,
-        num_groups=recipe.num_groups,
-        decoder_width=recipe.decoder_width,
-        num_heads=recipe.num_heads,
-        feedforward_width=recipe.feedforward_width,
-        dropout=recipe.dropout,
-    )
+    shape["num_classes"] = num_classes
+    if recipe.head == "transformer_decoder":
+        return TransformerDecoderConfig(num_layers=recipe.decoder_layers, **shape)
+    if recipe.head == "query2label":
+        side = math.isqrt(_count_tokens(backbone, recipe.image_size))
+        return Query2LabelConfig(
+            grid=(side, side),
+            num_encoder_layers=recipe.encoder_layers,
+            self_attention=(False,) * recipe.decoder_layers,
+            **shape,
+        )
+    return MLDecoderConfig(num_groups=recipe.num_groups, **shape)
+
+
+@torch.inference_mode()
+def _count_tokens(backbone: Backbone, image_size: int) -> int:
+    tokens: Tensor = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
+    return tokens.shape[1]

@@ -7,6 +7,7 @@ a `metrics.csv` and a state file to resume from. `__main__.py` puts the parts to
 from __future__ import annotations
 
 import csv
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.loss import AsymmetricLossMultiLabel
+from accelerate import Accelerator
+from timm.data.distributed_sampler import RepeatAugSampler
+from timm.optim import Lamb
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -23,10 +26,15 @@ from tqdm import tqdm
 
 from models.metrics import mean_average_precision
 from models.train.features import CachedFeatures
+from models.train.losses import make_loss
+from models.train.mixing import make_mix
+from models.train.open_labels import OpenLabels
 from models.train.recipe import Recipe, RecipeError
 from models.train.views import Photos
 
 LabelledData = Photos | CachedFeatures
+
+_OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}
 
 
 @dataclass(frozen=True)
@@ -34,21 +42,30 @@ class Trainee:
     """What a run trains and measures.
 
     Attributes:
-        network: features or images [B, ...] -> logits [B, N].
+        network: features or images [B, ...] -> logits [B, N]; a zero-shot one takes label
+            embeddings as second argument.
         backbone: the part of `network` that takes the backbone's learning rate; may be
             empty of parameters.
         train: training data.
         val: validation data, in the served preparation.
-        device: where to compute.
+        accelerator: where and in which precision to compute, alone or among processes.
         workers: processes that load training data.
+        open_labels: embeddings of the labels for a zero-shot network.
     """
 
     network: nn.Module
     backbone: nn.Module
     train: LabelledData
     val: LabelledData
-    device: torch.device
+    accelerator: Accelerator
     workers: int
+    open_labels: OpenLabels | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        device: torch.device = self.accelerator.device
+        return device
 
 
 class Run:
@@ -75,12 +92,18 @@ class Run:
         # Channels last is about twice as fast for depthwise convolutions on a CPU.
         network = trainee.network.to(trainee.device).to(memory_format=torch.channels_last)
         self.ema = ModelEmaV3(network, decay=recipe.ema_decay, use_warmup=True)
-        self.loss = AsymmetricLossMultiLabel(recipe.gamma_neg, recipe.gamma_pos, recipe.clip)
-        self.steps = len(trainee.train) // recipe.batch_size
-        if self.steps == 0:
+        self.loss = make_loss(recipe)
+        self.mix = make_mix(recipe, trainee.train.targets.shape[1], recipe.single_label)
+        accelerator = trainee.accelerator
+        batches = len(trainee.train) // recipe.batch_size // accelerator.num_processes
+        if batches == 0:
             raise RecipeError(f"fewer photos than one batch of {recipe.batch_size}")
+        self.steps = math.ceil(batches / recipe.accumulate)  # the last may be a shorter one
         groups = parameter_groups(trainee, recipe)
-        self.optimizer = torch.optim.AdamW(groups)
+        # Learning rates and weight decay are the groups' own.
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](groups)
+        self.parallel = accelerator.prepare_model(network)
+        self.stepper = accelerator.prepare_optimizer(self.optimizer)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer,
             max_lr=[group["lr"] for group in groups],
@@ -99,8 +122,9 @@ class Run:
             loss = self._train_epoch()
             self.epoch += 1
             score = mean_average_precision(*predict(self.ema.module, self.trainee))
-            self._log(loss, score)
-            self._save()
+            if self.trainee.accelerator.is_main_process:
+                self._log(loss, score)
+                self._save()
         return score
 
     def resume(self) -> bool:
@@ -114,40 +138,64 @@ class Run:
         self.ema.step = state["ema_step"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        if state.get("scaler") and self.trainee.accelerator.scaler is not None:
+            self.trainee.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch = state["epoch"]
         return True
 
     def _train_epoch(self) -> float:
         # Seeded by the epoch, so that a resumed run sees what an unbroken one would.
         seed_everything(self.recipe.seed * 1000 + self.epoch)
-        network = self.trainee.network.train()
-        if self.recipe.pretrained:
-            freeze_batch_norm(network)
-        total = 0.0
-        for step, (inputs, targets) in enumerate(self._batches()):
-            loss = self.loss(network(inputs), targets) / len(inputs)
-            self.optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), self.recipe.clip_grad)
-            self.optimizer.step()
-            self.schedule.step()
-            self.ema.update(network, step=self.epoch * self.steps + step)
-            total += float(loss.detach())
-        return total / self.steps
+        self.parallel.train()
+        if self.recipe.pretrained and self.recipe.freeze_batch_norm:
+            freeze_batch_norm(self.trainee.network)
+        losses = []
+        step = self.epoch * self.steps
+        for inputs, targets in self._batches():
+            with self.trainee.accelerator.accumulate(self.parallel):
+                losses.append(self._step(inputs, targets))
+            if self.trainee.accelerator.sync_gradients:
+                self.schedule.step()
+                self.ema.update(self.trainee.network, step=step)
+                step += 1
+        return sum(losses) / len(losses)
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> float:
+        accelerator = self.trainee.accelerator
+        embeddings: tuple[Tensor, ...] = ()
+        if self.trainee.open_labels is not None:
+            queries, targets = self.trainee.open_labels.for_training(targets)
+            embeddings = (queries,)
+        loss = self.loss(self.parallel(inputs, *embeddings), targets)
+        accelerator.backward(loss)
+        if accelerator.sync_gradients and self.recipe.clip_grad:
+            accelerator.clip_grad_norm_(self.parallel.parameters(), self.recipe.clip_grad)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        return float(loss.detach())
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        recipe, device = self.recipe, self.trainee.device
-        if isinstance(self.trainee.train, CachedFeatures):
-            self.trainee.train.view = self.epoch % len(self.trainee.train.features)
-        loader = DataLoader(
-            self.trainee.train,
-            recipe.batch_size,
-            shuffle=True,
-            drop_last=True,
-            num_workers=self.trainee.workers,
+        recipe, data = self.recipe, self.trainee.train
+        if isinstance(data, CachedFeatures):
+            data.view = self.epoch % len(data.features)
+        sampler = None
+        if recipe.repeats > 1:
+            sampler = RepeatAugSampler(
+                data, num_replicas=1, rank=0, num_repeats=recipe.repeats, selected_round=0
+            )
+        loader = self.trainee.accelerator.prepare_data_loader(
+            DataLoader(
+                data,
+                recipe.batch_size,
+                shuffle=sampler is None,
+                sampler=sampler,
+                drop_last=True,
+                num_workers=self.trainee.workers,
+            )
         )
+        loader.set_epoch(self.epoch)  # or else the sampler would draw as in the first
         for inputs, targets in tqdm(loader, desc=f"epoch {self.epoch + 1} of {recipe.epochs}"):
-            yield mix(to_device(inputs, device), targets.to(device), recipe.mixup)
+            yield self.mix(to_device(inputs, self.trainee.device), targets)
 
     def _log(self, loss: float, score: float) -> None:
         path = self.folder / "metrics.csv"
@@ -167,6 +215,7 @@ class Run:
             "ema_step": self.epoch * self.steps,
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "scaler": getattr(self.trainee.accelerator.scaler, "state_dict", dict)(),
             "epoch": self.epoch,
         }
         torch.save(state, staging)
@@ -188,24 +237,6 @@ def parameter_groups(trainee: Trainee, recipe: Recipe) -> list[dict[str, Any]]:
     return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]
 
 
-def mix(inputs: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Mixes each example with another of its batch (mixup, arXiv 1710.09412).
-
-    The mixed targets are the union of both label sets: an object that is half transparent
-    is still there, and the asymmetric loss wants 0/1 targets.
-
-    Args:
-        inputs: float [B, ...].
-        targets: 0/1 float [B, N].
-        alpha: of the Beta distribution; 0 changes nothing.
-    """
-    if alpha == 0:
-        return inputs, targets
-    share = float(np.random.default_rng(random.getrandbits(32)).beta(alpha, alpha))
-    other = torch.randperm(len(inputs), device=inputs.device)
-    return inputs.lerp(inputs[other], 1 - share), torch.maximum(targets, targets[other])
-
-
 def freeze_batch_norm(network: nn.Module) -> None:
     """Keeps batch norms at their pretrained statistics: small batches would spoil them."""
     for module in network.modules():
@@ -215,11 +246,17 @@ def freeze_batch_norm(network: nn.Module) -> None:
 
 @torch.inference_mode()
 def predict(network: nn.Module, trainee: Trainee) -> tuple[Tensor, Tensor]:
-    """Returns (logits, targets), float [n, N] each, of the validation data."""
+    """Returns (logits, targets), float [n, N] each, of the validation data.
+
+    With open labels, of those that training does not see, where there are any.
+    """
     network.eval()
+    opened = trainee.open_labels
+    embeddings = () if opened is None else (opened.validation_embeddings,)
     loader = DataLoader(trainee.val, 32)
-    pairs = [(network(to_device(x, trainee.device)).cpu(), y) for x, y in loader]
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    pairs = [(network(to_device(x, trainee.device), *embeddings).cpu(), y) for x, y in loader]
+    logits, targets = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    return logits, targets if opened is None else opened.validation_targets(targets)
 
 
 def to_device(inputs: Tensor, device: torch.device) -> Tensor:

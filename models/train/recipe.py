@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 RecipeT = TypeVar("RecipeT", bound=BaseModel)
 
@@ -35,7 +35,15 @@ class Recipe(BaseModel):
     )
     views: int = Field(4, ge=1, description="augmented copies of each photo to cache")
 
-    head: Literal["ml_decoder", "gap"] = Field("ml_decoder", description="kind of head")
+    head: Literal[
+        "ml_decoder", "gap", "zero_shot_ml_decoder", "query2label", "transformer_decoder"
+    ] = Field("ml_decoder", description="kind of head")
+    encoder_layers: int = Field(1, ge=0, description="Query2Label: layers over the tokens")
+    decoder_layers: int = Field(2, ge=1, description="Query2Label, transformer decoder: layers")
+    random_queries: int = Field(0, ge=0, description="zero-shot: random queries with target 0")
+    query_noise: float = Field(
+        0.0, ge=0, description="zero-shot: noise on embeddings, a share of their deviation"
+    )
     decoder_width: int = Field(384, ge=1, description="D")
     feedforward_width: int = Field(1024, ge=1, description="hidden width of the decoder")
     num_groups: int | None = Field(None, ge=1, description="label queries; unset is one a label")
@@ -47,23 +55,53 @@ class Recipe(BaseModel):
         None, ge=16, description="pixels, of the training crops; unset is image_size"
     )
     crop_scale: float = Field(0.4, gt=0, le=1, description="smallest share of a photo in a crop")
+    train_resize: Literal["crop", "squash"] = Field(
+        "crop", description="random crops, or whole photos squashed (the authors of ML-Decoder)"
+    )
+    cutout: float = Field(
+        0.0, ge=0, le=1, description="side of a box of one colour, a share of a squashed photo's"
+    )
+    repeats: int = Field(1, ge=1, description="augmented copies of a photo in an epoch's batches")
     auto_augment: str | None = Field("rand-m7-mstd0.5-inc1", description="timm's auto_augment")
     color_jitter: float = Field(0.0, ge=0, description="timm's color_jitter")
     erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup between the photos of a batch")
+    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix; single-label data only")
+    single_label: bool = Field(False, description="one label a photo: scores are a softmax")
 
     epochs: int = Field(10, ge=1)
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(64, ge=1, description="photos a process and forward pass")
+    accumulate: int = Field(1, ge=1, description="batches a step of the optimiser")
+    mixed_precision: Literal["no", "fp16", "bf16"] = Field("no", description="of the forward pass")
+    optimizer: Literal["adamw", "adam", "lamb"] = Field("adamw", description="who takes the steps")
     lr: float = Field(1e-3, gt=0, description="peak of OneCycle, for the head")
     backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
     warmup: float = Field(0.2, gt=0, lt=1, description="share of the steps that lr rises in")
-    weight_decay: float = Field(1e-2, ge=0, description="AdamW, on matrices and kernels only")
-    clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
+    weight_decay: float = Field(1e-2, ge=0, description="on matrices and kernels only")
+    clip_grad: float = Field(1.0, ge=0, description="largest gradient norm; 0 sets no limit")
+    freeze_batch_norm: bool = Field(
+        True, description="keep a pretrained backbone's batch norms at their statistics"
+    )
+    loss: Literal["asymmetric", "bce"] = Field("asymmetric", description="kind of loss")
+    bce_threshold: float | None = Field(
+        None, ge=0, lt=1, description="mixed targets above it count as present"
+    )
     gamma_neg: float = Field(4.0, ge=0, description="asymmetric loss: focus on negatives")
     gamma_pos: float = Field(0.0, ge=0, description="asymmetric loss: focus on positives")
     clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
+    focal_gradient: bool = Field(
+        True, description="asymmetric loss: the focusing weight passes gradients"
+    )
     ema_decay: float = Field(0.997, ge=0, lt=1, description="of the averaged weights, per step")
     seed: int = Field(0, description="of every random choice")
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> Self:
+        if self.cutmix and not self.single_label:
+            raise ValueError("cutmix wants single_label: a cut-out part may hold any of several")
+        if self.cutout and self.train_resize != "squash":
+            raise ValueError('cutout wants train_resize = "squash"')
+        return self
 
     @property
     def crop_size(self) -> int:

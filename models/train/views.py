@@ -6,6 +6,7 @@ Next: `features.py`, or `loop.py` where nothing is frozen.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from timm.data import create_transform
+from timm.data import create_transform, rand_augment_transform, str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision import transforms
 
 from models.config import InputConfig
 from models.data import LabelledImage
@@ -37,7 +39,7 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
 
         Args:
             images: the photos.
-            targets: 0/1 int64 [len(images), N].
+            targets: 1, 0 or -1 (unknown), int64 [len(images), N].
             transform: upright RGB picture -> float [3, H, W].
         """
         self.images = images
@@ -55,8 +57,43 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(picture), self.targets[index]
 
 
+class Cutout:
+    """Covers a box of a picture with one random colour (arXiv 1708.04552)."""
+
+    def __init__(self, share: float) -> None:
+        """Takes the box's sides as a share of the picture's, 0..1."""
+        self.share = share
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        """Returns a changed copy; part of the box may lie outside of the picture."""
+        width, height = picture.size
+        x, y = random.randrange(width), random.randrange(height)
+        box = (round(width * self.share), round(height * self.share))
+        colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+        covered = picture.copy()
+        covered.paste(colour, (x - box[0] // 2, y - box[1] // 2, x + box[0] // 2, y + box[1] // 2))
+        return covered
+
+
+def _squashing_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
+    """Builds the augmentation of ML-Decoder's and Query2Label's authors: no crop, no flip."""
+    size = recipe.crop_size
+    steps: list[Any] = [transforms.Resize((size, size), str_to_interp_mode(prepared.interpolation))]
+    if recipe.cutout:
+        steps.append(Cutout(recipe.cutout))
+    if recipe.auto_augment:
+        steps.append(rand_augment_transform(recipe.auto_augment, {"translate_const": size // 10}))
+    steps += [transforms.ToTensor(), transforms.Normalize(prepared.mean, prepared.std)]
+    return cast("Transform", transforms.Compose(steps))
+
+
 def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    """Builds timm's training augmentation: crop, flip, RandAugment, colour, erasing."""
+    """Builds the augmentation: timm's crop, flip, RandAugment, colour and erasing, or whole photos.
+
+    Whole photos (`train_resize = "squash"`) get Cutout and RandAugment.
+    """
+    if recipe.train_resize == "squash":
+        return _squashing_transform(recipe, prepared)
     size = recipe.crop_size
     transform = create_transform(
         (3, size, size),

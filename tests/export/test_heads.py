@@ -47,9 +47,7 @@ OPEN = ZeroShotMLDecoderConfig(
 def make_network(head: HeadConfig) -> Network:
     torch.manual_seed(0)
     prepared = InputConfig(height=64, width=96)
-    return Network(
-        NetworkConfig(backbone="test_efficientnet", input=prepared, head=head)
-    ).eval()
+    return Network(NetworkConfig(backbone="test_efficientnet", input=prepared, head=head)).eval()
 
 
 def write(network: Network, path: Path) -> Path:

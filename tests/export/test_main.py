@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from export.__main__ import main
 from service.bundle import load_bundle
+from tests.goldens import read_golden
+from tests.models.test_goldens import write_official
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str]]:
@@ -49,3 +53,45 @@ def test_unknown_precision_is_refused_by_name(
         _run(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "a", "--precision", "int4")
     assert stopped.value.code == 2
     assert "'int4' is not one of fp32, fp16, int8" in capsys.readouterr().err
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.write_text, (Path("pwned"), "pwned"))
+
+
+def test_checkpoints_that_are_not_what_they_should_be_are_one_line(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    golden = read_golden("mld_10_full_7x7_b1")
+    write_official(golden, tmp_path / "head.pth")
+    decoder = "decoder.layers.0."
+    golden.state[f"{decoder}self_attn.in_proj_weight"] = golden.state[
+        f"{decoder}multihead_attn.in_proj_weight"
+    ]
+    write_official(golden, tmp_path / "look-alike.pth")
+    (tmp_path / "damaged.pth").write_bytes((tmp_path / "head.pth").read_bytes()[:5000])
+    (tmp_path / "cut.safetensors").write_bytes(checkpoint.read_bytes()[:5000])
+    torch.save({"model": _Code()}, tmp_path / "code.pth")
+    torch.save({"fc.weight": torch.zeros(2, 3)}, tmp_path / "classifier.pth")
+    for name, reason in {
+        "look-alike.pth": "a look-alike network with vanilla decoder layers",
+        "damaged.pth": "damaged",
+        "cut.safetensors": "damaged or not a safetensors file",
+        "code.pth": "code in a pickle is refused",
+        "classifier.pth": "no ML-Decoder head and no Query2Label head",
+        "head.pth": "holds a head without a backbone",
+    }.items():
+        code, lines = _run(capsys, "--checkpoint", tmp_path / name, "--out", tmp_path / "model")
+        assert code == 2
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        assert reason in lines[0]
+    assert not (tmp_path / "pwned").exists()
+    out = tmp_path / "model"
+    code, _ = _run(capsys, "--checkpoint", checkpoint, "--out", out, "--precision", "fp32")
+    assert code == 0

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from models.checkpoints import load_checkpoint, read_checkpoint, write_checkpoint
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
@@ -140,12 +141,26 @@ def test_a_backbone_that_is_not_named_is_asked_for(network: Network, tmp_path: P
     assert_still_reads(network, tmp_path)
 
 
-def test_a_foreign_safetensors_file_is_refused(network: Network, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+def test_a_safetensors_file_without_our_configuration_is_read_as_a_foreign_one(
+    network: Network, tmp_path: Path
+) -> None:
+    golden = read_golden("mld_10_full_7x7_b1")
+    path = tmp_path / "foreign.safetensors"
+    save_file({key: torch.from_numpy(value) for key, value in golden.state.items()}, path)
+    with torch.inference_mode():
+        logits = load_checkpoint(path)(torch.from_numpy(golden.inputs[0])).numpy()
+    assert abs(logits - golden.expected).max() <= golden.tolerance
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="no ML-Decoder head"):
+        load_checkpoint(path)
+    assert_still_reads(network, tmp_path)
 
-    save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
-    with pytest.raises(CheckpointError, match="no network configuration"):
-        load_checkpoint(tmp_path / "foreign.safetensors")
+
+def test_a_damaged_configuration_is_refused(network: Network, tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"config": "{}"})
+    with pytest.raises(CheckpointError, match="configuration that is damaged"):
+        load_checkpoint(path)
     assert_still_reads(network, tmp_path)
 
 

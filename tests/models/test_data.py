@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from models.data import DataError, read_labelled_folder
 
@@ -87,3 +88,66 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no photo in split 'val'"):
         folder.split("val")
     assert folder.split("test")
+
+
+def write_nus_wide(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "data.csv").write_text(
+        'filepath,label,split_name\na.jpg,"[sky, cat]",train\nb.jpg,[dog],val\n'
+    )
+    (folder / "benchmark_81_v0.json").write_text(json.dumps({"test class": ["dog"]}))
+    vectors = torch.arange(6.0).view(1, 2, 3)  # [1, E, N]: the columns are cat, dog, sky
+    torch.save(vectors, folder / "wordvec_array.pth")
+    return folder
+
+
+def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
+    folder = read_labelled_folder(write_nus_wide(tmp_path / "nus"))
+    assert folder.label_names == ("cat", "dog", "sky")
+    assert folder.word_vectors is not None
+    assert folder.word_vectors.unseen == ("dog",)
+    np.testing.assert_array_equal(folder.word_vectors.embeddings, [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 0, 1]])
+    assert folder.split("test")[0].path == folder.split("val")[0].path
+
+
+def test_nus_wide_without_its_word_vectors_is_refused(tmp_path: Path) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    good = (folder / "wordvec_array.pth").read_bytes()
+    torch.save(torch.zeros(2, 4), folder / "wordvec_array.pth")
+    with pytest.raises(DataError, match="each of 3 labels"):
+        read_labelled_folder(folder)
+    (folder / "wordvec_array.pth").write_bytes(b"junk")
+    with pytest.raises(DataError, match="no plain tensor"):
+        read_labelled_folder(folder)
+    (folder / "wordvec_array.pth").unlink()
+    with pytest.raises(DataError, match=r"no wordvec_array\.pth"):
+        read_labelled_folder(folder)
+    (folder / "wordvec_array.pth").write_bytes(good)
+    assert read_labelled_folder(folder)
+
+
+def test_a_folder_a_class_is_read_as_single_label(tmp_path: Path) -> None:
+    for name in ("train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    folder = read_labelled_folder(tmp_path)
+    assert (folder.single_label, folder.label_names) == (True, ("cat", "dog"))
+    np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(folder.targets(folder.split("val")), [[0, 1]])
+    (tmp_path / "val" / "cow").mkdir()
+    (tmp_path / "val" / "cow" / "4.jpg").touch()
+    with pytest.raises(DataError, match="does not name: 'cow'"):
+        read_labelled_folder(tmp_path)
+
+
+def test_pairs_without_the_wanted_columns_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("file,tag\na,b\n")
+    with pytest.raises(DataError, match=r"train\.csv has no column image or ImageID"):
+        read_labelled_folder(tmp_path)
+    (tmp_path / "train.csv").write_text("image,label,confidence\na,b,much\n")
+    with pytest.raises(DataError, match="damaged"):
+        read_labelled_folder(tmp_path)
+    (tmp_path / "train.csv").write_text("image,label,confidence\na,b,0.7\n")
+    assert read_labelled_folder(tmp_path).split("train")[0].labels == ("b",)

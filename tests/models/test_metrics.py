@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from models.metrics import average_precisions, mean_average_precision
+from models.metrics import (
+    average_precisions,
+    class_and_overall_rates,
+    mean_average_precision,
+    rates_at_k,
+)
+from models.report import report_single_label, report_zero_shot
 
 
 def test_average_precision_is_the_mean_precision_at_each_positive() -> None:
@@ -30,3 +36,64 @@ def test_a_label_without_positives_is_left_out_of_the_mean() -> None:
     targets = torch.tensor([[1, 0], [0, 0]])
     assert average_precisions(scores, targets).isnan().tolist() == [False, True]
     assert mean_average_precision(scores, targets) == pytest.approx(100.0)
+
+
+def test_unknown_targets_count_for_nothing() -> None:
+    scores, targets = torch.rand(40, 3), torch.randint(0, 2, (40, 3))
+    more = torch.cat([scores, torch.rand(9, 3)])
+    unknown = torch.cat([targets, torch.full((9, 3), -1)])
+    torch.testing.assert_close(
+        average_precisions(more, unknown), average_precisions(scores, targets), atol=1e-4, rtol=0
+    )
+    assert class_and_overall_rates(more, unknown) == class_and_overall_rates(scores, targets)
+
+
+# Three photos, three labels; worked out by hand.
+SCORES = torch.tensor([[0.9, 0.8, 0.1], [0.6, 0.2, 0.7], [0.4, 0.3, 0.2]])
+TARGETS = torch.tensor([[1, 0, 0], [1, 0, 1], [1, 1, 0]])
+
+
+def test_class_and_overall_rates_are_the_papers() -> None:
+    by_class, overall = class_and_overall_rates(SCORES, TARGETS)
+    # Predicted: a in 1, 2 (both right), b in 1 (wrong), c in 2 (right).
+    assert by_class.precision == pytest.approx(100 * (1 + 0 + 1) / 3)
+    assert by_class.recall == pytest.approx(100 * (2 / 3 + 0 + 1) / 3)
+    assert (overall.precision, overall.recall) == pytest.approx((100 * 3 / 4, 100 * 3 / 5))
+    assert overall.f1 == pytest.approx(2 * 75 * 60 / 135)
+
+
+def test_top_k_rates_take_only_the_best_above_the_threshold() -> None:
+    _, overall = class_and_overall_rates(SCORES, TARGETS, top_k=1)
+    # Predicted: a in 1, c in 2; nothing in 3, where the best is below the threshold.
+    assert (overall.precision, overall.recall) == pytest.approx((100, 100 * 2 / 5))
+
+
+def test_f1_at_k_predicts_k_labels_whatever_their_scores() -> None:
+    rates = rates_at_k(SCORES, TARGETS, 2)
+    # a, b; a, c; a, b: five of six are right but for b in 1.
+    assert (rates.precision, rates.recall) == pytest.approx((100 * 5 / 6, 100))
+    without = rates_at_k(torch.cat([SCORES, SCORES]), torch.cat([TARGETS, 0 * TARGETS]), 2)
+    assert without == rates
+
+
+def test_nothing_predicted_has_no_f1() -> None:
+    by_class, overall = class_and_overall_rates(SCORES, TARGETS, threshold=1.1)
+    assert by_class.f1 == overall.f1 == 0
+
+
+def test_zero_shot_report_separates_unseen_labels_from_all() -> None:
+    lines = dict(
+        line.rsplit(None, 1) for line in report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"b"})
+    )
+    assert {name.strip() for name in lines} == {
+        f"{kind} {figure}"
+        for kind in ("ZSL", "GZSL")
+        for figure in ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
+    }
+    assert float(lines["ZSL P@3".ljust(20).strip()]) == 100
+
+
+def test_single_label_report_counts_the_best_guesses() -> None:
+    targets = torch.eye(3)
+    lines = list(report_single_label(SCORES, targets))
+    assert [line.split()[-1] for line in lines] == ["33.33", "100.00"]

@@ -13,7 +13,7 @@ from models.checkpoints import read_checkpoint
 from models.data import read_labelled_folder
 from models.evaluate import evaluate
 from models.train.__main__ import main
-from models.train.loop import mix
+from models.train.mixing import mix
 from models.train.recipe import Recipe, RecipeError, read_recipe
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
@@ -175,3 +175,21 @@ def test_mistakes_on_the_command_line_exit_with_2(
         assert main([*good, *bad]) == 2
         assert capsys.readouterr().err.rpartition("\n")[0].rpartition("\n")[2].startswith("error: ")
     assert main(good) == 0
+
+
+def test_training_may_start_from_a_checkpoint_with_another_head(
+    photos: Path, tmp_path: Path
+) -> None:
+    arguments = ["--data", str(photos), *TINY, "--epochs", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "a"), "--frozen-stages", "0"]) == 0
+    start = tmp_path / "a" / "model.safetensors"
+    assert main([*arguments, "--out", str(tmp_path / "b"), "--head", "gap", "--frozen-stages", "99",
+                 "--views", "1", "--init", str(start)]) == 0  # fmt: skip
+    first, second = (
+        read_checkpoint(tmp_path / run / "model.safetensors").network.state_dict() for run in "ab"
+    )
+    for key, tensor in first.items():
+        if key.startswith("backbone."):
+            torch.testing.assert_close(second[key], tensor, rtol=0, atol=0)
+    assert main([*arguments, "--out", str(tmp_path / "c"), "--backbone", "test_resnet",
+                 "--init", str(start)]) == 2  # fmt: skip

@@ -1,0 +1,60 @@
+"""NUS-WIDE for zero-shot, as ML-Decoder's authors publish it.
+
+`data.csv`: image, labels as `[a, b]`, split. `benchmark_81_v0.json`: `test class`, the labels
+that training must not see, and perhaps `train class`. `wordvec_array.pth`: word vectors
+[E, N] (or [1, E, N]), columns in the sorted order of the labels. The authors test on `val`;
+so it is both validation and test here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.data.records import DataError, LabelledFolder, LabelledImage, WordVectors
+
+INDEX = "data.csv"
+_CLASSES = "benchmark_81_v0.json"
+_VECTORS = "wordvec_array.pth"
+
+
+def read_nus_wide(path: Path) -> LabelledFolder:
+    """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
+
+    Raises:
+        DataError: a file is absent, or the word vectors are not those of the labels.
+    """
+    for name in (_CLASSES, _VECTORS):
+        if not (path / name).is_file():
+            raise DataError(f"{path} has no {name}")
+    with (path / INDEX).open(newline="") as file:
+        rows = [row for row in csv.reader(file) if row][1:]
+    images = [
+        LabelledImage(path / image, split, tuple(labels.strip("[]").split(", ")))
+        for image, labels, split in rows
+    ]
+    images += [
+        LabelledImage(image.path, "test", image.labels) for image in images if image.split == "val"
+    ]
+    names = tuple(sorted({label for image in images for label in image.labels}))
+    chosen = json.loads((path / _CLASSES).read_text())
+    unseen = tuple(name for name in names if name in set(chosen["test class"]))
+    vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), unseen)
+    return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)
+
+
+def _read_vectors(path: Path, count: int) -> NDArray[np.float32]:
+    try:
+        array = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise DataError(f"{path.name} holds no plain tensor") from error
+    vectors: NDArray[np.float32] = np.asarray(array, np.float32).squeeze().T  # [N, E]
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise DataError(f"{path.name} does not hold one word vector for each of {count} labels")
+    return np.ascontiguousarray(vectors)

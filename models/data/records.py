@@ -1,0 +1,108 @@
+"""What a labelled folder is, whatever its layout on disk.
+
+In: what a reader found. Out: names, photos and targets. Next: `train`, `evaluate.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN = -1
+"""Target of a label that nobody looked for in a photo."""
+
+
+class DataError(Exception):
+    """A folder of photos cannot be read; the message is one line for a person."""
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """One photo.
+
+    Attributes:
+        path: image file.
+        split: `train`, `val` or `test`.
+        labels: names present.
+        absent: names known to be absent; only read where the folder is not complete.
+        concepts: further names present, from a caption; whether others are is unknown.
+    """
+
+    path: Path
+    split: str
+    labels: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    concepts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Text embeddings of the labels and which of them training must not see.
+
+    Attributes:
+        embeddings: float32 [N, E], in the order of the label names.
+        unseen: labels kept out of training.
+    """
+
+    embeddings: NDArray[np.float32]
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """A data set.
+
+    Attributes:
+        name: data set name.
+        label_names: all N labels, in order.
+        images: every photo of every split, in a stable order.
+        complete: a label that a photo does not name is absent; otherwise it is unknown.
+        single_label: every photo has exactly one label.
+        word_vectors: for zero-shot training, where the folder has them.
+    """
+
+    name: str
+    label_names: tuple[str, ...]
+    images: tuple[LabelledImage, ...]
+    complete: bool = True
+    single_label: bool = False
+    word_vectors: WordVectors | None = field(default=None, compare=False)
+
+    def split(self, name: str) -> tuple[LabelledImage, ...]:
+        """Returns the photos of one split.
+
+        Raises:
+            DataError: the split has none.
+        """
+        chosen = tuple(image for image in self.images if image.split == name)
+        if not chosen:
+            raise DataError(f"data set {self.name} has no photo in split {name!r}")
+        return chosen
+
+    def targets(self, images: tuple[LabelledImage, ...]) -> NDArray[np.int64]:
+        """Returns targets int64 [len(images), N]: 1 present, 0 absent, `UNKNOWN`."""
+        column = {label: i for i, label in enumerate(self.label_names)}
+        rest = 0 if self.complete else UNKNOWN
+        targets = np.full((len(images), len(self.label_names)), rest, np.int64)
+        for row, image in enumerate(images):
+            targets[row, [column[label] for label in image.absent]] = 0
+            targets[row, [column[label] for label in image.labels]] = 1
+        return targets
+
+
+def check_labels(folder: LabelledFolder) -> LabelledFolder:
+    """Returns the folder if every label of its photos is among its names.
+
+    Raises:
+        DataError: one is not, or there is no photo.
+    """
+    if not folder.images:
+        raise DataError(f"data set {folder.name} has no photo")
+    used = {label for image in folder.images for label in (*image.labels, *image.absent)}
+    unknown = used - set(folder.label_names)
+    if unknown:
+        raise DataError(f"data set {folder.name} uses a label it does not name: {min(unknown)!r}")
+    return folder

@@ -1,0 +1,60 @@
+"""Labels of a zero-shot run: embeddings to train with, others to validate on.
+
+In: a folder's word vectors. Out: `OpenLabels`. Next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.data import LabelledFolder
+from models.query_augmentation import QueryAugmentation
+
+
+@dataclass(frozen=True, eq=False)
+class OpenLabels:
+    """Which labels training sees, and how their embeddings are augmented.
+
+    Attributes:
+        embeddings: float [N, E], of every label.
+        seen: bool [N], what training sees.
+        augmentation: of the embeddings in training.
+    """
+
+    embeddings: Tensor
+    seen: Tensor
+    augmentation: QueryAugmentation
+
+    def for_training(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (augmented embeddings [L, E], targets [B, L]) of the seen labels."""
+        return self.augmentation.augment(self.embeddings[self.seen], targets[:, self.seen])
+
+    @property
+    def _validated(self) -> Tensor:
+        return self.seen if bool(self.seen.all()) else ~self.seen
+
+    @property
+    def validation_embeddings(self) -> Tensor:
+        """Embeddings [L, E] of the unseen labels; of all where there are none."""
+        return self.embeddings[self._validated]
+
+    def validation_targets(self, targets: Tensor) -> Tensor:
+        """Returns the columns of `validation_embeddings`, float [n, L]."""
+        return targets[:, self._validated.cpu()]
+
+
+def make_open_labels(
+    data: LabelledFolder, augmentation: QueryAugmentation, device: torch.device
+) -> OpenLabels | None:
+    """Returns the labels of a folder with word vectors, None of another."""
+    if data.word_vectors is None:
+        return None
+    unseen = set(data.word_vectors.unseen)
+    return OpenLabels(
+        torch.from_numpy(data.word_vectors.embeddings).to(device),
+        torch.tensor([name not in unseen for name in data.label_names], device=device),
+        augmentation,
+    )
