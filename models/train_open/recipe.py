@@ -19,7 +19,9 @@ class OpenRecipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     template: str = Field(
-        "a photo of a {}.", pattern=r"^[^{}]*\{\}[^{}]*$", description="text that is embedded, {} for the name"
+        "a photo of a {}.",
+        pattern=r"^[^{}]*\{\}[^{}]*$",
+        description="text that is embedded, {} for the name",
     )
     decoder_width: int = Field(256, ge=1, description="D")
     feedforward_width: int = Field(512, ge=1, description="hidden width of the decoder")
