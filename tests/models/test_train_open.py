@@ -94,15 +94,19 @@ def read_log(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_training_lowers_every_loss_and_writes_a_checkpoint(
+def test_training_lowers_the_losses_and_writes_a_checkpoint(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
-    found = train(make_place(photos, tmp_path / "run"), RECIPE, sources, ("grey",))
+    recipe = RECIPE.model_copy(update={"epochs": 8})
+    found = train(make_place(photos, tmp_path / "run"), recipe, sources, ("grey",))
     log = read_log(tmp_path / "run")
-    assert [row["epoch"] for row in log] == ["1", "2", "3"]
-    for name in ("labels", "concepts", "teacher"):
+    assert [int(row["epoch"]) for row in log] == list(range(1, 9))
+    assert float(log[-1]["val_labels_mAP_percent"]) == pytest.approx(
+        found["val_labels_mAP_percent"], rel=1e-4
+    )
+    # Not the asymmetric loss: it is all but 0 where everything is taken for absent.
+    for name in ("concepts", "teacher", "ranking", "classifier"):
         assert float(log[-1][name]) < float(log[0][name]), name
-    assert found["val_labels_mAP_percent"] > 0
     opened = read_open_head(tmp_path / "run" / "open.safetensors")
     assert opened.origin.label_names == ("red", "green")
     assert opened.origin.concept_names == ("blue", "dark circle", "large")
