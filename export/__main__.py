@@ -15,6 +15,7 @@ from typing import get_args
 
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError
+from export.open_source import OpenRequest
 from export.source import SourceHints
 from models.data import DataError
 from models.layouts import CheckpointError
@@ -59,12 +60,25 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
             embedding_template=given.embedding_template,
         ),
         out=given.out,
+        opened=_to_open_request(given),
         photos=given.photos,
         precisions=frozenset(given.precision or default),
         compact_weights=given.compact_weights,
         model_version=given.model_version,
         license=given.license,
         training_data=given.training_data,
+    )
+
+
+def _to_open_request(given: argparse.Namespace) -> OpenRequest | None:
+    if given.open_head is None:
+        return None
+    return OpenRequest(
+        checkpoint=given.open_head,
+        text_encoder=given.text_encoder,
+        label_sets=tuple(given.label_set),
+        photos=given.open_photos,
+        split=given.open_split,
     )
 
 
@@ -89,6 +103,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--model-version", default="1", help="free text without white space (default: 1)")
     add("--license", default="unknown", help="of the weights (default: unknown)")
     add("--training-data", help="free text (default: what the checkpoint says)")
+    add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
+    add("--text-encoder", type=Path, help="its folder (default: the installed package's)")
+    add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
+        "set of open labels; may be given again")  # fmt: skip
+    add("--open-photos", type=Path, help="labelled folder to choose the open labels' threshold on")
+    add("--open-split", default="val", help="which of its photos (default: val)")
     add("--backbone", help="timm name, where the checkpoint does not tell")
     add("--image-size", type=int, help="pixels, where the checkpoint does not tell")
     add("--num-heads", type=int, help="attention heads, where not 8 (ML-Decoder), 4 (Query2Label)")

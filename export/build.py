@@ -7,7 +7,7 @@ file; this one puts them in order and decides what the manifest says.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,9 +16,14 @@ from pydantic import ValidationError
 from export.accuracy import measure_map, predict_logits, to_scores
 from export.calibrate import calibrate_labels
 from export.errors import ExportError
+from export.graphs import Graphs
+from export.open_calibrate import calibrate_label_sets, choose_threshold
+from export.open_source import OpenRequest, OpenSource, read_open_source
+from export.open_variants import add_open_head
 from export.photos import Splits, read_splits
 from export.search import signal_to_noise
 from export.source import Source, SourceHints, read_source
+from export.text import build_text_graph
 from export.variants import Variants, make_variants
 from models.config import ZeroShotMLDecoderConfig
 from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
@@ -44,6 +49,7 @@ class ExportRequest:
     Attributes:
         source: the checkpoint and what it does not tell.
         out: the bundle's folder; its last part becomes the model's name.
+        opened: an open head to put beside the trained one.
         photos: labelled folder with the splits train, val and test; None leaves out int8,
             thresholds and accuracy.
         precisions: variants to write besides fp32, which is always there.
@@ -55,6 +61,7 @@ class ExportRequest:
 
     source: SourceHints
     out: Path
+    opened: OpenRequest | None = None
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()
     compact_weights: bool = False
@@ -76,8 +83,11 @@ def build_bundle(request: ExportRequest) -> Bundle:
     _log.info("read %s with %s", source.config.backbone, _name_labels(source))
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
+    opened = None if request.opened is None else read_open_source(request.opened, source)
     splits = None if request.photos is None else read_splits(request.photos, source.label_names)
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
+    if opened is not None:
+        variants = add_open_head(variants, opened, source, splits, request.compact_weights)
     labels = tuple(Label(name=name) for name in source.label_names)
     metrics: tuple[Metric, ...] = ()
     if splits is not None:
@@ -88,9 +98,27 @@ def build_bundle(request: ExportRequest) -> Bundle:
         labels=labels,
         graphs=_serialize(variants),
     )
+    if opened is not None:
+        draft = _open_up(draft, opened, source, variants.graphs[variants.on_cpu], splits)
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
     return bundle
+
+
+def _open_up(
+    draft: BundleDraft, opened: OpenSource, source: Source, graphs: Graphs, splits: Splits | None
+) -> BundleDraft:
+    """Adds to a bundle what open labels need besides the head's own graphs."""
+    threshold = choose_threshold(opened, source, graphs)
+    head = opened.describe().model_copy(update={"threshold": threshold})
+    text = build_text_graph(opened.text)
+    return replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": head}),
+        graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
+        tokenizer=opened.text.tokenizer,
+        label_sets=calibrate_label_sets(opened, source, splits, graphs),
+    )
 
 
 def _name_labels(source: Source) -> str:
@@ -102,6 +130,7 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
         name: {
             precision: graphs[name].SerializeToString()
             for precision, graphs in variants.graphs.items()
+            if name in graphs
         }
         for name in variants.graphs["fp32"]
     }

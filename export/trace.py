@@ -82,7 +82,7 @@ class PixelEncoder(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class _Input:
+class TracedInput:
     """An input to trace with.
 
     Attributes:
@@ -97,7 +97,9 @@ class _Input:
 def trace_encoder(backbone: nn.Module, spec: InputSpec) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
     images = torch.zeros(_TRACED_BATCH, spec.height, spec.width, 3, dtype=torch.uint8)
-    return _trace(PixelEncoder(backbone, spec), {"images": _Input(images, {0: "B"})}, "tokens")
+    return trace_graph(
+        PixelEncoder(backbone, spec), {"images": TracedInput(images, {0: "B"})}, "tokens"
+    )
 
 
 def trace_head(
@@ -112,33 +114,44 @@ def trace_head(
         any_tokens: S is dynamic too; not so for a head with a position table.
     """
     tokens = _tokens(num_tokens, width, any_tokens)
-    return _trace(head, {"tokens": tokens}, "logits")
+    return trace_graph(head, {"tokens": tokens}, "logits")
 
 
 def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
     """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic."""
     embeddings = torch.zeros(_TRACED_LABELS, head.config.embedding_width)
-    return _trace(LabelEncoder(head), {"embeddings": _Input(embeddings, {0: "L"})}, "queries")
+    return trace_graph(
+        LabelEncoder(head), {"embeddings": TracedInput(embeddings, {0: "L"})}, "queries"
+    )
 
 
 def trace_open_head(head: ZeroShotMLDecoder, num_tokens: int) -> onnx.ModelProto:
     """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic."""
-    queries = torch.zeros(_TRACED_LABELS, 2 * head.config.decoder_width)
+    queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
     inputs = {
         "tokens": _tokens(num_tokens, head.config.encoder_width, any_tokens=True),
-        "queries": _Input(queries, {0: "L"}),
+        "queries": TracedInput(queries, {0: "L"}),
     }
-    return _trace(LabelScorer(head), inputs, "logits")
+    return trace_graph(LabelScorer(head), inputs, "logits")
 
 
-def _tokens(count: int, width: int, any_tokens: bool) -> _Input:
+def _tokens(count: int, width: int, any_tokens: bool) -> TracedInput:
     if not any_tokens:
-        return _Input(torch.zeros(_TRACED_BATCH, count, width), {0: "B"})
+        return TracedInput(torch.zeros(_TRACED_BATCH, count, width), {0: "B"})
     # Another size than those of images and labels; any S works afterwards.
-    return _Input(torch.zeros(_TRACED_BATCH, max(count, 4), width), {0: "B", 1: "S"})
+    return TracedInput(torch.zeros(_TRACED_BATCH, max(count, 4), width), {0: "B", 1: "S"})
 
 
-def _trace(module: nn.Module, inputs: Mapping[str, _Input], target: str) -> onnx.ModelProto:
+def trace_graph(
+    module: nn.Module, inputs: Mapping[str, TracedInput], target: str
+) -> onnx.ModelProto:
+    """Traces a module with one output.
+
+    Args:
+        module: what to trace; it takes the inputs in their order.
+        inputs: name -> what to trace with; axes of one name have one size.
+        target: name of the output.
+    """
     # torch.export's tracer and not TorchScript: it resolves shape arithmetic, where the
     # other leaves hundreds of nodes behind (98 against 608 on an EfficientNet-Lite).
     axes = {axis: torch.export.Dim(axis) for i in inputs.values() for axis in i.axes.values()}

@@ -39,12 +39,21 @@ def load_pretrained(backbone: Backbone) -> None:
     Raises:
         PretrainedError: neither has them.
     """
-    state = _packaged_state(backbone.name) or _timm_state(backbone.name)
+    state = read_pretrained(backbone.name)
     own = backbone.body.state_dict()
     missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
     if missing:
         raise PretrainedError(f"weights for {backbone.name} do not fit at {missing[0]}")
     backbone.body.load_state_dict({key: state[key] for key in own})
+
+
+def read_pretrained(name: str) -> dict[str, Tensor]:
+    """Returns the ImageNet weights of a timm model with its classifier, under timm's keys.
+
+    Raises:
+        PretrainedError: neither a package nor timm's source has them.
+    """
+    return _packaged_state(name) or _timm_state(name)
 
 
 def _packaged_state(name: str) -> dict[str, Tensor] | None:

@@ -4,7 +4,9 @@ In: tokens float [B, S, C] (or a feature map) and label embeddings [L, E]. Out: 
 Written from the paper (arXiv 2111.12933, section 3.4): text embedding -> linear -> ReLU ->
 label query; the decoder of `ml_decoder.py`; one pooling shared by all labels, since a label
 that was never trained can have none of its own. What depends on a label alone is a module of
-its own, which a service runs once a label. Next: `network.py`; `query_augmentation.py` trains it.
+its own, which a service runs once a label. Not in the paper: where the configuration has
+prototypes, the score of `conse.py`, scaled, is added to each logit. Next: `network.py`;
+`train_open` trains it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import ZeroShotMLDecoderConfig
+from models.conse import ConSE
 from models.ml_decoder import DecoderLayer
 from models.tokens import to_tokens
 
+_INITIAL_SCALE = 4.0  # of a cosine, whose differences between photos are about 0.1
+
 
 class ZeroShotMLDecoder(nn.Module):
-    """The head for open labels."""
+    """The head for open labels.
+
+    Attributes:
+        config: what was built.
+        conse: the classifier whose score is added to the logits; None without prototypes.
+    """
 
     def __init__(self, config: ZeroShotMLDecoderConfig) -> None:
         """Builds the projection of the text, the decoder layer and the shared pooling."""
@@ -30,6 +40,10 @@ class ZeroShotMLDecoder(nn.Module):
         self.embed = nn.Linear(config.encoder_width, width)
         self.layer = DecoderLayer(config)
         self.pool = nn.Linear(width, 1)
+        self.conse: ConSE | None = None
+        if config.num_prototypes:
+            self.conse = ConSE(config.encoder_width, config.num_prototypes, config.embedding_width)
+            self.scale = nn.Parameter(torch.tensor(_INITIAL_SCALE))
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Computes all that depends on the labels alone.
@@ -38,27 +52,37 @@ class ZeroShotMLDecoder(nn.Module):
             embeddings: float [L, E].
 
         Returns:
-            Label queries float [L, 2 * D]: the normalised queries and their projections for
-            the attention, side by side.
+            Label queries float [L, K]: the normalised queries [L, D] and their projections for
+            the attention [L, D] side by side; with ConSE, the embeddings of length 1 follow.
         """
         hidden = self.layer.prepare(functional.relu(self.project(embeddings)))  # [L, D]
-        return torch.cat([hidden, self.layer.attention.project(hidden)], dim=-1)
+        parts = [hidden, self.layer.attention.project(hidden)]
+        if self.conse is not None:
+            parts.append(functional.normalize(embeddings, dim=-1))
+        return torch.cat(parts, dim=-1)
 
     def score(self, features: Tensor, queries: Tensor) -> Tensor:
         """Scores encoded labels; each label's logit is independent of the others.
 
         Args:
             features: float tokens [B, S, C] or feature map [B, C, H, W].
-            queries: float [L, 2 * D], of `encode_labels`.
+            queries: float [L, K], of `encode_labels`.
 
         Returns:
             Logits float [B, L].
         """
-        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
-        hidden, projected = queries.unsqueeze(0).chunk(2, dim=-1)  # [1, L, D] each
-        decoded = self.layer.decode(hidden, projected, tokens)  # [B, L, D]
+        tokens, width = to_tokens(features), self.config.decoder_width
+        embedded = functional.relu(self.embed(tokens))  # [B, S, D]
+        hidden = queries[:, :width].unsqueeze(0)  # [1, L, D]
+        projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
+        decoded = self.layer.decode(hidden, projected, embedded)  # [B, L, D]
         logits: Tensor = self.pool(decoded).squeeze(-1)
-        return logits
+        if self.conse is None:
+            return logits
+        cosines = self.conse(tokens, queries[:, 2 * width :])
+        # The classifier learns from its teacher alone: what raises the labels at hand would
+        # bend its probabilities away from the names that they stand for.
+        return logits + self.scale * (cosines.detach() if self.training else cosines)
 
     def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
         """Maps features and label embeddings float [L, E] to logits [B, L]."""
@@ -74,7 +98,7 @@ class LabelEncoder(nn.Module):
         self.head = head
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Maps embeddings float [L, E] to label queries [L, 2 * D]."""
+        """Maps embeddings float [L, E] to label queries [L, K]."""
         return self.head.encode_labels(embeddings)
 
 
@@ -87,5 +111,5 @@ class LabelScorer(nn.Module):
         self.head = head
 
     def forward(self, tokens: Tensor, queries: Tensor) -> Tensor:
-        """Maps tokens float [B, S, C] and label queries [L, 2 * D] to logits [B, L]."""
+        """Maps tokens float [B, S, C] and label queries [L, K] to logits [B, L]."""
         return self.head.score(tokens, queries)

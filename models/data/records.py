@@ -28,12 +28,14 @@ class LabelledImage:
         split: `train`, `val` or `test`.
         labels: names present.
         absent: names known to be absent; only read where the folder is not complete.
+        concepts: further names present, from a caption; whether others are is unknown.
     """
 
     path: Path
     split: str
     labels: tuple[str, ...]
     absent: tuple[str, ...] = ()
+    concepts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

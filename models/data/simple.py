@@ -1,6 +1,7 @@
 """This project's own layout: `labels.json` and `images/`.
 
-`labels.json` is {name, label_names, images: {file: {split, labels}}}.
+`labels.json` is {name, label_names, images: {file: {split, labels}}}; an image may have
+`caption_concepts` too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ def read_simple(path: Path) -> LabelledFolder:
     """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError."""
     index = json.loads((path / INDEX).read_text())
     images = tuple(
-        LabelledImage(path / "images" / file, entry["split"], tuple(entry["labels"]))
+        LabelledImage(
+            path / "images" / file,
+            entry["split"],
+            tuple(entry["labels"]),
+            concepts=tuple(entry.get("caption_concepts", ())),
+        )
         for file, entry in sorted(index["images"].items())
     )
     names = tuple(index["label_names"])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+RecipeT = TypeVar("RecipeT", bound=BaseModel)
 
 
 class RecipeError(Exception):
@@ -113,6 +115,15 @@ def read_recipe(path: Path | None, overrides: dict[str, Any]) -> Recipe:
     Raises:
         RecipeError: an unreadable file, an unknown field or a value out of range.
     """
+    return read_fields(Recipe, path, overrides)
+
+
+def read_fields(kind: type[RecipeT], path: Path | None, overrides: dict[str, Any]) -> RecipeT:
+    """Reads a recipe of any kind, as `read_recipe` does.
+
+    Raises:
+        RecipeError: an unreadable file, an unknown field or a value out of range.
+    """
     values: dict[str, Any] = {}
     if path is not None:
         try:
@@ -120,7 +131,7 @@ def read_recipe(path: Path | None, overrides: dict[str, Any]) -> Recipe:
         except (OSError, ValueError) as error:
             raise RecipeError(f"cannot read the recipe {path}") from error
     try:
-        return Recipe.model_validate(values | overrides)
+        return kind.model_validate(values | overrides)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -1,0 +1,95 @@
+"""Thresholds of open labels: one for all, and own ones where photos with the truth allow.
+
+In: graphs and labelled photos. Out: the global threshold, and label sets with thresholds.
+Next: `build.py`. The global one is the point of best F1 over all labels at once that were not
+trained with every photo's truth: what a label added by a user is.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from export.accuracy import to_scores
+from export.calibrate import calibrate_labels, find_best_f1
+from export.errors import UnusablePhotosError
+from export.graphs import Graphs
+from export.open_source import OpenSource
+from export.open_variants import embed_names, predict_open_logits
+from export.photos import LabelledPhotos, Splits, select_photos
+from export.source import Source
+from models.data import read_labelled_folder
+from service.labels.definition import LabelSetRecord
+
+_log = logging.getLogger(__name__)
+
+
+def choose_threshold(opened: OpenSource, source: Source, graphs: Graphs) -> float | None:
+    """Returns the score (0..1) at and above which an open label is predicted.
+
+    Args:
+        opened: the head, and the photos that were asked for; without any it is None.
+        source: the encoder's.
+        graphs: of the precision that will mostly be served.
+
+    Raises:
+        UnusablePhotosError: every label of the photos was trained, or none of the others is
+            on any of them.
+        models.data.DataError: the photos cannot be read.
+    """
+    request = opened.request
+    if request.photos is None:
+        return None
+    folder = read_labelled_folder(request.photos)
+    photos = select_photos(folder, request.split, folder.label_names)
+    columns = [i for i, n in enumerate(folder.label_names) if n not in opened.origin.label_names]
+    targets = photos.targets[:, columns]
+    if not targets.any():
+        raise UnusablePhotosError(f"{photos.dataset} shows no label that was not trained")
+    names = [folder.label_names[i] for i in columns]
+    logits = predict_open_logits(graphs, embed_names(opened, names), photos, source.contract)
+    best = find_best_f1(to_scores(logits).ravel(), targets.ravel())
+    _log.info(
+        "open labels: threshold %.3f, precision %.2f and recall %.2f over %d labels of %s",
+        *(best.threshold, best.precision, best.recall, len(names), photos.dataset),
+    )
+    return best.threshold
+
+
+def calibrate_label_sets(
+    opened: OpenSource, source: Source, splits: Splits | None, graphs: Graphs
+) -> tuple[LabelSetRecord, ...]:
+    """Gives labels of ready sets that are trained labels too their own thresholds.
+
+    A threshold that a set's file gives stays.
+
+    Args:
+        opened: the head and its label sets.
+        source: names of the trained labels.
+        splits: photos with the truth on these; None leaves the sets as they are.
+        graphs: of the precision that will mostly be served.
+    """
+    if splits is None or not opened.label_sets:
+        return opened.label_sets
+    thresholds = _find_thresholds(opened, source, splits.val, graphs)
+    return tuple(
+        record.model_copy(
+            update={
+                "labels": tuple(
+                    label
+                    if label.threshold is not None or label.prompt or label.embedding
+                    else label.model_copy(update={"threshold": thresholds.get(label.name)})
+                    for label in record.labels
+                )
+            }
+        )
+        for record in opened.label_sets
+    )
+
+
+def _find_thresholds(
+    opened: OpenSource, source: Source, photos: LabelledPhotos, graphs: Graphs
+) -> dict[str, float]:
+    embeddings = embed_names(opened, source.label_names)
+    logits = predict_open_logits(graphs, embeddings, photos, source.contract)
+    labels = calibrate_labels(source.label_names, to_scores(logits), photos.targets)
+    return {label.name: label.threshold for label in labels if label.threshold is not None}

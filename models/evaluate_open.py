@@ -1,0 +1,157 @@
+"""The command: `python -m models.evaluate_open --open-head FILE --checkpoint FILE --data FOLDER`.
+
+In: an open head, the checkpoint of its encoder and a labelled folder. Out: mean average
+precision, in percent, over the labels that the head was trained on and over the others, with
+two baselines measured on the same photos: chance, and ConSE of the untouched backbone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from models.conse import compare
+from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.layouts import CheckpointError
+from models.metrics import average_precisions
+from models.open_head import OpenHeadCheckpoint, read_open_head
+from models.pretrained import PretrainedError
+from models.teacher import share_stages
+from models.text import TextEncoderError, read_text_encoder
+from models.train.views import Photos, evaluation_transform
+from models.train_open.sources import Sources, read_sources
+
+_BATCH = 8
+
+
+@dataclass(frozen=True, eq=False)
+class OpenScores:
+    """Average precision of every label of a data set, percent, float [L]; NaN without positives.
+
+    Attributes:
+        head: of the open head.
+        conse: of the untouched backbone's classifier.
+        chance: of any ranking, in the mean: the share of photos that have the label.
+        positives: number of photos that have the label.
+    """
+
+    head: Tensor
+    conse: Tensor
+    chance: Tensor
+    positives: Tensor
+
+    def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
+        """Returns the mean of each over the labels that a bool [L] chooses."""
+        return {
+            name: float(getattr(self, name)[chosen].mean()) for name in ("head", "conse", "chance")
+        }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    arguments = _parser().parse_args(argv)
+    try:
+        folder = read_labelled_folder(arguments.data)
+        opened = read_open_head(arguments.open_head)
+        sources = read_sources(arguments.checkpoint, read_text_encoder(arguments.text_encoder))
+        scores = evaluate_open(opened, sources, folder, arguments.split)
+    except (CheckpointError, DataError, PretrainedError, TextEncoderError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.each:
+        _print_labels(folder.label_names, scores)
+    _print_groups(folder.label_names, scores, opened, arguments.min_positives)
+    return 0
+
+
+@torch.inference_mode()
+def evaluate_open(
+    opened: OpenHeadCheckpoint, sources: Sources, folder: LabelledFolder, split: str
+) -> OpenScores:
+    """Measures an open head and the baselines on photos whose labels are complete.
+
+    Args:
+        opened: the head.
+        sources: its encoder, the untouched backbone and the text encoder.
+        folder: the data set.
+        split: which photos.
+
+    Raises:
+        CheckpointError: the head belongs to another encoder or embedding space.
+        DataError: the split is empty.
+    """
+    opened.check_encoder(sources.encoder)
+    opened.check_text_encoder(sources.text)
+    head, template = opened.head, opened.head.config.embedding_template
+    labels = sources.text.embed_names(folder.label_names, template)
+    names = sources.text.embed_names(sources.teacher.names, template)
+    images = folder.split(split)
+    photos = Photos(images, folder.targets(images), evaluation_transform(sources.prepared))
+    found, baseline = [], []
+    for tokens, logits in _encode(photos, sources):
+        found.append(head(tokens, labels))
+        baseline.append(compare(logits, names, labels))
+    return OpenScores(
+        head=average_precisions(torch.cat(found), photos.targets),
+        conse=average_precisions(torch.cat(baseline), photos.targets),
+        chance=photos.targets.mean(dim=0) * 100,
+        positives=photos.targets.sum(dim=0),
+    )
+
+
+def _encode(photos: Photos, sources: Sources) -> Iterator[tuple[Tensor, Tensor]]:
+    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
+    for images, _ in tqdm(DataLoader(photos, _BATCH), desc="photos"):
+        features = shared(images)
+        yield own(features), sources.teacher.classify(others(features))
+
+
+def _print_labels(names: tuple[str, ...], scores: OpenScores) -> None:
+    print(f"{'label':20} {'head':>7} {'ConSE':>7} {'chance':>7} positives")
+    for i, name in enumerate(names):
+        row = f"{scores.head[i]:7.2f} {scores.conse[i]:7.2f} {scores.chance[i]:7.2f}"
+        print(f"{name:20} {row} {int(scores.positives[i]):9}")
+
+
+def _print_groups(
+    names: tuple[str, ...], scores: OpenScores, opened: OpenHeadCheckpoint, min_positives: int
+) -> None:
+    origin = opened.origin
+    trained = torch.tensor([name in origin.label_names for name in names])
+    mentioned = torch.tensor([name in origin.concept_names for name in names])
+    enough = scores.positives >= min_positives
+    groups = {
+        "trained labels": trained,
+        "other labels": ~trained,
+        "of these, no concept": ~trained & ~mentioned,
+    }
+    print(f"{'mAP over':24} {'labels':>6} {'head':>7} {'ConSE':>7} {'chance':>7}")
+    for title, group in groups.items():
+        means = scores.mean_over(group & enough)
+        figures = " ".join(f"{means[name]:7.2f}" for name in ("head", "conse", "chance"))
+        print(f"{title:24} {int((group & enough).sum()):6} {figures}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m models.evaluate_open", description=__doc__)
+    add = parser.add_argument
+    add("--open-head", type=Path, required=True, help="checkpoint of the open head")
+    add("--checkpoint", type=Path, required=True, help="checkpoint of its encoder")
+    add("--data", type=Path, required=True, help="labelled folder, labels complete")
+    add("--split", default="test")
+    add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
+    add("--min-positives", type=int, default=5, help="fewest photos with a label that counts")
+    add("--each", action="store_true", help="print every label too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

