@@ -43,13 +43,21 @@ format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
 	$(DEV_BIN)/ruff format .
 
+TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
+AVERAGE = $(DEV_BIN)/python -m models.average
+WEIGHTS = model.safetensors
+
 bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, RUN; hours on two cores)
-	$(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache \
-		--recipe models/recipes/lite0.toml --out $(RUN)/first
-	$(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache \
-		--recipe models/recipes/lite0_refine.toml --init $(RUN)/first/model.safetensors \
+	$(TRAIN) --recipe models/recipes/lite0.toml --out $(RUN)/first
+	$(TRAIN) --recipe models/recipes/lite0_refine.toml --init $(RUN)/first/$(WEIGHTS) \
 		--out $(RUN)/second
-	$(DEV_BIN)/python -m export --checkpoint $(RUN)/second/model.safetensors --photos $(DATA) \
+	$(AVERAGE) --out $(RUN)/middle.safetensors \
+		$(RUN)/first/$(WEIGHTS)=0.4 $(RUN)/second/$(WEIGHTS)=0.6
+	$(TRAIN) --recipe models/recipes/lite0_settle.toml --init $(RUN)/middle.safetensors \
+		--out $(RUN)/third
+	$(AVERAGE) --out $(RUN)/$(WEIGHTS) \
+		$(RUN)/second/$(WEIGHTS)=0.4 $(RUN)/third/$(WEIGHTS)=0.6
+	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
 		--precision fp32,int8 --compact-weights --model-version 1.0.0 --license Apache-2.0 \
 		--out $(BUNDLE)
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -187,7 +188,7 @@ class Batcher(Generic[ItemT, ResultT]):
             return None
         if self._draining or len(self._line) >= self._max_batch_size:
             return 0
-        waited = asyncio.get_running_loop().time() - self._line.oldest.arrived
+        waited = time.perf_counter() - self._line.oldest.arrived
         return max(0.0, self._max_wait_seconds - waited)
 
     def _start_run(self) -> None:
@@ -204,7 +205,7 @@ class Batcher(Generic[ItemT, ResultT]):
     async def _run(self, batch: list[Waiting[ItemT, ResultT]], alone: bool) -> None:
         loop = asyncio.get_running_loop()
         items = [waiting.item for waiting in batch]
-        started = loop.time()
+        started = time.perf_counter()
         self._counts["batches"] += 1
         self._counts["items"] += len(items)
         try:
@@ -220,7 +221,7 @@ class Batcher(Generic[ItemT, ResultT]):
             known = isinstance(error, InferenceFailed)
             fail_all(batch, error if known else InferenceFailed("the run raised an error"))
             return
-        seconds = loop.time() - started
+        seconds = time.perf_counter() - started
         for waiting, result in zip(batch, results, strict=True):
             if not waiting.future.done():
                 queued = started - waiting.arrived

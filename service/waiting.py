@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,8 +43,9 @@ class Waiting(Generic[ItemT, ResultT]):
 
     Attributes:
         item: what is to be run.
-        arrived: when it joined, seconds on the event loop's clock.
-        deadline: when nobody wants its result any more, seconds on the same clock.
+        arrived: when it joined, seconds of `time.perf_counter`, which is finer than the event
+            loop's clock.
+        deadline: when nobody wants its result any more, seconds on the event loop's clock.
         future: done when the item has its result, or when its client has left.
     """
 
@@ -79,7 +81,7 @@ class WaitingLine(Generic[ItemT, ResultT]):
         if len(self._line) >= self._size:
             raise QueueFull("no place in the queue")
         loop = asyncio.get_running_loop()
-        waiting = Waiting[ItemT, ResultT](item, loop.time(), deadline, loop.create_future())
+        waiting = Waiting[ItemT, ResultT](item, time.perf_counter(), deadline, loop.create_future())
         self._line.append(waiting)
         return waiting
 

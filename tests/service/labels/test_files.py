@@ -90,13 +90,14 @@ def test_file_that_cannot_be_used_is_refused_with_its_reason(
 
 class Intruder:
     def __reduce__(self) -> tuple[Any, ...]:
-        return (pytest.fail, ("code of a pickle ran",))
+        return (exec, ("raise AssertionError('code of a pickle ran')",))
 
 
 def test_pickle_inside_an_npz_is_never_loaded() -> None:
     objects = np.empty(1, object)
     objects[0] = Intruder()
-    assert b"fail" in pickle.dumps(objects)
+    with pytest.raises(AssertionError, match="ran"):
+        pickle.loads(pickle.dumps(objects))
     for arrays in (
         {"names": objects, "embeddings": np.ones((1, 3))},
         {"names": np.array(["a"]), "embeddings": objects},
@@ -109,8 +110,7 @@ def test_header_that_claims_more_than_there_is_allocates_nothing() -> None:
     content = good_npz().replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
     huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
     stream = io.BytesIO()
-    np.lib.format.write_magic(stream, (1, 0))
-    stream.write(len(huge).to_bytes(2, "little") + huge)
+    stream.write(np.lib.format.magic(1, 0) + len(huge).to_bytes(2, "little") + huge)
     buffer = io.BytesIO(make_npz(names=np.array(["a"])))
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr("embeddings.npy", stream.getvalue())

@@ -31,8 +31,10 @@ from service.labels.store import LabelStore, Limits
 SPACE = "a" * 64
 
 
-def open_store(location: str, *, space: str = SPACE, sets: int = 5) -> LabelStore:
-    database = open_database(location, patience_seconds=0.2)
+def open_store(
+    location: str, *, space: str = SPACE, sets: int = 5, patience_seconds: float = 20.0
+) -> LabelStore:
+    database = open_database(location, patience_seconds=patience_seconds)
     return LabelStore(database, space, Limits(sets=sets, labels=20))
 
 
@@ -217,7 +219,7 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
 
 def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
-    store = open_store(str(path))
+    store = open_store(str(path), patience_seconds=0.2)
     version = put(store, "pets", "cat")
     locker = sqlite3.connect(path, isolation_level=None)
     locker.execute("BEGIN EXCLUSIVE")

@@ -1,0 +1,57 @@
+"""What a bundle's graphs cost on one core, without the service around them.
+
+    python -m tests.benchmarks.model_cost [--bundle bundles/ml-decoder-lite0]
+
+In: a bundle. Out: milliseconds an image of encoder and head, median and the fastest tenth, for
+each precision. The precisions take turns run by run, so that a busy machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from service.bundle import load_bundle
+from service.sessions import open_session
+
+
+def main() -> None:
+    """Measures as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
+    parser.add_argument("--rounds", type=int, default=100)
+    arguments = parser.parse_args()
+    bundle = load_bundle(arguments.bundle)
+    sessions = {
+        precision: [
+            open_session(bundle, graph, "cpu", precision, 1)
+            for graph in ("encoder", "trained_head")
+        ]
+        for precision in bundle.precisions()
+    }
+    size = bundle.card.input
+    stream = np.random.default_rng(0)
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        image = stream.integers(0, 256, (1, size.height, size.width, 3), dtype=np.uint8)
+        for precision, (encoder, head) in sessions.items():
+            started = time.perf_counter()
+            (tokens,) = encoder.run(["tokens"], {"images": image})
+            encoded = time.perf_counter()
+            head.run(["logits"], {"tokens": tokens})
+            done = time.perf_counter()
+            seconds[precision, "encoder"].append(encoded - started)
+            seconds[precision, "head"].append(done - encoded)
+            seconds[precision, "both"].append(done - started)
+    print(f"{'ms an image, one core':24} {'median':>8} {'fastest tenth':>14}")
+    for (precision, part), found in seconds.items():
+        median, fast = (np.quantile(found, share) * 1000 for share in (0.5, 0.1))
+        print(f"{precision + ' ' + part:24} {median:8.2f} {fast:14.2f}")
+
+
+if __name__ == "__main__":
+    main()

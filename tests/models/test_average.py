@@ -1,0 +1,84 @@
+"""Averaging checkpoints: the mean of the weights, of one network only."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.average import main
+from models.checkpoints import read_checkpoint, write_checkpoint
+from models.config import GapConfig, InputConfig, NetworkConfig
+from models.network import Network
+
+LABELS = ("cat", "dog")
+
+
+def write_network(path: Path, seed: int, labels: tuple[str, ...] = LABELS) -> Network:
+    """Writes a tiny network with random weights."""
+    torch.manual_seed(seed)
+    config = NetworkConfig(
+        backbone="test_efficientnet",
+        input=InputConfig(height=32, width=32),
+        head=GapConfig(num_classes=len(labels), encoder_width=256),
+    )
+    network = Network(config).eval()
+    write_checkpoint(path, network, labels, {"seed": str(seed)})
+    return network
+
+
+def test_average_has_the_weighted_mean_of_every_weight(tmp_path: Path) -> None:
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    first, second = write_network(a, 1), write_network(b, 2)
+    assert main(["--out", str(out), f"{a}=0.25", f"{b}=0.75"]) == 0
+    averaged = read_checkpoint(out)
+    for key, found in averaged.network.state_dict().items():
+        if found.is_floating_point():
+            expected = 0.25 * first.state_dict()[key] + 0.75 * second.state_dict()[key]
+            torch.testing.assert_close(found, expected)
+    assert averaged.label_names == LABELS
+    assert averaged.notes["average"].startswith("0.25 ")
+
+
+def test_share_of_one_changes_nothing(tmp_path: Path) -> None:
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    first = write_network(a, 1)
+    write_network(b, 2)
+    assert main(["--out", str(out), f"{b}=0", f"{a}=1"]) == 0
+    found = read_checkpoint(out).network.state_dict()
+    for key, expected in first.state_dict().items():
+        torch.testing.assert_close(found[key], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shares", "message"),
+    [
+        (("cat", "cow"), (0.5, 0.5), "different networks or labels"),
+        (("cat", "dog", "cow"), (0.5, 0.5), "different networks or labels"),
+        (LABELS, (0.5, 0.6), "do not sum to 1"),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    labels: tuple[str, ...],
+    shares: tuple[float, float],
+    message: str,
+) -> None:
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    write_network(a, 1)
+    write_network(b, 2, labels)
+    assert main(["--out", str(out), f"{a}={shares[0]}", f"{b}={shares[1]}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+    assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "model.safetensors=half", "=1"])
+def test_part_without_a_share_is_refused(tmp_path: Path, part: str) -> None:
+    out, good = tmp_path / "out.safetensors", tmp_path / "good.safetensors"
+    with pytest.raises(SystemExit):
+        main(["--out", str(out), part])
+    write_network(good, 1)
+    assert main(["--out", str(out), f"{good}=1"]) == 0

@@ -1,0 +1,132 @@
+"""`ml-decoder labels`: what is written to the store is there for every other command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.bundle import Bundle
+from service.cli import commands
+from tests.photos import make_photo
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    open_bundle: Bundle,
+    tmp_path: Path,
+) -> Run:
+    """Runs the command line on one bundle and one store; gives exit code, stdout, stderr."""
+    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
+    monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(tmp_path / "labels.db"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run_main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            commands.main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return run_main
+
+
+def list_names(run: Run) -> list[str]:
+    _, out, _ = run("labels", "list", "--json")
+    return [json.loads(line)["name"] for line in out.splitlines()]
+
+
+def test_added_set_is_listed_predicted_with_and_removed(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("labels", "add", "zoo", "--label", "yak", "--label", "newt", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["num_labels"] == 2
+    assert list_names(run) == ["trained", "everyday", "zoo"]
+    photo = tmp_path / "a.png"
+    photo.write_bytes(make_photo())
+    _, out, _ = run("predict", photo, "--label-set", "zoo", "--top-k", 9, "--json")
+    assert {label["label"] for label in json.loads(out)["labels"]} == {"yak", "newt"}
+    assert run("labels", "remove", "zoo")[0] == 0
+    assert list_names(run) == ["trained", "everyday"]
+
+
+def test_candidate_labels_of_one_call(run: Run, tmp_path: Path) -> None:
+    photo = tmp_path / "a.png"
+    photo.write_bytes(make_photo())
+    _, out, _ = run("predict", photo, "--candidate-label", "yak", "--top-k", 9, "--json")
+    assert [label["label"] for label in json.loads(out)["labels"]] == ["yak"]
+
+
+def test_labels_of_a_file_are_added(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "anything.json"
+    file.write_text('{"labels": ["yak"]}')
+    assert run("labels", "add", "zoo", "--file", file)[0] == 0
+    assert "zoo" in list_names(run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("add", "zoo"), "either --label or --file"),
+        (("add", "zoo", "--file", "none.json"), "none.json"),
+        (("add", "zoo", "--label", "a", "--label", "a"), "stands twice"),
+        (("add", "../zoo", "--label", "a"), "pattern"),
+        (("add", "trained", "--label", "a"), "cannot be changed"),
+        (("add", "everyday", "--label", "a"), "cannot be changed"),
+        (("remove", "none"), "no such label set"),
+        (("calibrate", "none", "--photos", "nowhere"), "No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    run: Run, arguments: tuple[str, ...], reason: str
+) -> None:
+    code, _, err = run("labels", *arguments)
+    assert code == 2
+    assert reason in err
+    assert err.count("\n") == 1
+    assert list_names(run) == ["trained", "everyday"]
+
+
+def test_other_set_of_the_name_needs_replace(run: Run) -> None:
+    assert run("labels", "add", "zoo", "--label", "yak")[0] == 0
+    code, _, err = run("labels", "add", "zoo", "--label", "newt")
+    assert (code, "has this name" in err) == (2, True)
+    assert run("labels", "add", "zoo", "--label", "newt", "--replace")[0] == 0
+
+
+def test_calibrate_gives_thresholds_that_part_the_photos(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    (folder / "images").mkdir(parents=True)
+    for seed in range(20):
+        (folder / "images" / f"{seed}.png").write_bytes(make_photo(seed))
+    run("labels", "add", "zoo", "--label", "yak", "--label", "newt")
+    files = sorted((folder / "images").iterdir())
+    _, out, _ = run("predict", *files, "--label-set", "zoo", "--top-k", 9, "--json")
+    scores = {}
+    for line in out.splitlines():
+        record = json.loads(line)
+        scores[Path(record["photo"]).name] = {la["label"]: la["score"] for la in record["labels"]}
+    best = sorted(scores, key=lambda name: scores[name]["yak"], reverse=True)[:8]
+    images = {name: {"split": "val", "labels": ["yak"] * (name in best)} for name in scores}
+    listing = {"name": "zoo", "label_names": ["yak", "newt"], "images": images}
+    (folder / "labels.json").write_text(json.dumps(listing))
+
+    code, out, err = run("labels", "calibrate", "zoo", "--photos", folder, "--json")
+
+    assert (code, err) == (0, "")
+    thresholds = json.loads(out)["thresholds"]
+    assert set(thresholds) == {"yak"}, "newt has no photo, so it keeps what it had"
+    others = [row["yak"] for name, row in scores.items() if name not in best]
+    assert max(others) < thresholds["yak"] < min(scores[name]["yak"] for name in best)
+    _, out, _ = run("predict", *files, "--label-set", "zoo", "--include", "yak", "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert {Path(r["photo"]).name for r in found if r["labels"]} == set(best)
+    assert all(label["calibrated"] for record in found for label in record["labels"])

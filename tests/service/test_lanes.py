@@ -1,0 +1,134 @@
+"""A batch of any mixture of heads gives each image what it would get alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from service import lanes
+from service.bundle import Bundle, BundleError, write_bundle
+from service.engine import Engine, open_engine
+from service.errors import InferenceFailed
+from service.images import PixelArray
+from service.selection import Head
+from tests.tiny_bundle import (
+    QUERY_WIDTH,
+    SIDE,
+    open_card,
+    open_draft,
+    open_graphs,
+    tiny_head,
+    tiny_open_head,
+)
+
+# Runs over other numbers of images or labels may sum in another order.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def engine(open_bundle: Bundle) -> Engine:
+    engine = open_engine(open_bundle, device="cpu", max_batch_size=4, threads=2)
+    engine.warm_up(QUERY_WIDTH)
+    return engine
+
+
+def random_images(seed: int, count: int) -> PixelArray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def random_queries(seed: int, count: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(count, QUERY_WIDTH)).astype(np.float32)
+
+
+def run_one(engine: Engine, image: PixelArray, head: Head) -> NDArray[np.float32]:
+    ((logits,),) = engine.run(image[None], [[head]], alone=True)
+    return logits
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 40), data=st.data())
+def test_adding_labels_never_changes_the_logit_of_another(
+    engine: Engine, seed: int, size: int, data: st.DataObject
+) -> None:
+    (image,), queries = random_images(seed, 1), random_queries(seed, size)
+    some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=size))
+
+    whole = run_one(engine, image, queries)
+
+    np.testing.assert_allclose(
+        run_one(engine, image, queries[some]), whole[some], atol=TOLERANCE, rtol=0
+    )
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    asked=st.lists(
+        st.lists(st.sampled_from(["trained", "a", "b", "c"]), unique=True, max_size=4),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_mixed_batch_gives_each_image_what_it_asks_for(
+    engine: Engine, seed: int, asked: list[list[str]]
+) -> None:
+    images = random_images(seed, len(asked))
+    heads: dict[str, Head] = {name: random_queries(i, 5 + i) for i, name in enumerate("abc")}
+    heads["trained"] = None
+
+    answers = engine.run(images, [[heads[name] for name in names] for names in asked])
+
+    for image, names, answer in zip(images, asked, answers, strict=True):
+        assert len(answer) == len(names)
+        for name, logits in zip(names, answer, strict=True):
+            alone = run_one(engine, image, heads[name])
+            np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("per_run", [1, 3, 10, 11])
+def test_chunks_of_labels_give_the_logits_of_the_whole(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, per_run: int
+) -> None:
+    images, queries = random_images(3, 2), random_queries(3, 10)
+    whole = [logits for (logits,) in engine.run(images, [[queries]] * 2)]
+
+    monkeypatch.setattr(lanes, "LABELS_PER_RUN", per_run)
+    chunked = [logits for (logits,) in engine.run(images, [[queries]] * 2)]
+
+    np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
+
+
+def test_many_labels_are_run_in_chunks(engine: Engine) -> None:
+    queries = random_queries(0, 2 * lanes.LABELS_PER_RUN + 1)
+    logits = run_one(engine, random_images(0, 1)[0], queries)
+    assert logits.shape == (len(queries),)
+    assert np.isfinite(logits).all()
+
+
+def test_failure_of_the_open_head_costs_only_its_batch(engine: Engine) -> None:
+    images = random_images(1, 2)
+    with pytest.raises(InferenceFailed):
+        engine.run(images, [[None], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
+    assert len(engine.run(images, [[None], [random_queries(0, 2)]])) == 2
+
+
+def test_open_head_that_takes_other_queries_is_found_by_the_warm_up(tmp_path: Path) -> None:
+    draft = open_draft()
+    graphs = {**open_graphs(), "open_head": {"fp32": tiny_open_head(query_width=QUERY_WIDTH + 1)}}
+    object.__setattr__(draft, "graphs", graphs)
+    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    with pytest.raises(BundleError, match="do not run"):
+        open_engine(bundle, device="cpu").warm_up(QUERY_WIDTH)
+
+
+def test_graph_in_the_place_of_the_open_head_is_refused(tmp_path: Path) -> None:
+    draft = open_draft(open_card())
+    object.__setattr__(draft, "graphs", {**open_graphs(), "open_head": {"fp32": tiny_head()}})
+    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    with pytest.raises(BundleError, match="open_head has tokens where it should have only"):
+        open_engine(bundle, device="cpu")
