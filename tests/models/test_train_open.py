@@ -99,9 +99,7 @@ WEIGHTS = {"labels": "label_weight", "concepts": "concept_weight",
 
 
 @pytest.mark.parametrize("loss", WEIGHTS)
-def test_a_loss_on_its_own_falls(
-    loss: str, photos: Path, sources: Sources, tmp_path: Path
-) -> None:
+def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_path: Path) -> None:
     others = {weight: 0.0 for name, weight in WEIGHTS.items() if name != loss}
     recipe = RECIPE.model_copy(update={**others, "epochs": 8, "random_queries": 0, "views": 1})
     train(make_place(photos, tmp_path / "run"), recipe, sources, ())
