@@ -8,6 +8,7 @@ trained with every photo's truth: what a label added by a user is.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from export.accuracy import to_scores
 from export.calibrate import calibrate_labels, find_best_f1
@@ -59,19 +60,19 @@ def calibrate_label_sets(
     if splits is None or not opened.label_sets:
         return opened.label_sets
     thresholds = _find_thresholds(opened, source, splits.val, graphs)
-    return tuple(
-        record.model_copy(
-            update={
-                "labels": tuple(
-                    label
-                    if label.threshold is not None or label.prompt or label.embedding
-                    else label.model_copy(update={"threshold": thresholds.get(label.name)})
-                    for label in record.labels
-                )
-            }
-        )
-        for record in opened.label_sets
+    return tuple(_calibrate(record, thresholds) for record in opened.label_sets)
+
+
+def _calibrate(record: LabelSetRecord, thresholds: Mapping[str, float]) -> LabelSetRecord:
+    labels = tuple(
+        label
+        if label.threshold is not None or label.prompt or label.embedding
+        else label.model_copy(update={"threshold": thresholds.get(label.name)})
+        for label in record.labels
     )
+    own = sum(label.threshold is not None for label in labels)
+    _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
+    return record.model_copy(update={"labels": labels})
 
 
 def _find_thresholds(
