@@ -12,8 +12,10 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 SERVE := .venv-serve-$(RUNTIME)
 
-# make bundle: the labelled photos, and where checkpoints and logs go.
+# make bundle: the labelled photos (with caption_concepts, for the open head), others with labels
+# that these lack, and where checkpoints and logs go.
 DATA ?= data/coco18
+OPEN_DATA ?= data/coco80
 RUN ?= runs/ml-decoder-lite0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -47,7 +49,7 @@ TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
 AVERAGE = $(DEV_BIN)/python -m models.average
 WEIGHTS = model.safetensors
 
-bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, RUN; hours on two cores)
+bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DATA, RUN; hours on two cores)
 	$(TRAIN) --recipe models/recipes/lite0.toml --out $(RUN)/first
 	$(TRAIN) --recipe models/recipes/lite0_refine.toml --init $(RUN)/first/$(WEIGHTS) \
 		--out $(RUN)/second
@@ -57,9 +59,12 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, RUN; hou
 		--out $(RUN)/third
 	$(AVERAGE) --out $(RUN)/$(WEIGHTS) \
 		$(RUN)/second/$(WEIGHTS)=0.4 $(RUN)/third/$(WEIGHTS)=0.6
+	$(DEV_BIN)/python -m models.train_open --data $(DATA) --checkpoint $(RUN)/$(WEIGHTS) \
+		--cache $(RUN)/cache_open --out $(RUN)/open
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
 		--precision fp32,int8 --compact-weights --model-version 1.0.0 --license Apache-2.0 \
-		--out $(BUNDLE)
+		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \
+		--open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
 
 # The serving sets are resolved within the development set, so that all three agree.
 lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/

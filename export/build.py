@@ -99,7 +99,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
         graphs=_serialize(variants),
     )
     if opened is not None:
-        draft = _open_up(draft, opened, source, variants.graphs[variants.on_cpu], splits)
+        draft = _open_up(draft, opened, source, variants.served, splits)
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
     return bundle
@@ -138,7 +138,7 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
 
 def _calibrate(variants: Variants, source: Source, splits: Splits) -> tuple[Label, ...]:
     # With the graphs that will mostly be served: quantisation moves scores a little.
-    logits = predict_logits(variants.graphs[variants.on_cpu], splits.val, source.contract)
+    logits = predict_logits(variants.served, splits.val, source.contract)
     labels = calibrate_labels(source.label_names, to_scores(logits), splits.val.targets)
     found = sum(label.threshold is not None for label in labels)
     _log.info("calibrated %d thresholds on %s", found, splits.val.dataset)

@@ -8,16 +8,15 @@ trained with every photo's truth: what a label added by a user is.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from export.accuracy import to_scores
 from export.calibrate import calibrate_labels, find_best_f1
-from export.errors import UnusablePhotosError
 from export.graphs import Graphs
 from export.open_source import OpenSource
 from export.open_variants import embed_names, predict_open_logits
-from export.photos import LabelledPhotos, Splits, select_photos
+from export.photos import LabelledPhotos, Splits
 from export.source import Source
-from models.data import read_labelled_folder
 from service.labels.definition import LabelSetRecord
 
 _log = logging.getLogger(__name__)
@@ -27,30 +26,20 @@ def choose_threshold(opened: OpenSource, source: Source, graphs: Graphs) -> floa
     """Returns the score (0..1) at and above which an open label is predicted.
 
     Args:
-        opened: the head, and the photos that were asked for; without any it is None.
+        opened: the head, and photos to choose on; without any it is None.
         source: the encoder's.
         graphs: of the precision that will mostly be served.
-
-    Raises:
-        UnusablePhotosError: every label of the photos was trained, or none of the others is
-            on any of them.
-        models.data.DataError: the photos cannot be read.
     """
-    request = opened.request
-    if request.photos is None:
+    unseen = opened.unseen
+    if unseen is None:
         return None
-    folder = read_labelled_folder(request.photos)
-    photos = select_photos(folder, request.split, folder.label_names)
-    columns = [i for i, n in enumerate(folder.label_names) if n not in opened.origin.label_names]
-    targets = photos.targets[:, columns]
-    if not targets.any():
-        raise UnusablePhotosError(f"{photos.dataset} shows no label that was not trained")
-    names = [folder.label_names[i] for i in columns]
-    logits = predict_open_logits(graphs, embed_names(opened, names), photos, source.contract)
+    embeddings = embed_names(opened, unseen.names)
+    logits = predict_open_logits(graphs, embeddings, unseen.photos, source.contract)
+    targets = unseen.photos.targets
     best = find_best_f1(to_scores(logits).ravel(), targets.ravel())
     _log.info(
         "open labels: threshold %.3f, precision %.2f and recall %.2f over %d labels of %s",
-        *(best.threshold, best.precision, best.recall, len(names), photos.dataset),
+        *(best.threshold, best.precision, best.recall, len(unseen.names), unseen.photos.dataset),
     )
     return best.threshold
 
@@ -71,19 +60,19 @@ def calibrate_label_sets(
     if splits is None or not opened.label_sets:
         return opened.label_sets
     thresholds = _find_thresholds(opened, source, splits.val, graphs)
-    return tuple(
-        record.model_copy(
-            update={
-                "labels": tuple(
-                    label
-                    if label.threshold is not None or label.prompt or label.embedding
-                    else label.model_copy(update={"threshold": thresholds.get(label.name)})
-                    for label in record.labels
-                )
-            }
-        )
-        for record in opened.label_sets
+    return tuple(_calibrate(record, thresholds) for record in opened.label_sets)
+
+
+def _calibrate(record: LabelSetRecord, thresholds: Mapping[str, float]) -> LabelSetRecord:
+    labels = tuple(
+        label
+        if label.threshold is not None or label.prompt or label.embedding
+        else label.model_copy(update={"threshold": thresholds.get(label.name)})
+        for label in record.labels
     )
+    own = sum(label.threshold is not None for label in labels)
+    _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
+    return record.model_copy(update={"labels": labels})
 
 
 def _find_thresholds(

@@ -7,14 +7,17 @@ Next: `open_variants.py`.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from export.errors import ExportError, UnusableCheckpointError
+from export.errors import ExportError, UnusableCheckpointError, UnusablePhotosError
+from export.photos import LabelledPhotos, select_photos
 from export.source import Source
-from models.open_head import Origin, read_open_head
+from models.data import read_labelled_folder
+from models.open_head import read_open_head
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.card import EmbeddingSpace, OpenHead
@@ -42,22 +45,36 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, eq=False)
+class UnseenLabels:
+    """Labels that an open head was not trained with every photo's truth on, and photos of them.
+
+    What a user's own labels are to the head, these are as nearly as photos with the truth can
+    show; it may have met some of them as concepts of captions.
+
+    Attributes:
+        names: L labels.
+        photos: with the truth on them, targets int64 [n, L].
+    """
+
+    names: tuple[str, ...]
+    photos: LabelledPhotos
+
+
+@dataclass(frozen=True, eq=False)
 class OpenSource:
     """All that the export needs of an open head.
 
     Attributes:
-        request: what was asked for.
         head: in eval mode.
-        origin: where it comes from.
         text: the encoder of its embedding space.
         label_sets: ready label sets.
+        unseen: what the threshold of labels without one is chosen on, if anything.
     """
 
-    request: OpenRequest
     head: ZeroShotMLDecoder
-    origin: Origin
     text: TextEncoder
     label_sets: tuple[LabelSetRecord, ...]
+    unseen: UnseenLabels | None
 
     @property
     def template(self) -> str:
@@ -79,7 +96,9 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     Raises:
         UnusableCheckpointError: the head is for another encoder, or the other head is open too.
         ExportError: the text encoder or a label set cannot be used.
+        UnusablePhotosError: the photos show no label that was not trained.
         models.layouts.CheckpointError: the file cannot be read, or belongs to others.
+        models.data.DataError: the photos cannot be read.
     """
     if source.is_open:
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
@@ -94,7 +113,20 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is there twice")
-    return OpenSource(request, opened.head, opened.origin, text, sets)
+    trained = opened.origin.label_names
+    photos = request.photos
+    unseen = None if photos is None else _read_unseen(photos, request.split, trained)
+    return OpenSource(opened.head, text, sets, unseen)
+
+
+def _read_unseen(path: Path, split: str, trained: Collection[str]) -> UnseenLabels:
+    folder = read_labelled_folder(path)
+    photos = select_photos(folder, split, folder.label_names)
+    names = tuple(name for name in folder.label_names if name not in trained)
+    targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
+    if not targets.any():
+        raise UnusablePhotosError(f"{photos.dataset} shows no label that was not trained")
+    return UnseenLabels(names, replace(photos, targets=targets))
 
 
 def _read_label_set(path: Path) -> LabelSetRecord:

@@ -57,9 +57,9 @@ class Variants:
     defaults: dict[Device, Precision]
 
     @property
-    def on_cpu(self) -> Precision:
-        """The precision that a CPU runs by default."""
-        return self.defaults.get("cpu", "fp32")
+    def served(self) -> Graphs:
+        """What a CPU runs by default; a graph that comes in float32 alone is in that."""
+        return {**self.graphs["fp32"], **self.graphs[self.defaults.get("cpu", "fp32")]}
 
 
 def make_variants(

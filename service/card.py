@@ -96,7 +96,8 @@ class OpenHead(Record):
         kind: architecture, for example `ml_decoder`.
         embedding_space: the embeddings that it takes.
         threshold: score (0..1) at and above which a label without a threshold of its own is
-            predicted, chosen on labels held out of training; None where nobody measured it.
+            predicted, chosen on labels that were not trained with every photo's truth; None
+            where nobody measured it.
     """
 
     kind: str

@@ -21,7 +21,7 @@ import numpy as np
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
 from service.engine import Engine, open_engine
-from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
+from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull, StartError
 from service.images import DecodedImage, PixelArray, decode_image
 from service.labels.catalogue import Catalogue
 from service.labels.opening import open_catalogue
@@ -131,9 +131,15 @@ class Pipeline:
         """Loads the label sets and starts taking requests.
 
         Raises:
-            StartError: a label set of the bundle or the folder cannot be used.
+            StartError: a label set of the bundle or the folder cannot be used, or there is
+                none of the name of the default.
         """
         await self.catalogue.start()
+        try:
+            self.catalogue.check_default()
+        except StartError:
+            await self.catalogue.stop()
+            raise
         self._batcher.start()
         self._phase = "ready"
 

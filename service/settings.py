@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     """Folder with label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None
-    """Label set of requests that name none (default trained, or the bundle's first where the
-    model has no trained labels)."""
+    """Label set of requests that name none, or several with commas between (default trained,
+    or the bundle's first where the model has no trained labels)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
     """Seconds between two looks at the label store for what other processes wrote (default

@@ -19,7 +19,13 @@ import torch
 from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.layouts import CheckpointError
-from models.open_head import Origin, fingerprint_encoder, write_open_head
+from models.open_head import (
+    OpenHeadCheckpoint,
+    Origin,
+    fingerprint_encoder,
+    read_open_head,
+    write_open_head,
+)
 from models.pretrained import PretrainedError
 from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
@@ -31,6 +37,9 @@ from models.train_open.recipe import OpenRecipe, read_open_recipe
 from models.train_open.sources import Sources, read_sources
 from models.train_open.tokens import CachedTokens, TokenCache, training_views
 from models.zero_shot import ZeroShotMLDecoder
+
+# What a head may differ in from the one that it starts from.
+_OF_NO_WEIGHT = ("dropout", "embedding_encoder")
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
         text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
-        found = train(place, recipe, read_sources(arguments.checkpoint, text), hold_out)
+        init = None if arguments.init is None else read_open_head(arguments.init)
+        found = train(place, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
     except (
         RecipeError, DataError, PretrainedError, CheckpointError, TextEncoderError
     ) as error:  # fmt: skip
@@ -81,7 +91,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(
-    place: Place, recipe: OpenRecipe, sources: Sources, hold_out: Collection[str]
+    place: Place,
+    recipe: OpenRecipe,
+    sources: Sources,
+    hold_out: Collection[str],
+    init: OpenHeadCheckpoint | None = None,
 ) -> dict[str, float]:
     """Trains an open head and writes its checkpoint.
 
@@ -90,6 +104,7 @@ def train(
         recipe: every other choice.
         sources: encoder, teacher and text encoder.
         hold_out: names whose concepts are not trained on.
+        init: open head to start from, see `start_from`.
 
     Returns:
         mAP on validation, percent, of the labels and of the names held out.
@@ -97,12 +112,16 @@ def train(
     Raises:
         DataError: a split is empty, or there are no concepts.
         RecipeError: fewer photos than one batch takes.
+        CheckpointError: `init` is another kind of head than the recipe's.
     """
     seed_everything(recipe.seed)
     names = choose_names(place.data, hold_out)
     data = _prepare(place, recipe, sources, names)
     seed_everything(recipe.seed)
     head = build_open_head(recipe, sources, data.names.teacher)
+    if init is not None:
+        init.check_text_encoder(sources.text)
+        start_from(head, init.head)
     run = OpenRun(head, data, recipe, place.out, place.device)
     run.resume()
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
@@ -154,6 +173,19 @@ def build_open_head(
     return head
 
 
+def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
+    """Gives a head all weights of another, its ConSE classifier and the names of that included.
+
+    Raises:
+        CheckpointError: the two are built differently.
+    """
+    for name, wanted in head.config:
+        found = getattr(init.config, name)
+        if found != wanted and name not in _OF_NO_WEIGHT:
+            raise CheckpointError(f"the head to start from has {name} {found!r}, not {wanted!r}")
+    head.load_state_dict(init.state_dict())
+
+
 def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary) -> OpenData:
     cache = TokenCache(sources.encoder, sources.teacher, place.cache, place.device, place.workers)
 
@@ -189,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--text-encoder-name", help="name of the embedding space (default: the folder's)")
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be given again")  # fmt: skip
+    add("--init", type=Path, help="open head whose weights to start from")
     add("--recipe", type=Path, help="TOML file with any of the fields below")
     add("--cache", type=Path, help="folder of cached tokens")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")

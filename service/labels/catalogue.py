@@ -59,14 +59,14 @@ class CatalogueRules:
     """What clients may ask for.
 
     Attributes:
-        default_set: set of a request that names none; None takes the trained labels, else
-            the first fixed set.
+        default_sets: sets of a request that names none; without any it is the trained labels,
+            else the first fixed set.
         labels_per_set: most labels in a registered set.
         candidates: most candidate labels in a request.
         poll_seconds: how often the store is asked whether another process wrote.
     """
 
-    default_set: str | None
+    default_sets: tuple[str, ...]
     labels_per_set: int
     candidates: int
     poll_seconds: float
@@ -113,8 +113,7 @@ class Catalogue:
         """
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
-        first = next(iter([*self._fixed, *self._pending]), None)
-        self._default = rules.default_set or first
+        self._default = rules.default_sets or (*self._fixed, *self._pending)[:1]
         self._stored: dict[str, LabelSet] = {}
         self._revision = -1
         self._encoding = encoding
@@ -163,6 +162,16 @@ class Catalogue:
             await self._look(self.refresh)
             self._following = asyncio.create_task(self._follow(), name="label store")
 
+    def check_default(self) -> None:
+        """Makes sure that there is an answer to a request that names no set.
+
+        Raises:
+            StartError: there is no such set. Where the store is away it may yet be there.
+        """
+        unknown = [n for n in self._default if n not in self._fixed and n not in self._stored]
+        if unknown and not self._store_away:
+            raise StartError(f"default label set {unknown[0]}: there is no such set")
+
     async def stop(self) -> None:
         """Stops following the store and lets go of it."""
         if self._following is not None:
@@ -188,7 +197,7 @@ class Catalogue:
         """
         names = tuple(dict.fromkeys(query.label_set))
         if not names and not query.candidate_labels:
-            names = (self._default or "",)
+            names = self._default or ("",)
         if query.min_version is not None:
             await self._reach(query.min_version, names)
         unknown = tuple(n for n in names if n not in self._fixed and n not in self._stored)

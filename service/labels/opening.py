@@ -47,7 +47,7 @@ def open_catalogue(settings: Settings, bundle: Bundle) -> Catalogue:
             for definition in read_label_set_folder(settings.label_sets)
         ]
     rules = CatalogueRules(
-        default_set=settings.default_label_set,
+        default_sets=_split_names(settings.default_label_set or ""),
         labels_per_set=settings.max_labels_per_set,
         candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
@@ -59,6 +59,11 @@ def open_catalogue(settings: Settings, bundle: Bundle) -> Catalogue:
         _open_store(settings, bundle),
         rules,
     )
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    names = (name.strip() for name in text.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _read_trained(bundle: Bundle) -> LabelSet | None:

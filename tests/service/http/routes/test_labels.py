@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from service.bundle import Bundle
+from service.http.hosting import PipelineHost
 from tests.serving import (
     PHOTO,
     assert_problem,
@@ -411,3 +413,24 @@ def test_default_set_is_a_setting(open_bundle: Bundle) -> None:
     settings = {"label_store": "memory", "default_label_set": "everyday"}
     with serve_app(open_bundle.path, **settings) as client:
         assert set(scores_of(client)) == {"chair", "table", "lamp"}
+
+
+def test_several_sets_may_be_the_default(open_bundle: Bundle) -> None:
+    settings = {"label_store": "memory", "default_label_set": "trained, everyday"}
+    with serve_app(open_bundle.path, **settings) as client:
+        body = send_image(client, params={"top_k": 99}).json()
+        assert [part["name"] for part in body["label_sets"]] == ["trained", "everyday"]
+        assert {label["source"] for label in body["labels"]} == {"trained", "zero_shot"}
+        assert set(scores_of(client, label_set="everyday")) == {"chair", "table", "lamp"}
+
+
+def test_unknown_default_set_stops_the_start(open_bundle: Bundle, tmp_path: Path) -> None:
+    store = str(tmp_path / "labels.db")
+    settings = {"label_store": store, "default_label_set": "trained,zoo"}
+    with serve_app(open_bundle.path, **settings) as client:
+        host: PipelineHost = cast("FastAPI", client.app).state.host
+        assert str(host.failure) == "default label set zoo: there is no such set"
+    with serve_app(open_bundle.path, label_store=store) as client:
+        register(client, {"name": "zoo", "labels": ["panda"]})
+    with serve_app(open_bundle.path, **settings) as client:
+        assert "panda" in scores_of(client)

@@ -1,0 +1,251 @@
+"""One bundle with a trained and an open head, from checkpoints to what the service reads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch.nn import functional
+
+from export.__main__ import main
+from export.build import ExportRequest, build_bundle
+from export.errors import ExportError, UnusablePhotosError
+from export.graphs import FloatArray, PixelArray, open_session
+from export.open_source import OpenRequest, read_open_source
+from export.source import SourceHints, read_source
+from models.checkpoints import read_checkpoint
+from models.config import ZeroShotMLDecoderConfig
+from models.data import DataError
+from models.layouts import CheckpointError
+from models.network import Network
+from models.open_head import Origin, fingerprint_encoder, write_open_head
+from models.teacher import read_imagenet_names
+from models.text import TextEncoder, read_text_encoder
+from models.zero_shot import ZeroShotMLDecoder
+from service.bundle import Bundle
+from service.labels.definition import LabelSetRecord
+from tests.bundles import run_bundle
+from tests.export.tiny_network import ENCODER_WIDTH, write_folder
+from tests.models.tiny_text import WIDTH, write_text_encoder
+
+TEMPLATE = "a photo of {}"
+NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced
+TOLERANCE = 1e-4
+"""Largest difference from torch, relative to the largest value."""
+CHUNK_TOLERANCE = 1e-5
+"""The same between labels scored together and apart, which may sum in another order."""
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def text(text_folder: Path) -> TextEncoder:
+    return read_text_encoder(text_folder)
+
+
+def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
+    torch.manual_seed(0)
+    head = ZeroShotMLDecoder(
+        ZeroShotMLDecoderConfig(
+            encoder_width=ENCODER_WIDTH,
+            decoder_width=16,
+            num_heads=4,
+            feedforward_width=24,
+            embedding_width=WIDTH,
+            embedding_encoder="tiny",
+            embedding_template=TEMPLATE,
+            num_prototypes=num_prototypes,
+        )
+    ).eval()
+    if head.conse is not None:
+        head.conse.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
+    return head
+
+
+def write_head(path: Path, head: ZeroShotMLDecoder, checkpoint: Path, text: TextEncoder) -> Path:
+    network = read_checkpoint(checkpoint).network
+    assert isinstance(network, Network)
+    origin = Origin(
+        encoder_fingerprint=fingerprint_encoder(network.backbone),
+        text_encoder_sha256=text.sha256,
+        label_names=("blue", "green"),
+        concept_names=("square",),
+        notes={},
+    )
+    write_open_head(path, head, origin)
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, text: TextEncoder, text_folder: Path
+) -> OpenRequest:
+    folder = tmp_path_factory.mktemp("open")
+    label_set = folder / "shapes.json"
+    label_set.write_text(json.dumps({"name": "shapes", "labels": ["red", "square", "circle"]}))
+    head = write_head(folder / "open.safetensors", make_open_head(), checkpoint, text)
+    return OpenRequest(head, text_folder, (label_set,))
+
+
+@pytest.fixture(scope="module")
+def bundle(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, folder: Path, opened: OpenRequest
+) -> Bundle:
+    """Every precision, calibrated on pictures."""
+    return build_bundle(
+        ExportRequest(
+            SourceHints(checkpoint),
+            tmp_path_factory.mktemp("bundles") / "model",
+            opened=replace(opened, photos=folder),
+            photos=folder,
+            precisions=frozenset({"fp16", "int8"}),
+            compact_weights=True,
+        )
+    )
+
+
+def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
+    assert set(bundle.manifest.graphs) == {
+        "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
+    }  # fmt: skip
+    assert bundle.precisions() == ("fp32", "fp16", "int8")
+    assert bundle.label_precision("label_encoder") == "fp32"
+    assert bundle.label_precision("text_encoder") == "int8"
+    assert bundle.card.open_head is not None
+    space = bundle.card.open_head.embedding_space
+    assert (space.encoder, space.width, space.template) == ("tiny", WIDTH, TEMPLATE)
+
+
+def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
+    assert bundle.card.open_head is not None
+    threshold = bundle.card.open_head.threshold  # over red, which the head was not trained on
+    assert threshold is not None
+    assert 0.0 < threshold < 1.0
+    (shapes,) = bundle.read_label_sets()
+    assert shapes.names == ("red", "square", "circle")
+    assert shapes.thresholds[0] is not None
+    assert shapes.thresholds[1:] == (None, None)
+
+
+@pytest.mark.parametrize("prototypes", [0, 6])
+def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
+    prototypes: int, checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
+) -> None:
+    head = make_open_head(prototypes)
+    path = write_head(tmp_path / "open.safetensors", head, checkpoint, text)
+    request = replace(opened, checkpoint=path, label_sets=())
+    bundle = build_bundle(
+        ExportRequest(SourceHints(checkpoint), tmp_path / "model", opened=request)
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
+    embeddings = text.embed_names(NAMES, TEMPLATE)
+    with torch.inference_mode():
+        queries = head.encode_labels(embeddings).numpy()
+        expected = head(encode(checkpoint, pixels), embeddings).numpy()
+
+    logits = run_bundle(bundle, pixels, embeddings.numpy())
+
+    assert_close(encode_labels(bundle, embeddings.numpy()), queries, TOLERANCE)
+    assert_close(logits, expected, TOLERANCE)
+    for size in (1, 2, 4):
+        parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
+        assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
+    assert bundle.card.open_head is not None
+    assert bundle.card.open_head.threshold is None
+
+
+def encode(checkpoint: Path, pixels: PixelArray) -> torch.Tensor:
+    """Returns torch's tokens [B, S, C] of pixels uint8 [B, H, W, 3]."""
+    network = read_checkpoint(checkpoint).network
+    assert isinstance(network, Network)
+    spec = network.config.input
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    images = (images - torch.tensor(spec.mean).view(3, 1, 1)) / torch.tensor(spec.std).view(3, 1, 1)
+    tokens: torch.Tensor = network.backbone(images)
+    return tokens
+
+
+def encode_labels(bundle: Bundle, embeddings: FloatArray) -> FloatArray:
+    session = open_session(onnx.load_from_string(bundle.read_graph("label_encoder", "fp32")))
+    return np.asarray(session.run(["queries"], {"embeddings": embeddings})[0])
+
+
+def assert_close(found: FloatArray, expected: FloatArray, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_open_head_of_another_encoder_or_text_encoder_is_refused(
+    checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
+) -> None:
+    other = write_text_encoder(tmp_path / "other", seed=1)
+    source = read_source(SourceHints(checkpoint))
+    with pytest.raises(CheckpointError, match="another text encoder"):
+        read_open_source(replace(opened, text_encoder=other), source)
+    with pytest.raises(ExportError, match="holds no BERT encoder"):
+        read_open_source(replace(opened, text_encoder=tmp_path), source)
+    origin = Origin(
+        encoder_fingerprint="0" * 64,
+        text_encoder_sha256=text.sha256,
+        label_names=(),
+        concept_names=(),
+        notes={},
+    )
+    write_open_head(tmp_path / "open.safetensors", make_open_head(), origin)
+    with pytest.raises(CheckpointError, match="another encoder"):
+        read_open_source(replace(opened, checkpoint=tmp_path / "open.safetensors"), source)
+    assert read_open_source(opened, source).label_sets
+
+
+def test_the_command_refuses_a_foreign_open_head_in_one_line(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "model")]
+    assert main([*given, "--open-head", str(checkpoint)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "error: tiny.safetensors holds no open head of ours"
+    assert not (tmp_path / "model").exists()
+
+
+def test_unusable_label_sets_and_photos_are_refused(
+    checkpoint: Path, opened: OpenRequest, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"name": "bad", "labels": []}')
+    source = read_source(SourceHints(checkpoint))
+    trained = write_folder(tmp_path / "trained")
+    index = json.loads((trained / "labels.json").read_text())
+    index["label_names"] = ["green", "blue"]
+    for image in index["images"].values():
+        image["labels"] = [name for name in image["labels"] if name != "red"]
+    (trained / "labels.json").write_text(json.dumps(index))
+    for request, error, reason in (
+        (replace(opened, label_sets=(bad,)), ExportError, "bad.json: labels"),
+        (replace(opened, label_sets=(tmp_path / "none.json",)), ExportError, "cannot be read"),
+        (replace(opened, label_sets=opened.label_sets * 2), ExportError, "twice"),
+        (replace(opened, photos=trained), UnusablePhotosError, "no label that was not trained"),
+        (replace(opened, photos=tmp_path), DataError, ""),
+    ):
+        with pytest.raises(error, match=reason):
+            read_open_source(request, source)
+    assert read_open_source(opened, source).label_sets
+
+
+def test_everyday_labels_are_plain_and_stand_once() -> None:
+    path = Path(__file__).parents[2] / "export" / "label_sets" / "everyday.json"
+    record = LabelSetRecord.model_validate_json(path.read_bytes())
+    names = [label.name for label in record.labels]
+    assert 300 <= len(names) <= 1000
+    assert names == sorted(set(names))
+    assert names == json.loads(path.read_text())["labels"]  # as written: NFC, no white space
+    assert all(name == name.lower() and len(name) <= 30 for name in names)
+    # Names of ImageNet are cleaned of its 118 breeds of dogs; the dog itself stays.
+    breeds = {name.lower() for name in read_imagenet_names()[151:269]}
+    assert breeds.isdisjoint(names)
+    assert "dog" in names
