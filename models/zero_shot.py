@@ -20,7 +20,8 @@ from models.conse import ConSE
 from models.ml_decoder import DecoderLayer
 from models.tokens import to_tokens
 
-_INITIAL_SCALE = 4.0  # of a cosine, whose differences between photos are about 0.1
+# Of a cosine, whose differences between photos are about 0.1.
+_USUAL_SCALE = 16.0
 
 
 class ZeroShotMLDecoder(nn.Module):
@@ -29,7 +30,10 @@ class ZeroShotMLDecoder(nn.Module):
     Attributes:
         config: what was built.
         conse: the classifier whose score is added to the logits; None without prototypes.
+        scale: what that score is multiplied with; there with `conse` only.
     """
+
+    scale: Tensor
 
     def __init__(self, config: ZeroShotMLDecoderConfig) -> None:
         """Builds the projection of the text, the decoder layer and the shared pooling."""
@@ -43,7 +47,9 @@ class ZeroShotMLDecoder(nn.Module):
         self.conse: ConSE | None = None
         if config.num_prototypes:
             self.conse = ConSE(config.encoder_width, config.num_prototypes, config.embedding_width)
-            self.scale = nn.Parameter(torch.tensor(_INITIAL_SCALE))
+            # Not learned: training would lower it, since the decoder knows the trained labels
+            # better; it is the labels that were never trained that need it.
+            self.register_buffer("scale", torch.tensor(_USUAL_SCALE))
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Computes all that depends on the labels alone.

@@ -32,7 +32,7 @@ from models.train.loop import seed_everything
 from models.train.recipe import RecipeError
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.data import Vocabulary, choose_names, make_targets, read_hold_out
-from models.train_open.loop import NameEmbeddings, OpenData, OpenRun
+from models.train_open.loop import NameEmbeddings, OpenData, OpenRun, TrainedLabels
 from models.train_open.recipe import OpenRecipe, read_open_recipe
 from models.train_open.sources import Sources, read_sources
 from models.train_open.tokens import CachedTokens, TokenCache, training_views
@@ -168,6 +168,7 @@ def build_open_head(
     if head.conse is not None:
         head.conse.classifier.load_state_dict(sources.teacher.classifier.state_dict())
         head.conse.names.copy_(teacher_names)
+        head.scale.fill_(recipe.conse_scale)
     # Most labels are absent: starting there spares the first epoch.
     torch.nn.init.constant_(head.pool.bias, -3.0)
     return head
@@ -176,6 +177,8 @@ def build_open_head(
 def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
     """Gives a head all weights of another, its ConSE classifier and the names of that included.
 
+    The scale of ConSE's score stays: it is a choice of the recipe.
+
     Raises:
         CheckpointError: the two are built differently.
     """
@@ -183,7 +186,8 @@ def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
         found = getattr(init.config, name)
         if found != wanted and name not in _OF_NO_WEIGHT:
             raise CheckpointError(f"the head to start from has {name} {found!r}, not {wanted!r}")
-    head.load_state_dict(init.state_dict())
+    state = {name: value for name, value in init.state_dict().items() if name != "scale"}
+    head.load_state_dict(state, strict=False)
 
 
 def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary) -> OpenData:
@@ -208,7 +212,20 @@ def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabula
         make_targets(place.data, place.data.split("train"), names),
         compute("val", [evaluation_transform(sources.prepared)]),
         make_targets(place.data, place.data.split("val"), names),
+        match_labels(sources, names),
     )
+
+
+def match_labels(sources: Sources, names: Vocabulary) -> TrainedLabels | None:
+    """Finds which of the labels the encoder's own head knows; None where it knows none."""
+    if sources.trained is None:
+        return None
+    known = sources.trained.label_names
+    columns = [i for i, name in enumerate(names.labels) if name in known]
+    if not columns:
+        return None
+    sought = [known.index(names.labels[i]) for i in columns]
+    return TrainedLabels(sources.trained.head, torch.tensor(sought), torch.tensor(columns))
 
 
 def _parser() -> argparse.ArgumentParser:

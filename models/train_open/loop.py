@@ -36,7 +36,7 @@ from models.train_open.tokens import CachedTokens
 from models.zero_shot import ZeroShotMLDecoder
 
 Losses = dict[str, Tensor]
-_LOSSES = ("labels", "concepts", "teacher", "ranking", "classifier", "random")
+_LOSSES = ("labels", "trained", "concepts", "teacher", "ranking", "classifier", "random")
 _MEASURES = ("val_labels_mAP_percent", "val_held_out_mAP_percent")
 _PREDICTION_BATCH = 32
 
@@ -59,6 +59,21 @@ class NameEmbeddings:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainedLabels:
+    """The encoder's own head, and where its labels stand among ours.
+
+    Attributes:
+        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
+        theirs: columns of its logits, int64 [T].
+        ours: columns of the same names among the run's labels, int64 [T].
+    """
+
+    head: nn.Module
+    theirs: Tensor
+    ours: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class OpenData:
     """What a run trains and measures on.
 
@@ -68,6 +83,7 @@ class OpenData:
         train_targets: what is known of them.
         val: one view, the served one, of the validation photos.
         val_targets: what is known of them.
+        trained: the encoder's own head, to learn its labels from; None where it knows none.
     """
 
     names: NameEmbeddings
@@ -75,6 +91,7 @@ class OpenData:
     train_targets: OpenTargets
     val: CachedTokens
     val_targets: OpenTargets
+    trained: TrainedLabels | None
 
 
 class OpenRun:
@@ -107,6 +124,8 @@ class OpenRun:
         """
         self.head, self.data, self.recipe, self.folder = head.to(device), data, recipe, folder
         self.device, self.epoch = device, 0
+        if data.trained is not None:
+            data.trained.head.to(device)
         self.ema = ModelEmaV3(self.head, decay=recipe.ema_decay, use_warmup=True)
         self.label_loss = AsymmetricLossMultiLabel(recipe.gamma_neg, 0.0, recipe.clip)
         self.augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
@@ -217,9 +236,26 @@ class OpenRun:
             * ranking_loss(names, teacher[:, chosen], recipe.sharpness),
             "random": self.label_loss(random, absent) / len(rows),
         }
+        if data.trained is not None:
+            found = self._compute_trained_loss(data.trained, tokens, labels)
+            losses["trained"] = recipe.trained_weight * found
         if self.head.conse is not None:
             losses["classifier"] = classifier_loss(self.head.conse.classify(tokens), probabilities)
         return losses
+
+    def _compute_trained_loss(
+        self, trained: TrainedLabels, tokens: Tensor, logits: Tensor
+    ) -> Tensor:
+        """Distils the encoder's own head into the logits of the same labels.
+
+        The encoder has learned the training photos by heart, so their truth teaches little that
+        holds for others; how that head ranks them does.
+        """
+        with torch.no_grad():
+            wanted = trained.head(tokens)[:, trained.theirs]
+        found = logits[:, trained.ours]
+        ranking = ranking_loss(found, wanted, self.recipe.sharpness)
+        return soft_target_loss(found, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
 
     def _predict_augmented(
         self, tokens: Tensor, chosen: Tensor, targets: Tensor

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from models.backbone import Backbone
 from models.checkpoints import read_checkpoint
 from models.config import InputConfig
@@ -15,6 +17,19 @@ from models.layouts import CheckpointError
 from models.network import Network
 from models.teacher import Teacher, load_teacher
 from models.text import TextEncoder
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """The head that was trained together with the encoder: it knows some labels well.
+
+    Attributes:
+        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
+        label_names: N names.
+    """
+
+    head: nn.Module
+    label_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +41,14 @@ class Sources:
         prepared: how photos are prepared for it.
         teacher: classifier of the untouched backbone.
         text: embeds the names.
+        trained: the encoder's own head; None where its labels have no names.
     """
 
     encoder: Backbone
     prepared: InputConfig
     teacher: Teacher
     text: TextEncoder
+    trained: TrainedHead | None = None
 
 
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
@@ -46,4 +63,6 @@ def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
         raise CheckpointError(f"{checkpoint.name} holds a head without an encoder")
     prepared = found.config.input
     teacher = load_teacher(found.config.backbone, (prepared.height, prepared.width))
-    return Sources(found.network.backbone, prepared, teacher, text)
+    names = found.label_names
+    trained = None if names is None else TrainedHead(found.network.head, names)
+    return Sources(found.network.backbone, prepared, teacher, text, trained)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from models.backbone import Backbone, input_config
 from models.data import DataError, read_labelled_folder
@@ -21,11 +21,24 @@ from models.teacher import Teacher, share_stages
 from models.text import read_text_encoder
 from models.train.recipe import RecipeError
 from models.train_open import loop
-from models.train_open.__main__ import Place, main, train
-from models.train_open.data import choose_names, read_hold_out
+from models.train_open.__main__ import Place, main, match_labels, train
+from models.train_open.data import Vocabulary, choose_names, read_hold_out
 from models.train_open.recipe import OpenRecipe, read_open_recipe
-from models.train_open.sources import Sources
+from models.train_open.sources import Sources, TrainedHead
 from tests.models.tiny_text import write_text_encoder
+
+
+class PooledHead(nn.Module):
+    """A head as small as can be: a linear layer over the mean token."""
+
+    def __init__(self, encoder_width: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(encoder_width, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.linear(tokens.mean(dim=1))
+        return logits
+
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
 RECIPE = OpenRecipe(
@@ -81,6 +94,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
             teacher, nn.Linear(teacher.width, 5), ("circle", "square", "dark", "large", "grey")
         ),
         text=read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")),
+        trained=TrainedHead(PooledHead(encoder.width, 3), ("green", "car", "red")),
     )
 
 
@@ -95,7 +109,7 @@ def read_log(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-WEIGHTS = {"labels": "label_weight", "concepts": "concept_weight",
+WEIGHTS = {"labels": "label_weight", "concepts": "concept_weight", "trained": "trained_weight",
            "teacher": "teacher_weight", "ranking": "ranking_weight"}  # fmt: skip
 
 
@@ -109,6 +123,16 @@ def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_
     values = [float(row[loss]) for row in read_log(tmp_path / "run")]
     assert len(values) == 12
     assert values[-1] < 0.9 * values[0]
+
+
+def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -> None:
+    names = Vocabulary(("red", "blue", "green"), ("grey",), ())
+    found = match_labels(sources, names)
+    assert found is not None
+    assert found.theirs.tolist() == [2, 0]
+    assert found.ours.tolist() == [0, 2]
+    assert match_labels(sources, Vocabulary(("blue",), ("grey",), ())) is None
+    assert match_labels(replace(sources, trained=None), names) is None
 
 
 def test_training_writes_a_checkpoint_that_knows_where_it_belongs(
