@@ -15,13 +15,12 @@ from service.errors import (
     LabelSetChanged,
     LabelSetExists,
     LabelSetNotFound,
-    StartError,
     StoreFull,
     StoreIncompatible,
     StoreUnavailable,
     TooManyLabelSets,
 )
-from service.labels.database import find_default_path, open_database
+from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.store import LabelStore, Limits
 from tests.postgres import Postgres
@@ -239,12 +238,6 @@ def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
         open_store(str(path)).read_revision()
 
 
-@pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
-def test_url_of_another_kind_is_refused(location: str) -> None:
-    with pytest.raises(StartError, match="label_store"):
-        open_database(location)
-
-
 def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
     store = open_store(postgres.url)
     version = put(store, "outage", "cat")
@@ -257,11 +250,3 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     assert store.find("outage") == (version, define("outage", "cat").digest())
     store.delete("outage")
     store.close()
-
-
-def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
-    assert find_default_path() == Path("/somewhere/ml-decoder/labels.db")
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")
