@@ -25,6 +25,7 @@
     |   `-- VersionNotReached  the store has not seen that version
     |-- StoreError             the store of label sets
     |   |-- StoreUnavailable   away or locked; what is loaded goes on
+    |   |   `-- StoreIncompatible  its tables are of another version of the service
     |   `-- StoreFull          no space left on its disk
     |-- BusyError              try again later
     |   |-- QueueFull          refused at once
@@ -148,6 +149,10 @@ class StoreError(ServiceError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, or is locked."""
+
+
+class StoreIncompatible(StoreUnavailable):
+    """The store's tables are of another version of the service; the message is one line."""
 
 
 class StoreFull(StoreError):

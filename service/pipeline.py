@@ -21,7 +21,7 @@ import numpy as np
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
 from service.engine import Engine, open_engine
-from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull, StartError
+from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
 from service.images import DecodedImage, PixelArray, decode_image
 from service.labels.catalogue import Catalogue
 from service.labels.opening import open_catalogue
@@ -131,15 +131,9 @@ class Pipeline:
         """Loads the label sets and starts taking requests.
 
         Raises:
-            StartError: a label set of the bundle or the folder cannot be used, or there is
-                none of the name of the default.
+            StartError: a label set of the bundle or the folder cannot be used.
         """
         await self.catalogue.start()
-        try:
-            self.catalogue.check_default()
-        except StartError:
-            await self.catalogue.stop()
-            raise
         self._batcher.start()
         self._phase = "ready"
 
@@ -158,6 +152,26 @@ class Pipeline:
         await self.catalogue.stop()
         self._decoders.shutdown(wait=False)
 
+    @contextlib.asynccontextmanager
+    async def taking(self) -> AsyncIterator[None]:
+        """Marks work on a request, which draining waits for.
+
+        Raises:
+            UnavailableError: the pipeline is not taking requests.
+        """
+        if self.state == "draining":
+            raise Draining("the pipeline is draining")
+        if self.state != "ready":
+            raise NotReady(f"the pipeline is {self.state}")
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
+
     async def select(self, query: Query) -> Selection:
         """Pins the label sets that a request asks for, until its last photo is answered.
 
@@ -169,7 +183,7 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the candidate labels could not be encoded.
         """
-        async with self._taking():
+        async with self.taking():
             try:
                 async with asyncio.timeout(self.settings.deadline_ms / 1000):
                     return select_labels(await self.catalogue.pin(query), query)
@@ -189,23 +203,8 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the engine failed on this photo's batch.
         """
-        async with self._taking():
+        async with self.taking():
             return await self._answer(data, selection)
-
-    @contextlib.asynccontextmanager
-    async def _taking(self) -> AsyncIterator[None]:
-        if self.state == "draining":
-            raise Draining("the pipeline is draining")
-        if self.state != "ready":
-            raise NotReady(f"the pipeline is {self.state}")
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
 
     async def _answer(self, data: bytes, selection: Selection) -> Prediction:
         started = time.perf_counter()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from service.bundle import Bundle
+from tests.postgres import Postgres, find_missing
 from tests.tiny_bundle import write_open_bundle, write_tiny_bundle
 
 # A busy machine is no failure, so no example has a time limit.
@@ -25,6 +28,19 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle with an open head, a text encoder and the label set `everyday`."""
     return write_open_bundle(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server; who stops it starts it again, and cleans up what it wrote."""
+    missing = find_missing()
+    if missing is not None:
+        pytest.skip(f"PostgreSQL: {missing}")
+    # Not below pytest's folders: those are closed to other users, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="pg-", ignore_cleanup_errors=True) as folder:
+        server = Postgres(Path(folder))
+        yield server
+        server.stop()
 
 
 @pytest.fixture(autouse=True, scope="session")

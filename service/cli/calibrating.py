@@ -71,6 +71,8 @@ async def calibrate_set(
             raise StartError(f"{folder} has no photo or no label of the set {name}")
         query = Query(label_set=(name,), include=common, top_k=len(common))
         found = _find_thresholds(common, photos, await _score(pipeline, photos, query))
+        if not found:
+            raise StartError(f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}")
         await pipeline.catalogue.set_thresholds(
             name, {label: point.threshold for label, point in found.items()}
         )

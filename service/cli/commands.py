@@ -21,7 +21,7 @@ from service.cli import labels
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.photos import label_photos
-from service.errors import ServiceError, StartError
+from service.errors import ServiceError, StartError, StoreIncompatible
 from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
 from service.http.server import configure_logs, run_server
@@ -50,12 +50,12 @@ def main() -> None:
     """Runs the command line; an error that a person can mend is one line on stderr."""
     try:
         app()
-    except (StartError, BundleError) as error:
+    except (StartError, BundleError, StoreIncompatible) as error:
         _fail(str(error))
     except ServiceError as error:
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
-        _fail("; ".join(values) or f"{problem.title}: {problem.detail}")
+        _fail("; ".join(values) or ": ".join(filter(None, (problem.title, problem.detail))))
 
 
 def serve(settings: Settings) -> None:

@@ -74,6 +74,7 @@ def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
 
     async def load(catalogue: Catalogue) -> tuple[LabelSet, ...]:
         await catalogue.start()
+        await catalogue.refresh()  # unlike a service, a list without the store's sets is no use
         return catalogue.list_sets()
 
     _show(_run(settings, load), as_json)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from service.errors import LabelSetChanged, LabelSetNotFound
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
+from service.labels.store import ABSENT
 
 _STRONG_TAG = re.compile(r'(?<![Ww]/)"([^"]*)"')
 _ANY_TAG = re.compile(r'"([^"]*)"')
@@ -24,18 +25,18 @@ def make_tag(labels: LabelSet) -> str:
 
 
 def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
-    """Returns the version that a write has to find; None where any will do.
+    """Returns the version that a write has to find, `ABSENT` for none; None where any will do.
 
     Raises:
-        LabelSetChanged: the set is in none of the versions of `If-Match`, or it is there
-            while `If-None-Match: *` demands that it is not.
+        LabelSetChanged: the set is in none of the versions of `If-Match`, or in one of
+            `If-None-Match`, where `*` is every version.
     """
     current = _find(catalogue, name)
-    if request.headers.get("if-none-match", "").strip() == "*" and current is not None:
+    if current is not None and is_known(request, current):
         raise LabelSetChanged(name)
     condition = request.headers.get("if-match")
     if condition is None:
-        return None
+        return ABSENT if request.headers.get("if-none-match", "").strip() == "*" else None
     if current is None:
         raise LabelSetChanged(name)
     if condition.strip() != "*" and current.version not in _STRONG_TAG.findall(condition):

@@ -119,7 +119,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
         409, "label_set_read_only", "This label set cannot be changed, nor its name be taken"
     ),
     errors.LabelSetChanged: ProblemKind(
-        412, "label_set_changed", "The label set is not in the version of If-Match"
+        412, "label_set_changed", "The label set is not in the version that the request demands"
     ),
     errors.TooManyLabelSets: ProblemKind(
         409, "too_many_label_sets", "The label store holds as many sets or labels as it may"

@@ -35,6 +35,8 @@ from service.settings import Settings
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 RAW_IMAGE = "image/*"
+# No object that is read here has as many; each one that is unknown costs an error of its own.
+_MOST_MEMBERS = 100
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def _parse_json(body: bytes) -> dict[str, Any]:
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > _MOST_MEMBERS:
+        raise MalformedBody("An object of the body has too many members")
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("a member is given twice")

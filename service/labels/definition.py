@@ -22,6 +22,9 @@ from service.errors import InvalidLabelSet
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
+EMBEDDING_LENGTHS = (1e-4, 1e4)
+"""Shortest and longest embedding (Euclidean): those of text encoders and word vectors are between 1
+and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
 # Not to be seen, or able to turn around what stands beside them; the two joiners are letters'
 # business in Persian, in Indic scripts and in emoji.
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -173,11 +176,14 @@ def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
     """Checks that embeddings [M, E] can be used.
 
     Raises:
-        InvalidLabelSet: another width than `width`, NaN or infinity, or nothing but zeros.
+        InvalidLabelSet: another width than `width`, NaN or infinity, or a length of zero or out of
+            all proportion (`EMBEDDING_LENGTHS`).
     """
     if len(embeddings) and embeddings.shape[1:] != (width,):
         raise InvalidLabelSet(f"An embedding needs {width} values")
     if not np.isfinite(embeddings).all():
         raise InvalidLabelSet("An embedding has a value that is not finite")
-    if len(embeddings) and not np.abs(embeddings).max(axis=1).all():
-        raise InvalidLabelSet("An embedding has no value but zero")
+    lengths = np.sqrt(np.einsum("me,me->m", embeddings, embeddings, dtype=np.float64))
+    shortest, longest = EMBEDDING_LENGTHS
+    if not ((lengths >= shortest) & (lengths <= longest)).all():
+        raise InvalidLabelSet(f"An embedding's length is not between {shortest:g} and {longest:g}")

@@ -18,9 +18,16 @@ import numpy as np
 
 from service.bundle import Bundle
 from service.card import OpenHead
-from service.errors import InferenceFailed, OtherEmbeddings, QueueFull, TextNotEncodable
+from service.errors import (
+    Draining,
+    InferenceFailed,
+    InvalidLabelSet,
+    OtherEmbeddings,
+    QueueFull,
+    TextNotEncodable,
+)
 from service.labels.definition import Definition, Embeddings, check_embeddings
-from service.labels.label_set import QueryArray
+from service.labels.label_set import LabelSet, Origin, QueryArray, make_open_set
 from service.labels.queries import LabelEncoder, open_label_encoder
 from service.labels.texts import TEXTS_PER_RUN, TextEncoder, open_text_encoder
 
@@ -63,6 +70,7 @@ class Encoding:
         self._capacity = remembered
         self._waiting = 0
         self._queue_size = queue_size
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
     def check(self, definition: Definition) -> None:
@@ -101,8 +109,12 @@ class Encoding:
 
         Raises:
             InferenceFailed: the label encoder failed.
+            InvalidLabelSet: what it gave is not finite.
         """
-        return await self._run(partial(self._labels.encode, embeddings))
+        queries = await self._run(partial(self._labels.encode, embeddings))
+        if not np.isfinite(queries).all():
+            raise InvalidLabelSet("The model cannot use an embedding")
+        return queries
 
     async def encode_candidates(self, definition: Definition) -> QueryArray:
         """Returns the queries [L, K] of labels of one request, each computed once for many.
@@ -124,9 +136,18 @@ class Encoding:
             self._remembered.popitem(last=False)
         return np.stack([found[text] for text in texts])
 
+    def make_set(
+        self, definition: Definition, queries: QueryArray, version: str, origin: Origin
+    ) -> LabelSet:
+        """Returns the snapshot of a set, with the open head's threshold where a label has none."""
+        return make_open_set(
+            definition, queries, version=version, origin=origin, fallback=self.head.threshold
+        )
+
     def close(self) -> None:
-        """Stops the thread; what still waits for it is cancelled."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stops the thread after what it has; from now on, encoding raises `Draining`."""
+        self._closed = True
+        self._thread.shutdown(wait=False)
 
     async def _encode_texts(self, texts: Sequence[str]) -> Embeddings:
         empty = np.zeros((0, self.head.embedding_space.width), np.float32)
@@ -146,6 +167,8 @@ class Encoding:
         return np.concatenate([empty, *runs])
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        if self._closed:
+            raise Draining("the encoders are closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except Exception as error:  # ONNX Runtime's exceptions have no common base

@@ -17,6 +17,7 @@ import pytest
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo
+from tests.postgres import Postgres
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 LABELS = [f"label {i}" for i in range(30)]
@@ -25,7 +26,7 @@ CONVERGENCE_SECONDS = 2.0
 TOLERANCE = 1e-6
 
 
-def start(bundle: Bundle, store: Path) -> ServerProcess:
+def start(bundle: Bundle, store: Path | str) -> ServerProcess:
     flags = ("--port", "0", "--device", "cpu", "--label-store", str(store))
     return ServerProcess("serve", "--bundle", str(bundle.path), *flags)
 
@@ -108,10 +109,17 @@ def assert_whole(client: httpx.Client, acknowledged: list[str]) -> None:
         assert len(scores(predict(client, label_set=last))) == 2
 
 
-def test_two_processes_on_one_store_converge(open_bundle: Bundle, store: Path) -> None:
+@pytest.fixture(params=["sqlite", "postgres"])
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres").url)
+    return str(tmp_path / "labels.db")
+
+
+def test_two_processes_on_one_store_converge(open_bundle: Bundle, shared_store: str) -> None:
     with (
-        start(open_bundle, store) as one,
-        start(open_bundle, store) as two,
+        start(open_bundle, shared_store) as one,
+        start(open_bundle, shared_store) as two,
         one.open_client() as here,
         two.open_client() as there,
     ):
@@ -127,6 +135,25 @@ def test_two_processes_on_one_store_converge(open_bundle: Bundle, store: Path) -
         assert set(scores(predict(here, label_set="mine"))) == {"dog"}
         assert here.delete("/labels/mine").status_code == 204
         wait_for(lambda: there.get("/labels/mine").status_code == 404)
+        assert there.delete("/labels/demanded").status_code == 204
+
+
+def test_database_that_goes_and_comes_back_costs_no_prediction_and_no_restart(
+    open_bundle: Bundle, postgres: Postgres
+) -> None:
+    with start(open_bundle, postgres.url) as server, server.open_client() as client:
+        assert register(client, "mine", ["cat"]).status_code == 201
+        postgres.stop()
+        try:
+            assert register(client, "more", ["dog"]).status_code == 503
+            assert set(scores(predict(client, label_set="mine"))) == {"cat"}
+            assert client.get("/readyz").status_code == 200
+        finally:
+            postgres.start()
+        server.wait_for_line("the label store is back")
+        assert register(client, "more", ["dog"]).status_code == 201
+        for name in ("mine", "more"):
+            assert client.delete(f"/labels/{name}").status_code == 204
 
 
 def wait_for(condition: object) -> None:

@@ -26,8 +26,11 @@ from service.errors import (
     StartError,
     TooManyPixels,
     UnknownLabel,
+    UnknownLabelSet,
 )
 from service.images import PixelArray, decode_image
+from service.labels.definition import Definition
+from service.labels.store import LabelStore
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query
 from service.settings import Settings
@@ -293,3 +296,44 @@ async def test_precision_that_is_not_there_never_opens(tiny_bundle: Bundle) -> N
     with pytest.raises(StartError) as caught:
         open_pipeline(make_settings(tiny_bundle, precision="fp16"))
     assert isinstance(caught.value, ServiceError)
+
+
+PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
+
+
+async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle: Bundle) -> None:
+    async with running(open_bundle, label_store="memory") as pipeline:
+        await pipeline.catalogue.register(PETS)
+        query = Query(label_set=("pets",), top_k=9)
+        selection = await pipeline.select(query)
+        await pipeline.catalogue.delete("pets")
+        found = await pipeline.predict(make_photo(), selection)
+        assert {label.label for label in found.labels} == {"yak", "newt"}
+        with pytest.raises(UnknownLabelSet):
+            await pipeline.select(query)
+
+
+async def test_draining_waits_for_a_registration(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"label_store": str(tmp_path / "labels.db")}
+    pipeline = open_pipeline(make_settings(open_bundle, **settings))
+    await pipeline.start()
+    gate = Gate(monkeypatch, LabelStore, "write")
+
+    async def register() -> bool:
+        async with pipeline.taking():
+            return (await pipeline.catalogue.register(PETS))[1]
+
+    registering = asyncio.create_task(register())
+    await gate.wait_for_arrival()
+    draining = asyncio.create_task(pipeline.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(Draining):
+        await register()
+    assert not draining.done()
+    gate.open()
+    assert await registering
+    await draining
+    async with running(open_bundle, **settings) as pipeline:
+        assert pipeline.catalogue.find("pets").names == PETS.names

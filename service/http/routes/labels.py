@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 
 from service import errors
-from service.errors import LabelSetChanged
+from service.errors import InvalidLabelSet, LabelSetChanged
 from service.http import request_errors
 from service.http.answers import list_values
 from service.http.conditions import demand_version, is_known, make_tag
@@ -92,11 +92,13 @@ async def register_label_set(request: Request, host: Host) -> Response:
     A label is a bare name, or an object with a `prompt` that is encoded instead of the name,
     or with an `embedding` of its own; and, if wanted, a `threshold`.
     """
-    catalogue = host.pipeline.catalogue
+    pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
-    work = catalogue.register(await asyncio.to_thread(_define, body))
-    labels, created = await finish_or_leave(request, work)
-    return await _answer(labels, created=created)
+    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
+    async with pipeline.taking():
+        work = pipeline.catalogue.register(definition)
+        labels, created = await finish_or_leave(request, work)
+        return await _answer(labels, created=created)
 
 
 @router.get(
@@ -126,12 +128,13 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 )
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there."""
-    catalogue = host.pipeline.catalogue
+    pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
-    definition = await asyncio.to_thread(_define, body, name)
-    work = _replace(request, catalogue, definition)
-    labels, created = await finish_or_leave(request, work)
-    return await _answer(labels, created=created)
+    definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
+    async with pipeline.taking():
+        work = _replace(request, pipeline.catalogue, definition)
+        labels, created = await finish_or_leave(request, work)
+        return await _answer(labels, created=created)
 
 
 @router.delete(
@@ -141,9 +144,10 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
-    catalogue = host.pipeline.catalogue
-    version = await _demand_version(request, catalogue, name)
-    await catalogue.delete(name, if_version=version)
+    pipeline = host.pipeline
+    async with pipeline.taking():
+        version = await _demand_version(request, pipeline.catalogue, name)
+        await pipeline.catalogue.delete(name, if_version=version)
 
 
 async def _replace(
@@ -161,7 +165,10 @@ async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> 
         return demand_version(request, catalogue, name)
 
 
-def _define(body: dict[str, Any], name: str | None = None) -> Definition:
+def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> Definition:
+    labels = body.get("labels")
+    if isinstance(labels, list) and len(labels) > most_labels:  # before each of them is checked
+        raise InvalidLabelSet(f"A label set takes at most {most_labels} labels")
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters([InvalidValue("body", "name", "Not the name in the path")])
     try:

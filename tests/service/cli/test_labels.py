@@ -95,6 +95,29 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     assert list_names(run) == ["trained", "everyday"]
 
 
+def test_store_that_cannot_be_reached_is_told_and_not_an_empty_list(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.db").write_bytes(b"junk" * 1000)
+    for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
+        code, out, err = run("labels", *arguments)
+        assert (code, out) == (2, "")
+        assert err == "ml-decoder: The label store does not answer\n"
+    (tmp_path / "labels.db").unlink()
+    assert list_names(run) == ["trained", "everyday"]
+
+
+def test_photos_too_few_to_calibrate_are_told_and_nothing_changes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(make_photo())
+    listing = {"label_names": ["yak"], "images": {"a.png": {"labels": ["yak"]}}}
+    (tmp_path / "labels.json").write_text(json.dumps(listing))
+    _, before, _ = run("labels", "add", "zoo", "--label", "yak", "--json")
+    code, _, err = run("labels", "calibrate", "zoo", "--photos", tmp_path)
+    assert (code, "no label of the set zoo has 5 photos" in err) == (2, True)
+    assert before in run("labels", "list", "--json")[1]
+
+
 def test_other_set_of_the_name_needs_replace(run: Run) -> None:
     assert run("labels", "add", "zoo", "--label", "yak")[0] == 0
     code, _, err = run("labels", "add", "zoo", "--label", "newt")

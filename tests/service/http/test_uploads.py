@@ -7,6 +7,7 @@ import io
 import pytest
 from fastapi.testclient import TestClient
 
+from service.http.multipart import MAX_TEXT_PARTS
 from tests.photos import make_photo
 from tests.serving import (
     MAX_BODY_BYTES,
@@ -62,7 +63,8 @@ def test_repeated_and_contradicting_parameters_are_422(client: TestClient) -> No
 
 
 def test_too_many_parts_and_huge_text_fields_are_refused(client: TestClient) -> None:
-    assert_problem(send_image(client, data={"include": ["cat"] * 1001}), 400, "malformed_body")
+    many = send_image(client, data={"include": ["cat"] * (MAX_TEXT_PARTS + 1)})
+    assert_problem(many, 400, "malformed_body")
     long = send_image(client, data={"include": "x" * 10_000})
     assert_problem(long, 413, "body_too_large")
 

@@ -11,16 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from service.errors import InvalidLabelSet, StartError
-from service.labels.definition import (
-    Definition,
-    LabelSetRecord,
-    define_label_set,
-    normalise_text,
-)
 from service.labels.files import parse_label_set, read_label_set_folder
 
 
@@ -136,32 +128,3 @@ def test_folder_with_a_bad_file_stops_the_start_with_its_name(tmp_path: Path) ->
     (tmp_path / "b.npz").write_bytes(good_npz())
     with pytest.raises(StartError, match="twice"):
         read_label_set_folder(tmp_path)
-
-
-@given(st.text(max_size=30))
-def test_normalised_text_stays_as_it_is(text: str) -> None:
-    try:
-        normal = normalise_text(text)
-    except ValueError:
-        return
-    assert normalise_text(normal) == normal
-    assert normal == normal.strip() != ""
-
-
-def define(**values: Any) -> Definition:
-    return define_label_set(LabelSetRecord.model_validate({"name": "pets", **values}))
-
-
-def test_digest_tells_every_difference() -> None:
-    sets: list[Any] = [
-        ["a", "b"],
-        ["b", "a"],
-        ["a"],
-        [{"name": "a", "threshold": 0.5}, "b"],
-        [{"name": "a", "prompt": "an a"}, "b"],
-        [{"name": "a", "embedding": [1.0, 2.0]}, "b"],
-        [{"name": "a", "embedding": [1.0, 3.0]}, "b"],
-        ["a", {"name": "b", "embedding": [1.0, 2.0]}],
-    ]
-    assert len({define(labels=labels).digest() for labels in sets}) == len(sets)
-    assert define(labels=["a", " b "]).digest() == define(labels=["a", "b"]).digest()

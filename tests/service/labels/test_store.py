@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,14 +15,15 @@ from service.errors import (
     LabelSetChanged,
     LabelSetExists,
     LabelSetNotFound,
-    StartError,
     StoreFull,
+    StoreIncompatible,
     StoreUnavailable,
     TooManyLabelSets,
 )
-from service.labels.database import find_default_path, open_database
+from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.store import LabelStore, Limits
+from tests.postgres import Postgres
 
 SPACE = "a" * 64
 
@@ -51,55 +48,6 @@ def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> in
     return store.write(definition, embed(definition), replace=replace).version
 
 
-class Postgres:
-    """A server of its own in a folder of its own, reached by a socket there."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # The server refuses to run as root, so it runs as a user who may do less.
-        self._as_user = ["runuser", "-u", "postgres", "--"] if getpass.getuser() == "root" else []
-        if self._as_user:
-            shutil.chown(folder, "postgres")
-        self._run("initdb", "-D", str(folder / "data"), "-A", "trust", "-U", "postgres", "-N")
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={self._folder}"
-
-    def start(self) -> None:
-        options = f"-c listen_addresses='' -c unix_socket_directories={self._folder}"
-        log = str(self._folder / "log")
-        self._run("pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", log, "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
-
-    def _run(self, *command: str) -> None:
-        subprocess.run([*self._as_user, *command], check=True, capture_output=True, cwd="/")
-
-
-def find_missing() -> str | None:
-    for program in ("initdb", "pg_ctl", "postgres"):
-        if shutil.which(program) is None:
-            return f"no {program} here"
-    if getpass.getuser() == "root" and shutil.which("runuser") is None:
-        return "no runuser here"
-    return None
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    missing = find_missing()
-    if missing is not None:
-        pytest.skip(f"PostgreSQL: {missing}")
-    # Not below pytest's folders: those are closed to other users, and a socket's path is short.
-    with tempfile.TemporaryDirectory(prefix="pg-", ignore_cleanup_errors=True) as folder:
-        server = Postgres(Path(folder))
-        yield server
-        server.stop()
-
-
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
@@ -110,9 +58,9 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def store(location: str) -> Iterator[LabelStore]:
     store = open_store(location)
+    yield store
     for name in store.read_versions()[1]:
         store.delete(name)
-    yield store
     store.close()
 
 
@@ -278,7 +226,7 @@ def test_damaged_row_is_told(tmp_path: Path) -> None:
     store.close()
 
 
-def test_store_of_another_schema_stops_the_start(tmp_path: Path) -> None:
+def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
     store = open_store(str(path))
     put(store, "pets", "cat")
@@ -286,14 +234,8 @@ def test_store_of_another_schema_stops_the_start(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE label_store SET schema_version = 99")
     connection.close()
-    with pytest.raises(StartError, match="schema version 99"):
+    with pytest.raises(StoreIncompatible, match="schema version 99"):
         open_store(str(path)).read_revision()
-
-
-@pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
-def test_url_of_another_kind_is_refused(location: str) -> None:
-    with pytest.raises(StartError, match="label_store"):
-        open_database(location)
 
 
 def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
@@ -308,11 +250,3 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     assert store.find("outage") == (version, define("outage", "cat").digest())
     store.delete("outage")
     store.close()
-
-
-def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
-    assert find_default_path() == Path("/somewhere/ml-decoder/labels.db")
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import FastAPI
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from service.bundle import Bundle
-from service.http.hosting import PipelineHost
+from service.labels import database as database_module
 from tests.serving import (
     PHOTO,
     assert_problem,
@@ -188,6 +191,19 @@ def test_same_set_once_more_is_200_and_another_of_its_name_409(client: TestClien
     assert client.get("/labels/pets").json() == first.json()
 
 
+def test_set_that_many_register_at_once_is_made_once(client: TestClient) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        same = list(threads.map(lambda _: client.post("/labels", json=PETS), range(8)))
+        bodies = [{"name": "zoo", "labels": [f"yak {i}"]} for i in range(8)]
+        other = list(threads.map(lambda body: client.post("/labels", json=body), bodies))
+
+    assert sorted(response.status_code for response in same) == [200] * 7 + [201]
+    assert len({response.headers["etag"] for response in same}) == 1
+    assert sorted(response.status_code for response in other) == [201] + [409] * 7
+    (made,) = (response.json() for response in other if response.status_code == 201)
+    assert client.get("/labels/zoo").json() == made
+
+
 def test_put_makes_replaces_and_changes_nothing_twice(client: TestClient) -> None:
     made = client.put("/labels/pets", json={"labels": ["newt"]})
     assert made.status_code == 201
@@ -220,6 +236,9 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
     assert gone.status_code == 204
     assert_problem(put(if_match="*"), 412, "label_set_changed")
     assert put(if_none_match="*").status_code == 201
+    current = client.get("/labels/pets").headers["etag"]
+    assert_problem(put(if_none_match=f'"0", {current}'), 412, "label_set_changed")
+    assert put(if_none_match='"0"').status_code == 200
 
 
 def test_deleted_set_is_gone(client: TestClient) -> None:
@@ -300,6 +319,8 @@ def zeros(**values: Any) -> dict[str, Any]:
         (zeros(embedding=[1.0] * (EMBEDDING_WIDTH + 1)), "invalid_labels"),
         (zeros(embedding=[]), "invalid_labels"),
         (zeros(embedding=[1e300] * EMBEDDING_WIDTH), "invalid_labels"),
+        (zeros(embedding=[1e30] * EMBEDDING_WIDTH), "invalid_labels"),
+        ({"name": "x", "labels": [""] * 51}, "invalid_labels"),
         (zeros(prompt="both"), "invalid_parameters"),
     ],
 )
@@ -318,6 +339,16 @@ def test_embedding_that_is_not_finite_is_refused(client: TestClient, number: str
     assert client.post("/labels", content=body, headers=headers).status_code in (400, 422)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [rb'{"name": "x", "labels": ["\ud800"]}', rb'{"name": "x\ud800", "labels": ["a"]}'],
+)
+def test_half_of_a_surrogate_pair_is_refused(client: TestClient, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = client.post("/labels", content=body, headers=headers)
+    assert_problem(response, 422, "invalid_parameters")
+
+
 def test_embeddings_of_another_space_are_409(client: TestClient) -> None:
     body = {"name": "x", "labels": ["a"], "embedding_space": "0" * 64}
     assert_problem(client.post("/labels", json=body), 409, "other_embeddings")
@@ -329,6 +360,8 @@ def test_body_that_is_no_json_object_is_refused(client: TestClient) -> None:
     for content in (b"", b"[]", b"{", b'{"a": 1, "a": 2}'):
         response = client.post("/labels", content=content, headers=headers)
         assert_problem(response, 400, "malformed_body")
+    many = {"name": "x", "labels": ["a"], **{f"key {i}": 1 for i in range(200)}}
+    assert_problem(client.post("/labels", json=many), 400, "malformed_body")
     other = client.put("/labels/pets", json={"name": "vets", "labels": ["a"]})
     assert_problem(other, 422, "invalid_parameters")
 
@@ -363,6 +396,54 @@ def test_bad_question_about_label_sets_is_refused(
     client: TestClient, params: dict[str, Any], status: int, code: str
 ) -> None:
     assert_problem(send_image(client, params=params), status, code)
+
+
+def test_locked_store_refuses_registrations_and_predictions_go_on(
+    open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.db"
+    open_database = database_module.open_database
+    monkeypatch.setattr(
+        "service.labels.opening.open_database",
+        lambda location: open_database(location, patience_seconds=0.1),
+    )
+    with serve_app(open_bundle.path, label_store=str(path)) as client:
+        register(client, PETS)
+        with closing(sqlite3.connect(path, isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            refused = client.post("/labels", json={"name": "zoo", "labels": ["yak"]})
+            assert_problem(refused, 503, "store_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
+            assert_problem(client.delete("/labels/pets"), 503, "store_unavailable")
+            assert set(scores_of(client, label_set="pets")) == {"red panda", "axolotl"}
+            assert client.get("/readyz").status_code == 200
+            locker.execute("ROLLBACK")
+        register(client, {"name": "zoo", "labels": ["yak"]})
+
+
+def test_full_disk_refuses_registrations_and_predictions_go_on(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    path = tmp_path / "labels.db"
+    full = False
+
+    def fill(connection: sqlite3.Connection, *_: object) -> None:
+        # SQLite answers as on a full disk when the file may not grow.
+        connection.execute(f"PRAGMA max_page_count = {1 if full else 1_000_000}")
+
+    sa.event.listen(sa.pool.Pool, "checkout", fill)
+    try:
+        with serve_app(open_bundle.path, label_store=str(path)) as client:
+            register(client, PETS)
+            full = True
+            large = {"name": "zoo", "labels": [f"yak {i} {'x' * 180}" for i in range(200)]}
+            assert_problem(client.post("/labels", json=large), 507, "store_full")
+            assert set(scores_of(client, label_set="pets")) == {"red panda", "axolotl"}
+            assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
+            full = False
+            register(client, large)
+    finally:
+        sa.event.remove(sa.pool.Pool, "checkout", fill)
 
 
 def test_own_write_can_be_demanded(client: TestClient) -> None:
@@ -424,13 +505,14 @@ def test_several_sets_may_be_the_default(open_bundle: Bundle) -> None:
         assert set(scores_of(client, label_set="everyday")) == {"chair", "table", "lamp"}
 
 
-def test_unknown_default_set_stops_the_start(open_bundle: Bundle, tmp_path: Path) -> None:
-    store = str(tmp_path / "labels.db")
-    settings = {"label_store": store, "default_label_set": "trained,zoo"}
+def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path) -> None:
+    settings = {
+        "label_store": str(tmp_path / "labels.db"),
+        "default_label_set": "trained,zoo",
+    }
     with serve_app(open_bundle.path, **settings) as client:
-        host: PipelineHost = cast("FastAPI", client.app).state.host
-        assert str(host.failure) == "default label set zoo: there is no such set"
-    with serve_app(open_bundle.path, label_store=store) as client:
+        assert_problem(send_image(client), 422, "unknown_label_set")
         register(client, {"name": "zoo", "labels": ["panda"]})
+        assert "panda" in scores_of(client)
     with serve_app(open_bundle.path, **settings) as client:
         assert "panda" in scores_of(client)

@@ -1,0 +1,121 @@
+"""Registration: a definition becomes a durable label set that requests may name.
+
+In: a `Definition` and what it may replace. Out: its snapshot, once the store has committed it.
+Whatever can be refused is refused before anything is encoded. Next: `stored_sets.py`, which shows
+the snapshot to requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetExists, LabelSetNotFound
+from service.labels.definition import Definition, Embeddings
+from service.labels.encoding import Encoding
+from service.labels.label_set import LabelSet, QueryArray
+from service.labels.store import ABSENT, LabelStore
+from service.labels.stored_sets import StoredSets
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A set to write.
+
+    Attributes:
+        definition: the set.
+        replace: whether it may replace another set of its name.
+        if_version: write only over this version; `ABSENT` writes only over none.
+    """
+
+    definition: Definition
+    replace: bool
+    if_version: int | None = None
+
+
+class Registration:
+    """Writes sets to one store; every method belongs to one event loop."""
+
+    def __init__(
+        self, encoding: Encoding, store: LabelStore, shown: StoredSets, labels_per_set: int
+    ) -> None:
+        """Takes the encoders, the store, its sets in this process, and the most labels of a set."""
+        self._encoding = encoding
+        self._store = store
+        self._shown = shown
+        self._labels_per_set = labels_per_set
+
+    async def write(self, order: Order) -> tuple[LabelSet, bool]:
+        """Registers a set, or replaces one; when this returns it is durable.
+
+        Returns:
+            The set, and whether there was none of its name.
+
+        Raises:
+            LabelSetError: the set cannot be registered.
+            StoreError: it could not be kept.
+            BusyError: too many encode labels.
+            InferenceFailed: an encoder failed.
+        """
+        definition = order.definition
+        if len(definition.names) > self._labels_per_set:
+            raise InvalidLabelSet(f"A label set takes at most {self._labels_per_set} labels")
+        self._encoding.check(definition)
+        # Encoding may take long, so what the store would refuse is refused before.
+        found = await self._shown.call(self._store.find, definition.name)
+        version, digest = (ABSENT, None) if found is None else found
+        if order.if_version not in (None, version):
+            raise LabelSetChanged(definition.name)
+        if digest == definition.digest():
+            return await self._find(definition.name, version), False
+        if found is not None and not order.replace:
+            raise LabelSetExists(definition.name)
+        embeddings = await self._encoding.embed(definition)
+        queries = await self._encoding.project(embeddings)
+        return await self._commit(order, embeddings, queries)
+
+    async def set_thresholds(self, name: str, thresholds: Mapping[str, float]) -> LabelSet:
+        """Gives labels of a set thresholds of their own; the others keep theirs.
+
+        Raises:
+            LabelSetError: there is no such set, or it changed meanwhile.
+            StoreError: it could not be kept.
+        """
+        stored = await self._shown.call(self._store.read, name)
+        if stored is None:
+            raise LabelSetNotFound(name)
+        old = stored.definition
+        new = tuple(
+            thresholds.get(label, own) for label, own in zip(old.names, old.thresholds, strict=True)
+        )
+        order = Order(replace(old, thresholds=new), replace=True, if_version=stored.version)
+        queries = await self._encoding.project(stored.embeddings)
+        labels, _ = await self._commit(order, stored.embeddings, queries)
+        return labels
+
+    async def _commit(
+        self, order: Order, embeddings: Embeddings, queries: QueryArray
+    ) -> tuple[LabelSet, bool]:
+        definition = order.definition
+
+        def make(version: int) -> LabelSet:
+            return self._encoding.make_set(definition, queries, str(version), "store")
+
+        work = partial(
+            self._store.write,
+            definition,
+            embeddings,
+            replace=order.replace,
+            if_version=order.if_version,
+        )
+        made, written = await self._shown.write(make, work)
+        if made is not None:
+            return made, written.created
+        return await self._find(definition.name, written.version), False
+
+    async def _find(self, name: str, version: int) -> LabelSet:
+        found = await self._shown.find_current(name, version)
+        if found is None:  # deleted between two looks at the store
+            raise LabelSetNotFound(name)
+        return found

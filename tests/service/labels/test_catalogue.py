@@ -1,0 +1,140 @@
+"""Requests get whole sets, as they were when the request came."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from service.bundle import Bundle
+from service.errors import (
+    InvalidLabelSet,
+    LabelSetNotFound,
+    LabelSetReadOnly,
+    NoOpenHead,
+    UnknownLabelSet,
+    VersionNotReached,
+)
+from service.labels.catalogue import Catalogue, CatalogueRules
+from service.labels.database import open_database
+from service.labels.definition import Definition
+from service.labels.encoding import open_encoding
+from service.labels.fixed_sets import FixedSet
+from service.labels.label_set import make_trained_set
+from service.labels.store import LabelStore, Limits
+from service.selection import Query
+from tests.tiny_bundle import SPACE, TINY_LABELS
+
+pytestmark = pytest.mark.anyio
+
+TRAINED = make_trained_set(TINY_LABELS)
+
+
+def define(name: str, *labels: str) -> Definition:
+    return Definition(name, labels, (None,) * len(labels), (None,) * len(labels))
+
+
+def make_catalogue(bundle: Bundle, *, default: tuple[str, ...] = ()) -> Catalogue:
+    encoding = open_encoding(bundle, threads=1, remembered=9, queue_size=9)
+    store = LabelStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
+    fixed = [FixedSet(define("everyday", "chair"), "1.0", "bundle")] if encoding else []
+    rules = CatalogueRules(default, labels_per_set=50, candidates=3, poll_seconds=60.0)
+    return Catalogue(TRAINED, fixed, encoding, store, rules)
+
+
+@pytest.fixture
+async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
+    catalogue = make_catalogue(open_bundle)
+    await catalogue.start()
+    yield catalogue
+    await catalogue.stop()
+
+
+async def pin_names(catalogue: Catalogue, query: Query) -> list[str]:
+    return [labels.name for labels in await catalogue.pin(query)]
+
+
+async def test_query_names_the_sets_that_it_gets(catalogue: Catalogue) -> None:
+    await catalogue.register(define("pets", "cat"))
+    assert await pin_names(catalogue, Query()) == ["trained"]
+    twice = Query(label_set=("pets", "everyday", "pets"))
+    assert await pin_names(catalogue, twice) == ["pets", "everyday"]
+    candidates = Query(candidate_labels=("yak",))
+    assert await pin_names(catalogue, candidates) == ["candidate_labels"]
+    both = Query(candidate_labels=("yak",), label_set=("pets",))
+    assert await pin_names(catalogue, both) == ["candidate_labels", "pets"]
+
+
+async def test_every_unknown_set_is_named(catalogue: Catalogue) -> None:
+    with pytest.raises(UnknownLabelSet) as caught:
+        await catalogue.pin(Query(label_set=("none", "trained", "neither")))
+    assert caught.value.names == ("none", "neither")
+
+
+async def test_pinned_set_outlives_its_replacement_and_its_end(catalogue: Catalogue) -> None:
+    query = Query(label_set=("pets",))
+    await catalogue.register(define("pets", "cat"))
+    (first,) = await catalogue.pin(query)
+    await catalogue.replace(define("pets", "dog"))
+    (second,) = await catalogue.pin(query)
+    await catalogue.delete("pets")
+    with pytest.raises(UnknownLabelSet):
+        await catalogue.pin(query)
+    with pytest.raises(LabelSetNotFound):
+        catalogue.find("pets")
+    assert (first.names, second.names) == (("cat",), ("dog",))
+    assert first.version < second.version
+
+
+async def test_candidates_of_other_names_are_another_version(catalogue: Catalogue) -> None:
+    (one,) = await catalogue.pin(Query(candidate_labels=("yak",)))
+    (same,) = await catalogue.pin(Query(candidate_labels=("yak",)))
+    (other,) = await catalogue.pin(Query(candidate_labels=("newt",)))
+    assert one.version == same.version != other.version
+    for names in (("a", "a"), ("a", "b", "c", "d")):
+        with pytest.raises(InvalidLabelSet):
+            await catalogue.pin(Query(candidate_labels=names))
+
+
+@pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
+async def test_sets_that_came_with_us_cannot_be_written(catalogue: Catalogue, name: str) -> None:
+    before = catalogue.list_sets()
+    with pytest.raises(LabelSetReadOnly):
+        await catalogue.register(define(name, "cat"))
+    with pytest.raises(LabelSetReadOnly):
+        await catalogue.replace(define(name, "cat"))
+    with pytest.raises(LabelSetReadOnly):
+        await catalogue.set_thresholds(name, {"cat": 0.5})
+    with pytest.raises(LabelSetReadOnly):
+        await catalogue.delete(name)
+    assert catalogue.list_sets() == before
+
+
+async def test_default_set_may_be_registered_later_and_is_missed_till_then(
+    open_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    catalogue = make_catalogue(open_bundle, default=("pets",))
+    await catalogue.start()
+    assert "no label set pets" in caplog.text
+    with pytest.raises(UnknownLabelSet) as caught:
+        await catalogue.pin(Query())
+    assert caught.value.names == ("pets",)
+    await catalogue.register(define("pets", "cat"))
+    assert await pin_names(catalogue, Query()) == ["pets"]
+    await catalogue.stop()
+
+
+async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bundle) -> None:
+    catalogue = make_catalogue(tiny_bundle)
+    await catalogue.start()
+    assert await pin_names(catalogue, Query()) == ["trained"]
+    with pytest.raises(NoOpenHead):
+        await catalogue.pin(Query(candidate_labels=("yak",)))
+    with pytest.raises(NoOpenHead):
+        await catalogue.register(define("pets", "cat"))
+    with pytest.raises(VersionNotReached):
+        await catalogue.pin(Query(min_version=1))
+    await catalogue.refresh()
+    await catalogue.stop()

@@ -1,0 +1,102 @@
+"""A location becomes a database that keeps what it commits, or one line says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from service.errors import StartError, StoreUnavailable
+from service.labels.database import Database, find_default_path, open_database
+
+
+def run(database: Database, statement: str) -> None:
+    with database.write() as connection:
+        connection.execute(sa.text(statement))
+
+
+def count(database: Database) -> int:
+    with database.read() as connection:
+        found: int = connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one()
+        return found
+
+
+def insert_and_fail(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(sa.text("INSERT INTO t VALUES (1)"))
+        raise KeyError
+
+
+@pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
+def test_url_of_another_kind_is_refused(location: str) -> None:
+    with pytest.raises(StartError, match="label_store"):
+        open_database(location)
+
+
+def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
+    assert find_default_path() == Path("/somewhere/ml-decoder/labels.db")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")
+
+
+def test_path_and_url_name_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "t.db"
+    first, second = open_database(str(path)), open_database(f"sqlite:///{path}")
+    run(first, "CREATE TABLE t (x INTEGER)")
+    run(first, "INSERT INTO t VALUES (1)")
+    assert count(second) == 1
+    first.close()
+    second.close()
+
+
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match="no folder"):
+        open_database(str(tmp_path / "file" / "t.db"))
+
+
+def test_sqlite_writes_through_to_the_disk(tmp_path: Path) -> None:
+    database = open_database(str(tmp_path / "t.db"))
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2  # FULL
+    database.close()
+
+
+def test_write_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    database = open_database(str(tmp_path / "t.db"))
+    run(database, "CREATE TABLE t (x INTEGER)")
+    with pytest.raises(KeyError):
+        insert_and_fail(database)
+    assert count(database) == 0
+    run(database, "INSERT INTO t VALUES (1)")
+    assert count(database) == 1
+    database.close()
+
+
+def test_reader_sees_one_state_while_another_writes(tmp_path: Path) -> None:
+    reader, writer = (open_database(str(tmp_path / "t.db")) for _ in range(2))
+    run(writer, "CREATE TABLE t (x INTEGER)")
+    query = sa.text("SELECT count(*) FROM t")
+    with reader.read() as connection:
+        assert connection.execute(query).scalar_one() == 0
+        run(writer, "INSERT INTO t VALUES (1)")
+        assert connection.execute(query).scalar_one() == 0
+    assert count(reader) == 1
+    reader.close()
+    writer.close()
+
+
+def test_read_only_file_is_unavailable_to_writers_and_goes_on_to_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    database = open_database(str(path))
+    run(database, "CREATE TABLE t (x INTEGER)")
+    with database.read() as connection:  # the pool gives this one connection to every user
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+    with pytest.raises(StoreUnavailable):
+        run(database, "INSERT INTO t VALUES (1)")
+    assert count(database) == 0
+    database.close()

@@ -1,0 +1,142 @@
+"""What a user gives becomes columns in one normal form, or is refused with a reason."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from service.card import EmbeddingSpace
+from service.errors import InvalidLabelSet
+from service.labels.definition import (
+    EMBEDDING_LENGTHS,
+    Definition,
+    LabelSetRecord,
+    check_embeddings,
+    define_label_set,
+    normalise_text,
+)
+
+
+def define(**values: Any) -> Definition:
+    return define_label_set(LabelSetRecord.model_validate({"name": "pets", **values}))
+
+
+@given(st.text(max_size=30))
+def test_normalised_text_stays_as_it_is(text: str) -> None:
+    try:
+        normal = normalise_text(text)
+    except ValueError:
+        return
+    assert normalise_text(normal) == normal
+    assert normal == normal.strip() != ""
+
+
+@given(st.text(min_size=1, max_size=30))
+def test_every_spelling_of_a_text_has_one_normal_form(text: str) -> None:
+    try:
+        normal = normalise_text(text)
+    except ValueError:
+        return
+    for form in ("NFC", "NFD"):
+        assert normalise_text(f" {unicodedata.normalize(form, text)}\t") == normal
+
+
+@pytest.mark.parametrize("hidden", ["\0", "\n", "\x7f", "\u202e", "\u200b", "\ufeff", "\u2028"])
+def test_characters_that_cannot_be_seen_are_refused_inside_of_a_text(hidden: str) -> None:
+    with pytest.raises(ValueError, match="control characters"):
+        normalise_text(f"a{hidden}b")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "e\u0301", "\u00e9", " a"]), min_size=1, max_size=5))
+def test_name_stands_once_in_its_normal_form(names: list[str]) -> None:
+    normal = tuple(normalise_text(name) for name in names)
+    if len(set(normal)) < len(normal):
+        with pytest.raises(InvalidLabelSet, match="twice"):
+            define(labels=names)
+    else:
+        assert define(labels=names).names == normal
+
+
+def test_columns_keep_the_order_of_the_labels() -> None:
+    found = define(
+        labels=[
+            "cat",
+            {"name": "dog", "embedding": [3, 4], "threshold": 0},
+            {"name": "yak", "prompt": " a yak "},
+            {"name": "newt", "embedding": [1, 2]},
+        ]
+    )
+    assert found.names == ("cat", "dog", "yak", "newt")
+    assert found.prompts == (None, None, "a yak", None)
+    assert found.thresholds == (None, 0.0, None, None)
+    assert found.given == (1, 3)
+    np.testing.assert_array_equal(found.embeddings, np.array([[3, 4], [1, 2]], np.float32))
+
+
+def test_template_is_for_names_and_not_for_prompts() -> None:
+    space = EmbeddingSpace(encoder="any", width=2, template="a photo of {}")
+    found = define(labels=["{} cat", {"name": "yak", "prompt": "my {}"}])
+    assert found.texts(space) == ("a photo of {} cat", "my {}")
+
+
+def test_digest_tells_every_difference() -> None:
+    sets: list[Any] = [
+        ["a", "b"],
+        ["b", "a"],
+        ["a"],
+        [{"name": "a", "threshold": 0.5}, "b"],
+        [{"name": "a", "prompt": "an a"}, "b"],
+        [{"name": "a", "embedding": [1.0, 2.0]}, "b"],
+        [{"name": "a", "embedding": [1.0, 3.0]}, "b"],
+        ["a", {"name": "b", "embedding": [1.0, 2.0]}],
+    ]
+    assert len({define(labels=labels).digest() for labels in sets}) == len(sets)
+    assert define(labels=["a", " b "]).digest() == define(labels=["a", "b"]).digest()
+
+
+def test_embeddings_of_two_widths_are_refused() -> None:
+    labels = [{"name": "a", "embedding": [1, 2]}, {"name": "b", "embedding": [1, 2, 3]}]
+    with pytest.raises(InvalidLabelSet, match="differ"):
+        define(labels=labels)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 101, "caf\u00e9", "a\n"])
+def test_name_of_a_set_that_could_not_stand_in_a_url_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        LabelSetRecord.model_validate({"name": name, "labels": ["a"]})
+    assert LabelSetRecord.model_validate({"name": "a.b-c_1", "labels": ["a"]}).name == "a.b-c_1"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([1.0, 2.0], "needs 3 values"),
+        ([1.0, np.nan, 1.0], "not finite"),
+        ([1.0, -np.inf, 1.0], "not finite"),
+        ([0.0, 0.0, 0.0], "length"),
+        ([1e-30, 0.0, 0.0], "length"),
+        ([1e30, 0.0, 0.0], "length"),
+    ],
+)
+def test_embedding_that_no_graph_can_use_is_refused(row: list[float], reason: str) -> None:
+    good = np.ones((2, 3), np.float32)
+    with pytest.raises(InvalidLabelSet, match=reason):
+        check_embeddings(np.array([row], np.float32), 3)
+    if len(row) == 3:
+        with pytest.raises(InvalidLabelSet, match=reason):
+            check_embeddings(np.vstack([good, np.array([row], np.float32)]), 3)
+    check_embeddings(good, 3)
+    check_embeddings(np.zeros((0, 0), np.float32), 3)
+
+
+@given(st.floats(*np.log10(EMBEDDING_LENGTHS)), st.integers(0, 99))
+def test_embedding_of_any_usual_length_is_taken(exponent: float, seed: int) -> None:
+    row = np.random.default_rng(seed).normal(size=(1, 3))
+    length = 10**exponent * (0.999 if exponent > 0 else 1.001)  # rounding at the very limits
+    check_embeddings((row / np.linalg.norm(row) * length).astype(np.float32), 3)

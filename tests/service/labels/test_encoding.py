@@ -1,0 +1,193 @@
+"""Labels are encoded off the event loop, no text twice, and nobody waits without end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.card import EmbeddingSpace, OpenHead
+from service.errors import (
+    Draining,
+    InferenceFailed,
+    InvalidLabelSet,
+    OtherEmbeddings,
+    QueueFull,
+    TextNotEncodable,
+)
+from service.labels.definition import Definition
+from service.labels.encoding import Encoding
+from service.labels.texts import TEXTS_PER_RUN
+
+pytestmark = pytest.mark.anyio
+
+SPACE = EmbeddingSpace(encoder="fake", width=2, template="a {}")
+HEAD = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
+SECONDS = 30.0
+
+
+class FakeTexts:
+    """Encodes a text to its length and its first letter, when it is let to."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arrived = threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.arrived.release()
+        assert self.gate.wait(SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        self.seen += texts
+        return np.array([[len(text), ord(text[2])] for text in texts], np.float32)
+
+
+class FakeLabels:
+    """Queries are twice the embeddings."""
+
+    width = 2
+
+    def __init__(self) -> None:
+        self.factor = np.float32(2)
+
+    def encode(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
+        return embeddings * self.factor
+
+
+@pytest.fixture
+def texts() -> FakeTexts:
+    return FakeTexts()
+
+
+def make_encoding(texts: Any, *, remembered: int = 3, labels: Any = None) -> Encoding:
+    return Encoding(HEAD, labels or FakeLabels(), texts, remembered=remembered, queue_size=1)
+
+
+@pytest.fixture
+async def encoding(texts: FakeTexts) -> AsyncIterator[Encoding]:
+    encoding = make_encoding(texts)
+    yield encoding
+    texts.gate.set()
+    encoding.close()
+
+
+def name(*names: str, **values: Any) -> Definition:
+    return Definition("any", names, (None,) * len(names), (None,) * len(names), **values)
+
+
+async def test_given_embeddings_stay_and_texts_fill_the_gaps(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
+    given = np.array([[7, 8]], np.float32)
+    found = await encoding.embed(name("bb", "given", "c", given=(1,), embeddings=given))
+    assert found.tolist() == [[4, ord("b")], [7, 8], [3, ord("c")]]
+    assert texts.seen == ["a bb", "a c"]
+    assert (await encoding.project(found)).tolist() == (2 * found).tolist()
+
+
+async def test_candidate_is_encoded_once_for_many_requests(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
+    first = await encoding.encode_candidates(name("x", "y"))
+    again = await encoding.encode_candidates(name("y", "z", "x"))
+    assert texts.seen == ["a x", "a y", "a z"]
+    assert again[[2, 0]].tolist() == first.tolist()
+
+
+async def test_candidate_that_was_asked_for_longest_ago_is_forgotten(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
+    for names in (("x", "y", "z"), ("x",), ("w",)):  # three are remembered
+        await encoding.encode_candidates(name(*names))
+    texts.seen.clear()
+    await encoding.encode_candidates(name("x", "z", "w"))
+    assert texts.seen == []
+    await encoding.encode_candidates(name("y"))
+    assert texts.seen == ["a y"]
+
+
+@pytest.mark.parametrize("remembered", [0, 1])
+async def test_more_candidates_than_are_remembered_are_all_encoded(
+    texts: FakeTexts, remembered: int
+) -> None:
+    encoding = make_encoding(texts, remembered=remembered)
+    found = await encoding.encode_candidates(name("x", "yy", "zzz"))
+    assert found[:, 0].tolist() == [6, 8, 10]
+    encoding.close()
+
+
+async def test_who_finds_no_place_is_refused_at_once(encoding: Encoding, texts: FakeTexts) -> None:
+    texts.gate.clear()
+    first = asyncio.create_task(encoding.embed(name("x")))
+    await asyncio.to_thread(texts.arrived.acquire, timeout=SECONDS)
+    with pytest.raises(QueueFull):
+        await encoding.embed(name("y"))
+    given = name("z", given=(0,), embeddings=np.ones((1, 2), np.float32))
+    assert (await encoding.embed(given)).tolist() == [[1, 1]], "it needs no text encoder"
+    texts.gate.set()
+    assert (await first).shape == (1, 2)
+    assert (await encoding.embed(name("y"))).shape == (1, 2)
+
+
+async def test_who_gives_up_takes_the_rest_of_a_long_list_along(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
+    texts.gate.clear()
+    names = [f"{i}" for i in range(3 * TEXTS_PER_RUN)]
+    long = asyncio.create_task(encoding.embed(name(*names)))
+    await asyncio.to_thread(texts.arrived.acquire, timeout=SECONDS)
+    long.cancel()
+    await asyncio.wait([long])
+    texts.gate.set()
+    await encoding.embed(name("after"))
+    assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_RUN]] + ["a after"]
+
+
+async def test_failure_costs_only_its_caller(encoding: Encoding, texts: FakeTexts) -> None:
+    texts.failure = RuntimeError("secret")
+    with pytest.raises(InferenceFailed):
+        await encoding.encode_candidates(name("x"))
+    texts.failure = None
+    assert (await encoding.encode_candidates(name("x"))).shape == (1, 2)
+
+
+async def test_queries_that_are_not_finite_never_get_out(texts: FakeTexts) -> None:
+    labels = FakeLabels()
+    encoding = make_encoding(texts, labels=labels)
+    labels.factor = np.float32(np.inf)
+    with pytest.raises(InvalidLabelSet):
+        await encoding.encode_candidates(name("x"))
+    labels.factor = np.float32(1)
+    assert np.isfinite(await encoding.encode_candidates(name("x"))).all()
+    encoding.close()
+
+
+async def test_closed_encoding_says_that_the_service_stops(encoding: Encoding) -> None:
+    encoding.close()
+    with pytest.raises(Draining):
+        await encoding.embed(name("x"))
+
+
+async def test_check_refuses_what_could_not_be_encoded(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
+    ones = np.ones((1, 2), np.float32)
+    with pytest.raises(OtherEmbeddings):
+        encoding.check(name("x", embedding_space="other"))
+    with pytest.raises(InvalidLabelSet):
+        encoding.check(name("x", given=(0,), embeddings=np.ones((1, 3), np.float32)))
+    encoding.check(name("x", embedding_space=SPACE.fingerprint))
+    wordless = make_encoding(None)
+    with pytest.raises(TextNotEncodable):
+        wordless.check(name("x", "y", given=(0,), embeddings=ones))
+    wordless.check(name("x", given=(0,), embeddings=ones))
+    wordless.close()
+    assert texts.seen == []

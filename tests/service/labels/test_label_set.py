@@ -1,0 +1,58 @@
+"""A label set is columns that nobody changes, each label with the threshold that counts for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.card import Label
+from service.labels.definition import Definition
+from service.labels.label_set import (
+    FALLBACK_THRESHOLD,
+    LabelSet,
+    Origin,
+    make_open_set,
+    make_trained_set,
+)
+
+DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
+
+
+def open_set(fallback: float | None = 0.3, origin: Origin = "store") -> LabelSet:
+    queries = np.ones((3, 4), np.float32)
+    return make_open_set(DEFINITION, queries, version="7", origin=origin, fallback=fallback)
+
+
+@pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])
+def test_label_without_threshold_takes_the_fallback_and_is_not_calibrated(
+    fallback: float | None, expected: float
+) -> None:
+    labels = open_set(fallback)
+    assert labels.thresholds.tolist() == [0.0, expected, 0.9]
+    assert labels.calibrated.tolist() == [True, False, True]
+
+
+def test_trained_labels_keep_their_thresholds() -> None:
+    labels = make_trained_set([Label(name="a", threshold=0.0), Label(name="b")])
+    assert labels.thresholds.tolist() == [0.0, FALLBACK_THRESHOLD]
+    assert labels.calibrated.tolist() == [True, False]
+    assert (labels.source, labels.queries) == ("trained", None)
+
+
+def test_positions_find_the_columns() -> None:
+    labels = open_set()
+    assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)
+    assert labels.digest == DEFINITION.digest()
+
+
+def test_queries_cannot_be_changed_under_a_request() -> None:
+    queries = open_set().queries
+    assert queries is not None
+    with pytest.raises(ValueError, match="read-only"):
+        queries[0] = 0
+
+
+@pytest.mark.parametrize("origin", ["model", "bundle", "folder", "request"])
+def test_only_sets_of_the_store_can_be_changed(origin: Origin) -> None:
+    assert open_set(origin=origin).read_only
+    assert not open_set(origin="store").read_only

@@ -1,0 +1,109 @@
+"""Whatever sets are asked for together, each label is answered as it is from its set alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.bundle import Bundle
+from service.engine import Engine, open_engine
+from service.errors import ConflictingLabels, UnknownLabel
+from service.labels.definition import Definition
+from service.labels.label_set import LabelSet, make_open_set, make_trained_set
+from service.scoring import score_labels
+from service.selection import Query, select_labels
+from tests.tiny_bundle import QUERY_WIDTH, SIDE, TINY_LABELS
+
+# Runs over other numbers of labels may sum in another order.
+TOLERANCE = 1e-5
+TRAINED = make_trained_set(TINY_LABELS)
+NAMES = [f"label {i}" for i in range(6)] + [label.name for label in TINY_LABELS]
+
+
+def make_set(seed: int, names: list[str]) -> LabelSet:
+    queries = np.random.default_rng(seed).normal(size=(len(names), QUERY_WIDTH))
+    nothing = (None,) * len(names)
+    definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
+    return make_open_set(
+        definition, queries.astype(np.float32), version="1", origin="store", fallback=0.5
+    )
+
+
+label_names = st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=len(NAMES))
+several_sets = st.lists(label_names, min_size=1, max_size=4).map(
+    lambda lists: [make_set(i, names) for i, names in enumerate(lists)]
+)
+
+
+@pytest.fixture(scope="module")
+def engine(open_bundle: Bundle) -> Engine:
+    return open_engine(open_bundle, device="cpu", max_batch_size=1, threads=1)
+
+
+def ask(engine: Engine, sets: list[LabelSet], query: Query) -> dict[str, tuple[float, str]]:
+    selection = select_labels(sets, query)
+    image = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3), np.uint8)
+    (logits,) = engine.run(image, [selection.heads])
+    return {found.label: (found.score, found.source) for found in score_labels(logits, selection)}
+
+
+def assert_same(
+    found: dict[str, tuple[float, str]], expected: dict[str, tuple[float, str]]
+) -> None:
+    assert found.keys() == expected.keys()
+    for name, (score, source) in expected.items():
+        assert found[name] == (pytest.approx(score, abs=TOLERANCE), source)
+
+
+@settings(max_examples=40)
+@given(several_sets, st.integers(0, 4))
+def test_union_of_sets_answers_as_each_of_them_alone(
+    engine: Engine, sets: list[LabelSet], place: int
+) -> None:
+    sets = [*sets[:place], TRAINED, *sets[place:]]
+    everything = Query(top_k=1000)
+    expected: dict[str, tuple[float, str]] = {}
+    for labels in sets:  # the first set that has a name answers it
+        expected = ask(engine, [labels], everything) | expected
+    assert_same(ask(engine, sets, everything), expected)
+
+
+@settings(max_examples=40)
+@given(several_sets, st.data())
+def test_include_and_exclude_leave_the_scores_of_the_others(
+    engine: Engine, sets: list[LabelSet], data: st.DataObject
+) -> None:
+    sets = [*sets, TRAINED]
+    whole = ask(engine, sets, Query(top_k=1000))
+    some = data.draw(st.sets(st.sampled_from(sorted(whole)), min_size=1))
+    included = ask(engine, sets, Query(top_k=1000, include=tuple(sorted(some))))
+    excluded = ask(engine, sets, Query(top_k=1000, exclude=tuple(sorted(some))))
+    assert_same(included, {name: found for name, found in whole.items() if name in some})
+    assert_same(excluded, {name: found for name, found in whole.items() if name not in some})
+
+
+def test_set_without_a_label_to_choose_from_is_not_run() -> None:
+    sets = [make_set(0, ["yak"]), TRAINED]
+    selection = select_labels(sets, Query(include=("cat",)))
+    assert selection.heads == (None,)
+    assert selection.sets == tuple(sets)
+
+
+def test_whole_set_shares_its_queries_with_other_requests() -> None:
+    labels = make_set(0, ["yak", "newt"])
+    (part,) = select_labels([labels], Query()).parts
+    assert part.head is labels.queries
+
+
+def test_names_are_found_in_any_form_and_what_is_wrong_is_named() -> None:
+    labels = make_set(0, ["caf\u00e9", "yak"])
+    (part,) = select_labels([labels], Query(include=(" cafe\u0301",))).parts
+    assert part.chosen.tolist() == [0]
+    with pytest.raises(UnknownLabel) as unknown:
+        select_labels([labels], Query(include=("x",), exclude=("y", "yak")))
+    assert unknown.value.names == ("x", "y")
+    with pytest.raises(ConflictingLabels) as conflict:
+        select_labels([labels], Query(include=("cafe\u0301",), exclude=("caf\u00e9",)))
+    assert conflict.value.names == ("caf\u00e9",)
