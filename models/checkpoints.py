@@ -6,13 +6,17 @@ In: a file. Out: a `Checkpoint`: the network in eval mode and what the file says
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy._core.multiarray import scalar as np_scalar
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -25,6 +29,16 @@ from models.network import Network, build_head
 _CONFIG_KEY = "config"
 _LABELS_KEY = "label_names"
 _NOTES_KEY = "notes"
+
+# Plain data that other projects store beside their tensors: the best mAP as a numpy number
+# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
+_PLAIN_DATA: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    *((np_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,8 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _unpickle(path: Path) -> object:
     try:
-        content: object = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_PLAIN_DATA):
+            content: object = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path.name} is not a file of plain tensors (code in a pickle is refused)"
