@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,37 +71,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.heads", description=__doc__)
     parser.add_argument("--labels", type=int, nargs="+", default=LABELS)
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS))
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured for each cell")
     given = parser.parse_args()
-    latencies = " | ".join(f"ms at batch {batch}" for batch in BATCHES)
+    latencies = " | ".join(f"ms at batch {batch}" for batch in given.batches)
     print(f"| head | labels | parameters (M) | GFLOPs | {latencies} |")
-    print("|---|---|---|---|" + "---|" * len(BATCHES))
-    cells = measure_backbone(given.seconds)
+    print("|---|---|---|---|" + "---|" * len(given.batches))
+    cells = measure_backbone(given.batches, given.seconds)
     print(f"| {BACKBONE} alone | | {' | '.join(cells)} |", flush=True)
     for name in given.heads:
         for count in given.labels:
-            cells = measure(HEADS[name](count), given.seconds)
+            cells = measure(HEADS[name](count), given.batches, given.seconds)
             print(f"| {name} | {count:,} | {' | '.join(cells)} |", flush=True)
 
 
-def measure(config: HeadConfig, seconds: float) -> Iterator[str]:
+def measure(config: HeadConfig, batches: Sequence[int], seconds: float) -> Iterator[str]:
     """Yields the cells of one row."""
     head = build_head(config).eval().requires_grad_(False)
     example = torch.zeros(1, SIDE * SIDE, WIDTH)
     yield from _size(head, example)
     any_tokens = not isinstance(head, Query2Label)
     model = optimise(trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens))
-    yield from _latencies(model, "tokens", example.numpy(), seconds)
+    yield from _latencies(model, "tokens", example.numpy(), batches, seconds)
 
 
-def measure_backbone(seconds: float) -> Iterator[str]:
+def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:
     """Yields the cells of the backbone's row, of uint8 images."""
     backbone = Backbone(BACKBONE).eval().requires_grad_(False)
     side = STRIDE * SIDE
     yield from _size(backbone, torch.zeros(1, 3, side, side))
     spec = InputConfig(height=side, width=side)
     images = np.zeros((1, side, side, 3), np.uint8)
-    yield from _latencies(optimise(trace_encoder(backbone, spec)), "images", images, seconds)
+    model = optimise(trace_encoder(backbone, spec))
+    yield from _latencies(model, "images", images, batches, seconds)
 
 
 def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
@@ -112,14 +114,19 @@ def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
 
 
 def _latencies(
-    model: onnx.ModelProto, name: str, example: npt.NDArray[Any], seconds: float
+    model: onnx.ModelProto,
+    name: str,
+    example: npt.NDArray[Any],
+    batches: Sequence[int],
+    seconds: float,
 ) -> Iterator[str]:
     options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = 1  # so that all the work is on the thread that is timed
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    for batch in BATCHES:
+    for batch in batches:
         images = np.repeat(example, batch, axis=0)
         run = partial(session.run, None, {name: images})
         yield f"{1000 * time_calls(run, seconds):.2f}"
