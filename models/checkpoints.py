@@ -10,7 +10,7 @@ import argparse
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from models.config import NetworkConfig
+from models.hub import locate, read_architecture
 from models.layouts import CheckpointError, ForeignState, Hints, read_foreign
 from models.layouts.backbones import complete
 from models.network import Network, build_head
@@ -69,7 +70,8 @@ def load_checkpoint(
     """Reads the network of a checkpoint file; the public entry.
 
     Args:
-        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads.
+        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads; or
+            `hf-hub:owner/name`.
         backbone: timm name, where the file holds a backbone but not its name.
         image_size: pixels, where the file does not tell.
         num_heads: attention heads, where they are not the authors' number: 8 in ML-Decoder,
@@ -94,7 +96,9 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     Raises:
         CheckpointError: with a one-line reason.
     """
-    path = Path(path)
+    if hints.backbone is None:
+        hints = replace(hints, backbone=read_architecture(path))
+    path = locate(path)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint file at {path}")
     if path.suffix == ".safetensors":
