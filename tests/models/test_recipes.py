@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from fastapi.testclient import TestClient
+from timm.data.auto_augment import rand_augment_transform
 
 from export.__main__ import main as export
 from models.checkpoints import read_checkpoint
@@ -64,7 +65,7 @@ CASES: dict[str, tuple[Callable[[Path, Pictures], None], list[str], str]] = {
     "coco_query2label": (write_coco, [], "mAP"),
     "nus_wide_zero_shot": (write_nus_wide, ["--random-queries", "4"], "ZSL mAP"),
     "imagenet_resnet50": (write_classes, ["--num-groups", "2"], "top-1 accuracy"),
-    "open_images": (write_pairs, ["--num-groups", "2"], "mAP"),
+    "open_images": (write_pairs, ["--num-groups", "2", "--epochs", "8"], "mAP"),
 }
 
 
@@ -117,7 +118,6 @@ def test_recipe_lowers_the_loss_and_its_checkpoint_is_measured_and_served(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     history = run_recipe(name, paint_pictures(), TINY, tmp_path, capsys)
-    assert len(history) == 4
     assert history[-1] < history[0]
 
 
@@ -132,8 +132,22 @@ def test_recipe_lowers_the_loss_on_real_photos(
 
 
 def test_every_shipped_recipe_is_tested() -> None:
-    others = {"lite0", "lite0_gap", "lite0_refine"}  # the default bundle's, in test_train.py
+    others = {
+        "lite0",
+        "lite0_gap",
+        "lite0_refine",
+        "lite0_settle",
+    }  # the default bundle's, in test_train.py
     assert {path.stem for path in RECIPES.glob("*.toml")} - others == set(CASES)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_no_recipe_asks_pillow_for_pictures_of_no_bits(path: Path) -> None:
+    policy = read_recipe(path, {}).auto_augment
+    assert policy is not None
+    for op in rand_augment_transform(policy, {}).ops:
+        # From magnitude 10 on, timm's posterize keeps 0 bits, which Pillow refuses.
+        assert (op.magnitude_max or op.magnitude + 5 * op.magnitude_std) < 10
 
 
 def test_accumulated_batches_take_fewer_steps_and_learn(tmp_path: Path) -> None:
