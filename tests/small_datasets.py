@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def paint_pictures(train: int = 64, val: int = 16) -> Pictures:
         rng = np.random.default_rng(0)
         for seed in range(count):
             present = tuple(name for name in COLOURS if rng.random() < 0.5) or ("red",)
-            yield Picture(present, lambda seed=seed, present=present: _paint(present, seed))
+            yield Picture(present, partial(_paint, present, seed))
 
     return Pictures(tuple(COLOURS), tuple(make(train)), tuple(make(val)))
 
@@ -63,7 +64,7 @@ def choose_photos(folder: Path, train: int, val: int) -> Pictures:
         entries = ((n, e) for n, e in index["images"].items() if e["split"] == split)
         chosen = [(name, entry["labels"]) for name, entry in entries if entry["labels"]][:count]
         return tuple(
-            Picture(tuple(labels), lambda name=name: Image.open(folder / "images" / name))
+            Picture(tuple(labels), partial(Image.open, folder / "images" / name))
             for name, labels in chosen
         )
 
