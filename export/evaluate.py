@@ -1,4 +1,4 @@
-"""The command: `python -m export.evaluate --bundle FOLDER --data FOLDER`.
+"""A bundle's figures: what `python -m models.evaluate --bundle FOLDER --data FOLDER` starts.
 
 In: a bundle and a labelled folder. Out: the figures that `models.evaluate` gives of a
 checkpoint, computed by ONNX Runtime on the service's own pixels.
@@ -11,22 +11,25 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import torch
 
 from export.accuracy import predict_logits
 from export.errors import ExportError
-from export.graphs import PIXELS_TO_LOGITS
-from export.photos import select_photos
-from models.data import DataError, read_labelled_folder
-from models.report import report_multi_label, report_single_label
-from service.bundle import Bundle, BundleError, load_bundle
+from export.graphs import PIXELS_TO_LOGITS, open_session
+from export.photos import read_batches, select_photos
+from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.report import report_multi_label, report_single_label, report_zero_shot
+from service.bundle import Bundle, BundleError, GraphName, load_bundle
 from service.card import Precision
+
+_BATCH_SIZE = 8
 
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
-    parser = argparse.ArgumentParser(prog="python -m export.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
     parser.add_argument("--split", default="test")
@@ -42,32 +45,63 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iterator[str]:
-    """Yields the figures of a bundle's trained labels.
+    """Yields the figures that fit the bundle: multi-label, single-label or zero-shot.
 
     Args:
-        bundle: one with a trained head.
-        data: labelled folder with the same labels.
+        bundle: any; of one with trained labels these are measured, else its open head.
+        data: labelled folder with the same labels, or with word vectors of its own.
         split: which photos.
         precision: which variant.
 
     Raises:
-        ExportError: there is no trained head, or the labels are not the folder's.
+        ExportError: the labels are not the folder's, or there are no word vectors that fit.
         models.data.DataError: the folder cannot be read.
         service.bundle.BundleError: there is no such variant.
     """
+    folder = read_labelled_folder(data)
     head = bundle.card.trained_head
     if head is None:
-        raise ExportError(f"bundle {bundle.card.name} has no trained labels to measure")
+        return _report_open(bundle, folder, split, precision)
     names = [label.name for label in bundle.labels]
-    photos = select_photos(read_labelled_folder(data), split, names)
-    graphs = {
-        name: onnx.load_from_string(bundle.read_graph(name, precision)) for name in PIXELS_TO_LOGITS
-    }
+    photos = select_photos(folder, split, names, partial=True)
+    graphs = {name: _read_graph(bundle, name, precision) for name in PIXELS_TO_LOGITS}
     logits = torch.from_numpy(predict_logits(graphs, photos, bundle.card.input))
     targets = torch.from_numpy(photos.targets)
     if head.activation == "softmax":
         return report_single_label(logits, targets)
     return report_multi_label(logits.sigmoid(), targets, names)
+
+
+def _report_open(
+    bundle: Bundle, folder: LabelledFolder, split: str, precision: Precision
+) -> Iterator[str]:
+    head, vectors = bundle.card.open_head, folder.word_vectors
+    if head is None or vectors is None:
+        raise ExportError(
+            f"bundle {bundle.card.name} has no trained labels, and data set {folder.name} "
+            "no word vectors for others"
+        )
+    if vectors.embeddings.shape[1] != head.embedding_space.width:
+        raise ExportError(
+            f"bundle {bundle.card.name} takes embeddings of width {head.embedding_space.width}, "
+            f"data set {folder.name} has {vectors.embeddings.shape[1]}"
+        )
+    photos = select_photos(folder, split, folder.label_names)
+    scorer = open_session(_read_graph(bundle, "open_head", precision))
+    encoder = open_session(_read_graph(bundle, "encoder", precision))
+    label_encoder = open_session(_read_graph(bundle, "label_encoder", precision))
+    queries = label_encoder.run(["queries"], {"embeddings": vectors.embeddings})[0]
+    logits = [
+        scorer.run(["logits"], {"tokens": tokens, "queries": queries})[0]
+        for pixels in read_batches(photos.paths, bundle.card.input, _BATCH_SIZE)
+        for tokens in encoder.run(["tokens"], {"images": pixels})
+    ]
+    scores, targets = torch.from_numpy(np.concatenate(logits)), torch.from_numpy(photos.targets)
+    return report_zero_shot(scores, targets, folder.label_names, vectors.unseen)
+
+
+def _read_graph(bundle: Bundle, name: GraphName, precision: Precision) -> onnx.ModelProto:
+    return onnx.load_from_string(bundle.read_graph(name, precision))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class LabelledPhotos:
     Attributes:
         dataset: data set and split, for example `coco18/val`.
         paths: n files.
-        targets: 0/1, int64 [n, N], columns in the order of the logits.
+        targets: 0 or 1 (-1 where that is unknown and allowed), int64 [n, N], columns in the
+            order of the logits.
     """
 
     dataset: str
@@ -72,8 +73,16 @@ def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
     )
 
 
-def select_photos(folder: LabelledFolder, split: str, label_names: Sequence[str]) -> LabelledPhotos:
+def select_photos(
+    folder: LabelledFolder, split: str, label_names: Sequence[str], *, partial: bool = False
+) -> LabelledPhotos:
     """Returns one split with its targets in the model's order of labels.
+
+    Args:
+        folder: the data set.
+        split: which photos.
+        label_names: the model's N labels.
+        partial: a target may be unknown (-1) and not just 0 or 1.
 
     Raises:
         UnusablePhotosError: the data set's labels are not the model's, or only partly known.
@@ -85,7 +94,7 @@ def select_photos(folder: LabelledFolder, split: str, label_names: Sequence[str]
             f"data set {folder.name} and the model do not have the same labels: "
             f"{missing[0]!r} is in one only"
         )
-    if not folder.complete:
+    if not folder.complete and not partial:
         raise UnusablePhotosError(
             f"data set {folder.name} does not say of every label whether it is absent"
         )

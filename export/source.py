@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from export.errors import UnusableCheckpointError
 from models.checkpoints import Checkpoint, read_checkpoint
 from models.config import NetworkConfig, ZeroShotMLDecoderConfig
+from models.hub import locate
 from models.layouts import Hints
 from models.network import Network
 from service.card import InputContract
@@ -26,7 +27,7 @@ class SourceHints:
     """A checkpoint file and what it may not tell; None leaves a matter to the file.
 
     Attributes:
-        checkpoint: the file.
+        checkpoint: the file, or `hf-hub:owner/name`.
         backbone: timm name.
         image_size: height and width in pixels.
         num_heads: attention heads of the decoder.
@@ -102,11 +103,17 @@ def read_source(hints: SourceHints) -> Source:
         raise UnusableCheckpointError(
             f"{hints.checkpoint.name} was made with {config.backbone}, not {hints.backbone}"
         )
+    size = (config.input.height, config.input.width)
+    if hints.image_size not in (None, *size):
+        raise UnusableCheckpointError(
+            f"{hints.checkpoint.name} was made for {size[0]} x {size[1]} pixels, "
+            f"not {hints.image_size}"
+        )
     return Source(
         network=cast("Network", checkpoint.network.eval()),
         config=config,
         label_names=_label_names(hints, checkpoint, config.num_classes),
-        sha256=hashlib.sha256(hints.checkpoint.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(locate(hints.checkpoint).read_bytes()).hexdigest(),
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
 

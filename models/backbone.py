@@ -1,4 +1,4 @@
-"""Backbones: any timm model that gives spatial features, and one more, as images -> tokens.
+"""Backbones: any timm model that gives spatial features, and a few more, as images -> tokens.
 
 In: normalised images float [B, 3, H, W]. Out: tokens float [B, S, C]. Next: the heads,
 put behind it by `network.py`. `pretrained.py` fills in weights.
@@ -13,6 +13,7 @@ from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 
 from models.config import InputConfig, Interpolation
+from models.cvt import CVTS, Cvt
 from models.tokens import to_tokens
 
 # The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
@@ -28,8 +29,8 @@ class Backbone(nn.Module):
     """A timm model without its classifier.
 
     Attributes:
-        name: timm name, or `tresnet_v2_xl`.
-        body: the timm model.
+        name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
+        body: the timm model, or the like.
         width: C, channels of the tokens.
     """
 
@@ -37,7 +38,7 @@ class Backbone(nn.Module):
         """Builds the model with random weights.
 
         Args:
-            name: timm name, or `tresnet_v2_xl`.
+            name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
             image_size: (H, W) in pixels, needed by models whose position table is bound
                 to it; others ignore it.
 
@@ -91,6 +92,8 @@ class Backbone(nn.Module):
 def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     if name == _TRESNET_V2_XL:
         return TResNet(_TRESNET_V2_XL_LAYERS, num_classes=0, v2=True, global_pool="")
+    if name in CVTS:
+        return Cvt(name)
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "global_pool": ""}

@@ -6,18 +6,23 @@ In: a file. Out: a `Checkpoint`: the network in eval mode and what the file says
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy._core.multiarray import scalar as np_scalar
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from models.config import NetworkConfig
+from models.hub import locate, read_architecture
 from models.layouts import CheckpointError, ForeignState, Hints, read_foreign
 from models.layouts.backbones import complete
 from models.network import Network, build_head
@@ -25,6 +30,16 @@ from models.network import Network, build_head
 _CONFIG_KEY = "config"
 _LABELS_KEY = "label_names"
 _NOTES_KEY = "notes"
+
+# Plain data that other projects store beside their tensors: the best mAP as a numpy number
+# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
+_PLAIN_DATA: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    *((np_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,8 @@ def load_checkpoint(
     """Reads the network of a checkpoint file; the public entry.
 
     Args:
-        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads.
+        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads; or
+            `hf-hub:owner/name`.
         backbone: timm name, where the file holds a backbone but not its name.
         image_size: pixels, where the file does not tell.
         num_heads: attention heads, where they are not the authors' number: 8 in ML-Decoder,
@@ -80,7 +96,9 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     Raises:
         CheckpointError: with a one-line reason.
     """
-    path = Path(path)
+    if hints.backbone is None:
+        hints = replace(hints, backbone=read_architecture(path))
+    path = locate(path)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint file at {path}")
     if path.suffix == ".safetensors":
@@ -163,7 +181,8 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _unpickle(path: Path) -> object:
     try:
-        content: object = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_PLAIN_DATA):
+            content: object = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path.name} is not a file of plain tensors (code in a pickle is refused)"

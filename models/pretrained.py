@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import timm
 import torch
+from huggingface_hub.utils import logging
 from torch import Tensor
 
 from models.backbone import Backbone
@@ -73,6 +74,7 @@ def _packaged_state(name: str) -> dict[str, Tensor] | None:
 
 
 def _timm_state(name: str) -> dict[str, Tensor]:
+    logging.set_verbosity_error()  # the hub would tell each of its retries on a line
     try:
         model = cast("Any", timm.create_model(name, pretrained=True))
     except Exception as error:  # timm lets the errors of every download library through

@@ -37,6 +37,27 @@ _TRESNET_NAMES = (
 )
 
 
+# The order matters here too: `attn.proj` and `attn.` overlap.
+_CVT_NAMES = (
+    (re.compile(r"^stage(\d)\."), r"model.encoder.stages.\1."),
+    (re.compile(r"\bpatch_embed\.proj\."), "embedding.convolution_embeddings.projection."),
+    (re.compile(r"\bpatch_embed\.norm\."), "embedding.convolution_embeddings.normalization."),
+    (re.compile(r"\bblocks\."), "layers."),
+    (re.compile(r"\bnorm1\."), "layernorm_before."),
+    (re.compile(r"\bnorm2\."), "layernorm_after."),
+    (re.compile(r"\battn\.proj\."), "attention.output.dense."),
+    (re.compile(r"\battn\."), "attention.attention."),
+    (re.compile(r"\bconv_proj_"), "convolution_proj_"),
+    (re.compile(r"proj_q\."), "projection_query."),
+    (re.compile(r"proj_k\."), "projection_key."),
+    (re.compile(r"proj_v\."), "projection_value."),
+    (re.compile(r"(convolution_\w+)\.conv\."), r"\1.convolution_projection.convolution."),
+    (re.compile(r"(convolution_\w+)\.bn\."), r"\1.convolution_projection.normalization."),
+    (re.compile(r"\bmlp\.fc1\."), "intermediate.dense."),
+    (re.compile(r"\bmlp\.fc2\."), "output.dense."),
+)
+
+
 def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | None:
     """Returns the first candidate with exactly these tensors, or None.
 
@@ -61,8 +82,7 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     """
     renamed: State = {}
     for key, tensor in state.items():
-        for pattern, replacement in _TRESNET_NAMES:
-            key = pattern.sub(replacement, key)
+        key = _rename(key, _TRESNET_NAMES)
         renamed[key] = tensor.abs() + _ABN_EPSILON if key.endswith(".bn.weight") else tensor
     return renamed
 
@@ -78,6 +98,17 @@ def rename_swin(state: Mapping[str, Tensor]) -> State:
         for key, tensor in state.items()
         if not key.endswith(("relative_position_index", "attn_mask"))
     }
+
+
+def rename_cvt(state: Mapping[str, Tensor]) -> State:
+    """Renames the authors' CvT to transformers' names."""
+    return {_rename(key, _CVT_NAMES): tensor for key, tensor in state.items()}
+
+
+def _rename(key: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, replacement in names:
+        key = pattern.sub(replacement, key)
+    return key
 
 
 def _in_next_stage(found: re.Match[str]) -> str:

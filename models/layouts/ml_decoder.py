@@ -15,7 +15,7 @@ from torch import Tensor
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.layouts.state import CheckpointError, State, take, unpack_attention
 
-MARK = "decoder.embed_standart.weight"
+MARK = "embed_standart.weight"
 """The tensor that every ML-Decoder head has, below the head's own prefix."""
 
 _DEFAULT_HEADS = 8
@@ -42,6 +42,32 @@ _ZERO_SHOT_KEYS = {
     "decoder.duplicate_pooling": "pool.weight",
     "decoder.duplicate_pooling_bias": "pool.bias",
 }
+
+
+# What a head's names start with, below its own prefix.
+_PARTS = ("decoder.", "wordvec_proj.")
+_FIRST_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
+
+
+def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
+    """Finds the head in a file, under whatever name it has there.
+
+    Args:
+        state: all tensors of a file.
+
+    Returns:
+        (the head's tensors, names from `decoder.` or `wordvec_proj.` on; all others), or None
+        where there is no head.
+    """
+    marks = [key for key in state if key.endswith(MARK)]
+    if len(marks) != 1:
+        return None
+    prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
+    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_FIRST_PARTS))
+    head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
+    # timm's copy, like the authors' first version, keeps only the layers below `decoder.`.
+    head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
+    return head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
 
 
 def read_ml_decoder(

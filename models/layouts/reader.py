@@ -1,24 +1,31 @@
 """Recognises a foreign checkpoint's layout and translates it.
 
 In: what `torch.load` gave. Out: a `ForeignState`. Read here: the authors' ML-Decoder head
-alone, on their TResNet and on any timm backbone; the authors' Query2Label head alone and on
-each of their backbones that timm has. Next: `checkpoints.py` builds the network.
+alone, on their TResNet and on any timm backbone, in timm's naming too; the authors' Query2Label
+head alone and on each of their backbones. Next: `checkpoints.py` builds the network.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import timm
+
 from models.backbone import Backbone, input_config
 from models.config import InputConfig, NetworkConfig
+from models.cvt import CVTS
+from models.cvt import STRIDE as CVT_STRIDE
 from models.layouts.backbones import (
     RESNETS,
     SWINS,
     TRESNETS,
     recognise,
+    rename_cvt,
     rename_swin,
     rename_tresnet,
 )
 from models.layouts.ml_decoder import MARK as ML_DECODER_MARK
-from models.layouts.ml_decoder import read_ml_decoder
+from models.layouts.ml_decoder import read_ml_decoder, split_head
 from models.layouts.query2label import MARK as QUERY2LABEL_MARK
 from models.layouts.query2label import POSITIONS, read_query2label
 from models.layouts.state import CheckpointError, ForeignState, Hints, State, take, unwrap
@@ -30,7 +37,7 @@ _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _STRIDE = 32
-"""Pixels a token, in all of Query2Label's backbones that are read here."""
+"""Pixels a token, in Query2Label's backbones but CvT."""
 
 
 def read_foreign(content: object, hints: Hints) -> ForeignState:
@@ -43,24 +50,23 @@ def read_foreign(content: object, hints: Hints) -> ForeignState:
     Raises:
         CheckpointError: the layout is not one of those above.
     """
-    state, label_names = unwrap(content)
-    if QUERY2LABEL_MARK in state:
-        return _read_query2label(state, hints, label_names)
-    marks = [key for key in state if key.endswith(ML_DECODER_MARK)]
-    if len(marks) != 1:
+    found = unwrap(content)
+    if QUERY2LABEL_MARK in found.state:
+        return _read_query2label(found.state, hints, found.label_names)
+    parts = split_head(found.state)
+    if parts is None:
         raise CheckpointError(
             "the checkpoint has no ML-Decoder head and no Query2Label head: there is neither "
             f"{ML_DECODER_MARK} nor {QUERY2LABEL_MARK}"
         )
-    return _read_ml_decoder(state, marks[0].removesuffix(ML_DECODER_MARK), hints, label_names)
+    if hints.backbone is None and timm.is_model(found.architecture or ""):
+        hints = replace(hints, backbone=found.architecture)
+    return _read_ml_decoder(*parts, hints, found.label_names)
 
 
 def _read_ml_decoder(
-    state: State, prefix: str, hints: Hints, label_names: tuple[str, ...] | None
+    head_keys: State, body: State, hints: Hints, label_names: tuple[str, ...] | None
 ) -> ForeignState:
-    parts = (f"{prefix}decoder.", f"{prefix}wordvec_proj.")
-    body = {key: tensor for key, tensor in state.items() if not key.startswith(parts)}
-    head_keys = take({k: v for k, v in state.items() if k not in body}, prefix)
     head, head_state = read_ml_decoder(head_keys, hints.num_heads)
     if not body:
         return ForeignState(head_state, head, None, label_names)
@@ -91,7 +97,11 @@ def _read_ml_decoder_backbone(
         size = hints.image_size or _TRESNET_SIZES.get(name, _TRESNET_SIZE)
         return state, name, input_config(name, (size, size))
     if hints.backbone is None:
-        raise CheckpointError("the file does not name its backbone: give --backbone (a timm name)")
+        fitting = recognise(state, RESNETS)
+        example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
+        raise CheckpointError(
+            f"the file does not name its backbone: give --backbone (a timm name{example})"
+        )
     return state, *_hinted_backbone(hints.backbone, hints.image_size, encoder_width)
 
 
@@ -119,12 +129,13 @@ def _read_query2label(
     head, head_state = read_query2label(head_keys, hints)
     if not body:
         return ForeignState(head_state, head, None, label_names)
-    size = (_STRIDE * head.grid[0], _STRIDE * head.grid[1])
+    body, name = _read_query2label_backbone(body)
+    stride = CVT_STRIDE if name in CVTS else _STRIDE
+    size = (stride * head.grid[0], stride * head.grid[1])
     if hints.image_size not in (None, *size):
         raise CheckpointError(
             f"the checkpoint's position table is for {size[0]} x {size[1]} pixels"
         )
-    body, name = _read_query2label_backbone(body)
     prepared = InputConfig(height=size[0], width=size[1], mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
     config = NetworkConfig(backbone=name, input=prepared, head=head)
     return _join(body, head_state, config, label_names)
@@ -132,9 +143,9 @@ def _read_query2label(
 
 def _read_query2label_backbone(state: State) -> tuple[State, str]:
     """Returns (tensors under timm's names, backbone)."""
-    if any(key.startswith("stage") for key in state):
-        raise CheckpointError("the checkpoint's backbone is a CvT, which timm does not have")
-    if "patch_embed.proj.weight" in state:
+    if "stage0.patch_embed.proj.weight" in state:
+        state, candidates = rename_cvt(state), CVTS
+    elif "patch_embed.proj.weight" in state:
         state, candidates = rename_swin(state), SWINS
     elif "body.body.conv1.0.weight" in state:
         state, candidates = rename_tresnet(take(state, "body.")), TRESNETS

@@ -6,6 +6,7 @@ Next: `reader.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,26 +55,53 @@ class ForeignState:
     label_names: tuple[str, ...] | None
 
 
-def unwrap(content: object) -> tuple[State, tuple[str, ...] | None]:
-    """Takes the tensors and the label names out of a file's content.
+@dataclass(frozen=True)
+class Content:
+    """What a foreign file holds, out of its wrapping.
+
+    Attributes:
+        state: tensors under the authors' names.
+        label_names: N names, or None where the file does not tell.
+        architecture: what the file calls its network, in words of its authors; or None.
+    """
+
+    state: State
+    label_names: tuple[str, ...] | None
+    architecture: str | None
+
+
+# timm's training keeps averaged weights beside the last ones, and serves the averaged.
+_WRAPPINGS = ("state_dict_ema", "model_ema", "model", "state_dict")
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
+
+
+def unwrap(content: object) -> Content:
+    """Takes the tensors and what names them out of a file's content.
 
     Args:
-        content: a bare state dict, or one under `model` or `state_dict`, keys with or
-            without `module.`.
+        content: a bare state dict, or one under `model`, `state_dict` or timm's
+            `state_dict_ema`; keys with or without `module.`.
 
     Raises:
         CheckpointError: there is no dictionary of tensors.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
-    inner = content.get("model", content.get("state_dict", content))
-    if not isinstance(inner, Mapping) or not all(isinstance(v, Tensor) for v in inner.values()):
+    wrapped = (content[name] for name in _WRAPPINGS if isinstance(content.get(name), Mapping))
+    inner: Mapping[object, object] = next(wrapped, content)
+    state = {
+        _PREFIXES.sub("", str(key)): value
+        for key, value in inner.items()
+        if isinstance(value, Tensor)
+    }
+    if len(state) != len(inner):
         raise CheckpointError("the checkpoint holds no dictionary of tensors")
-    state = {str(key).removeprefix("module."): value for key, value in inner.items()}
-    names = content.get("idx_to_class")
-    if not isinstance(names, Mapping):
-        return state, None
-    return state, tuple(str(name) for name in names.values())
+    names, architecture = content.get("idx_to_class"), content.get("arch")
+    return Content(
+        state,
+        tuple(str(name) for name in names.values()) if isinstance(names, Mapping) else None,
+        architecture if isinstance(architecture, str) else None,
+    )
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -62,7 +62,9 @@ class Recipe(BaseModel):
         0.0, ge=0, le=1, description="side of a box of one colour, a share of a squashed photo's"
     )
     repeats: int = Field(1, ge=1, description="augmented copies of a photo in an epoch's batches")
-    auto_augment: str | None = Field("rand-m7-mstd0.5-inc1", description="timm's auto_augment")
+    auto_augment: str | None = Field(
+        "rand-m7-mstd0.5-inc1", description="timm's auto_augment, mmax9 at most"
+    )
     color_jitter: float = Field(0.0, ge=0, description="timm's color_jitter")
     erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup between the photos of a batch")

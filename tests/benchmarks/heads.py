@@ -1,9 +1,10 @@
 """What each head costs by the number of labels: `python -m tests.benchmarks.heads`.
 
 In: nothing. Out: one table, Markdown: parameters, FLOPs of one image (torch's counter) and the
-median latency of the head alone in ONNX Runtime on the CPU at batch 1 and 8, on 7 x 7 tokens of
-width 2048. All heads have random weights and ML-Decoder's published widths; a transformer
-decoder over thousands of labels takes minutes and gigabytes.
+latency of the head alone in ONNX Runtime on one CPU core at batch 1 and 8, on 7 x 7 tokens of
+width 2048; first comes what they are compared with, a backbone. Latency is the median of the
+processor time that a call takes on one thread, which another program beside it hardly changes.
+All heads have random weights and their papers' widths; the largest takes minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import onnx
 import onnxruntime
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from export.optimise import optimise
-from export.trace import trace_head
+from export.trace import trace_encoder, trace_head
+from models.backbone import Backbone
 from models.config import (
     GapConfig,
     HeadConfig,
+    InputConfig,
     MLDecoderConfig,
     Query2LabelConfig,
     TransformerDecoderConfig,
@@ -33,6 +40,8 @@ from models.query2label import Query2Label
 
 LABELS = (80, 1000, 5000, 9605)
 BATCHES = (1, 8)
+BACKBONE = "resnet50"
+STRIDE = 32
 SIDE = 7
 WIDTH = 2048
 HEADS: dict[str, Callable[[int], HeadConfig]] = {
@@ -62,49 +71,76 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.heads", description=__doc__)
     parser.add_argument("--labels", type=int, nargs="+", default=LABELS)
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS))
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured for each cell")
-    parser.add_argument("--threads", type=int, default=0, help="of ONNX Runtime; 0 = one a core")
     given = parser.parse_args()
-    latencies = " | ".join(f"ms at batch {batch}" for batch in BATCHES)
+    latencies = " | ".join(f"ms at batch {batch}" for batch in given.batches)
     print(f"| head | labels | parameters (M) | GFLOPs | {latencies} |")
-    print("|---|---|---|---|" + "---|" * len(BATCHES))
+    print("|---|---|---|---|" + "---|" * len(given.batches))
+    cells = measure_backbone(given.batches, given.seconds)
+    print(f"| {BACKBONE} alone | | {' | '.join(cells)} |", flush=True)
     for name in given.heads:
         for count in given.labels:
-            cells = measure(HEADS[name](count), given.seconds, given.threads)
+            cells = measure(HEADS[name](count), given.batches, given.seconds)
             print(f"| {name} | {count:,} | {' | '.join(cells)} |", flush=True)
 
 
-def measure(config: HeadConfig, seconds: float, threads: int) -> Iterator[str]:
+def measure(config: HeadConfig, batches: Sequence[int], seconds: float) -> Iterator[str]:
     """Yields the cells of one row."""
-    head = build_head(config).eval()
-    yield f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f}"
+    head = build_head(config).eval().requires_grad_(False)
+    example = torch.zeros(1, SIDE * SIDE, WIDTH)
+    yield from _size(head, example)
+    any_tokens = not isinstance(head, Query2Label)
+    model = optimise(trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens))
+    yield from _latencies(model, "tokens", example.numpy(), batches, seconds)
+
+
+def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:
+    """Yields the cells of the backbone's row, of uint8 images."""
+    backbone = Backbone(BACKBONE).eval().requires_grad_(False)
+    side = STRIDE * SIDE
+    yield from _size(backbone, torch.zeros(1, 3, side, side))
+    spec = InputConfig(height=side, width=side)
+    images = np.zeros((1, side, side, 3), np.uint8)
+    model = optimise(trace_encoder(backbone, spec))
+    yield from _latencies(model, "images", images, batches, seconds)
+
+
+def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
+    yield f"{sum(p.numel() for p in module.parameters()) / 1e6:.2f}"
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        head(torch.zeros(1, SIDE * SIDE, WIDTH))
+        module(example)
     yield f"{counter.get_total_flops() / 1e9:.3f}"
-    model = optimise(
-        trace_head(head, SIDE * SIDE, WIDTH, any_tokens=not isinstance(head, Query2Label))
-    )
+
+
+def _latencies(
+    model: onnx.ModelProto,
+    name: str,
+    example: npt.NDArray[Any],
+    batches: Sequence[int],
+    seconds: float,
+) -> Iterator[str]:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors only
+    options.intra_op_num_threads = 1  # so that all the work is on the thread that is timed
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    for batch in BATCHES:
-        tokens = np.random.default_rng(0).random((batch, SIDE * SIDE, WIDTH), np.float32)
-        run = partial(session.run, None, {"tokens": tokens})
+    for batch in batches:
+        images = np.repeat(example, batch, axis=0)
+        run = partial(session.run, None, {name: images})
         yield f"{1000 * time_calls(run, seconds):.2f}"
 
 
 def time_calls(call: Callable[[], object], seconds: float) -> float:
-    """Returns the median seconds of a call, repeated for so long, after two to warm up."""
-    for _ in range(2):
-        call()
+    """Returns the median processor seconds of a call, repeated for so long, after a first."""
+    call()
     times: list[float] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 3:
-        start = time.perf_counter()
+        start = time.thread_time()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     return statistics.median(times)
 
 

@@ -1,14 +1,19 @@
 """A bundle's figures equal its checkpoint's, and mistakes are one line."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from export.build import ExportRequest, build_bundle
-from export.evaluate import main
 from export.source import SourceHints
 from models.checkpoints import write_checkpoint
+from models.data import LabelledFolder, read_labelled_folder
+from models.data.records import WordVectors
+from models.evaluate import main
 from models.network import Network
+from tests.export.test_heads import OPEN, make_network
 from tests.export.tiny_network import LABELS, write_folder
 
 
@@ -19,18 +24,43 @@ def _read(text: str) -> dict[str, float]:
 def test_a_bundle_is_measured_like_its_checkpoint(
     network: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from models.evaluate import main as evaluate_checkpoint
-
     folder = write_folder(tmp_path / "photos", LABELS)
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, network, LABELS, {})
     bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
-    assert evaluate_checkpoint(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
+    assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
     expected = _read(capsys.readouterr().out)
     assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
     found = _read(capsys.readouterr().out)
     assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
     assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = tmp_path / "own.safetensors"
+    write_checkpoint(checkpoint, make_network(OPEN), (), {})
+    bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
+    arguments = ["--bundle", str(bundle), "--data", str(folder)]
+    assert main(arguments) == 2
+    assert "no word vectors" in capsys.readouterr().err
+    embeddings = np.random.default_rng(0).normal(size=(len(LABELS), 7)).astype(np.float32)
+    read = read_labelled_folder(folder)
+
+    def with_vectors(_: Path) -> LabelledFolder:
+        return replace(read, word_vectors=WordVectors(embeddings, (LABELS[0],)))
+
+    for module in ("models.evaluate", "export.evaluate"):
+        monkeypatch.setattr(f"{module}.read_labelled_folder", with_vectors)
+    assert main(arguments) == 0
+    found = _read(capsys.readouterr().out)
+    assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
+    assert found == pytest.approx(_read(capsys.readouterr().out), abs=0.01)
+    assert {"ZSL mAP", "GZSL F1@3"} <= found.keys()
 
 
 def test_mistakes_are_one_line(

@@ -1,8 +1,10 @@
 """Checkpoint files: ours round trip, foreign ones read, bad ones refused in one line."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -81,6 +83,20 @@ def test_truncated_torch_file_is_refused(network: Network, tmp_path: Path, keep:
         load_checkpoint(path)
     assert "\n" not in str(error.value)
     assert_still_reads(network, tmp_path)
+
+
+@pytest.mark.parametrize("core", ["core", "_core"])
+def test_a_numpy_number_beside_the_tensors_is_no_code(core: str, tmp_path: Path) -> None:
+    golden = read_golden("mld_10_full_7x7_b1")
+    path = write_official(golden, tmp_path / "official.pth", "module")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "best_mAP": np.float64(91.3), "loss": np.float32(0.1)}, path)
+    with zipfile.ZipFile(path) as file:
+        parts = {info: file.read(info) for info in file.infolist()}
+    with zipfile.ZipFile(path, "w") as file:
+        for info, data in parts.items():  # numpy 1 wrote `core`, numpy 2 writes `_core`
+            file.writestr(info, data.replace(b"numpy._core.", b"numpy.%s." % core.encode()))
+    assert load_checkpoint(path)
 
 
 class _Code:

@@ -1,0 +1,56 @@
+"""CvT, the one backbone of Query2Label that timm does not have, built on transformers' layers.
+
+In: normalised images float [B, 3, H, W]. Out: features [B, C, H / 16, W / 16]. Used by
+`backbone.py`; `layouts/backbones.py` reads the authors' weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+STRIDE = 16
+"""Pixels a token."""
+
+# Widths, heads and depths of the three stages (arXiv 2103.15808, table 1).
+_STAGES: dict[str, dict[str, Any]] = {
+    "cvt_13": {"embed_dim": [64, 192, 384], "num_heads": [1, 3, 6], "depth": [1, 2, 10]},
+    "cvt_w24": {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]},
+}
+CVTS = tuple(_STAGES)
+"""The names that `Cvt` knows."""
+
+
+class Cvt(nn.Module):
+    """CvT without its classifier; the last norm is applied to each position.
+
+    Two things differ from transformers' model, after the authors' code (microsoft/CvT,
+    cls_cvt.py): the activation is the quick approximation of GELU that the published weights
+    were trained with, and features, not the class token, are normalised and returned. Both
+    are read off code: no published weights were compared.
+
+    Attributes:
+        num_features: C, channels of the features.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Builds the model with random weights; `name` is one of `CVTS`."""
+        super().__init__()
+        # Here, because it takes seconds, and few networks need it.
+        from transformers import CvtConfig, CvtModel
+        from transformers.activations import ACT2FN
+
+        config = CvtConfig(**_STAGES[name])
+        self.model = CvtModel(config)
+        for stage in self.model.encoder.stages:
+            for layer in stage.layers:
+                layer.intermediate.activation = ACT2FN["quick_gelu"]
+        self.num_features = int(config.embed_dim[-1])
+        self.norm = nn.LayerNorm(self.num_features)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Encodes images float [B, 3, H, W] to features [B, C, H / 16, W / 16]."""
+        features: Tensor = self.model(images).last_hidden_state
+        normed: Tensor = self.norm(features.permute(0, 2, 3, 1))
+        return normed.permute(0, 3, 1, 2)
