@@ -65,7 +65,7 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
         raise CheckpointError("a head without a backbone cannot be averaged")
     untouched = Backbone(config.backbone, (config.input.height, config.input.width))
     load_pretrained(untouched)
-    states = [(network.backbone.state_dict(), 1 - share), (untouched.state_dict(), share)]
+    states = [(untouched.state_dict(), share), (network.backbone.state_dict(), 1 - share)]
     network.backbone.load_state_dict(
         {key: _mean([(state[key], part) for state, part in states]) for key in states[0][0]}
     )
