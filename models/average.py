@@ -1,8 +1,10 @@
 """Checkpoints of one network averaged: `python -m models.average --out FILE A=0.4 B=0.6`.
 
 In: checkpoints of ours with the same configuration, fine-tuned one from the other, and their
-shares. Out: one checkpoint with the mean of their weights, which generalises better than each
-of them (model soups, arXiv 2203.05482; WiSE-FT, arXiv 2109.01903). Next: `python -m export`.
+shares; and, if wanted, a share of the backbone as it was before. Out: one checkpoint with the
+mean of the weights, which generalises better than each of them (model soups, arXiv 2203.05482)
+and, with the untouched backbone, to labels that it was not fine-tuned for (WiSE-FT, arXiv
+2109.01903). Next: `train_open`, `python -m export`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from typing import cast
 
 from torch import Tensor
 
+from models.backbone import Backbone
 from models.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from models.layouts import CheckpointError
 from models.network import Network
+from models.pretrained import PretrainedError, load_pretrained
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
@@ -45,6 +49,29 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     return last
 
 
+def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
+    """Averages a checkpoint's backbone with the pretrained one; the head stays as it is.
+
+    Args:
+        checkpoint: of ours, with a backbone.
+        share: of the pretrained weights, 0..1.
+
+    Raises:
+        CheckpointError: there is no backbone.
+        PretrainedError: there are no pretrained weights of it.
+    """
+    config, network = checkpoint.config, checkpoint.network
+    if config is None or not isinstance(network, Network):
+        raise CheckpointError("a head without a backbone cannot be averaged")
+    untouched = Backbone(config.backbone, (config.input.height, config.input.width))
+    load_pretrained(untouched)
+    states = [(untouched.state_dict(), share), (network.backbone.state_dict(), 1 - share)]
+    network.backbone.load_state_dict(
+        {key: _mean([(state[key], part) for state, part in states]) for key in states[0][0]}
+    )
+    return checkpoint
+
+
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Returns what two checkpoints must have in common; dropout and image size may differ."""
     config = checkpoint.config
@@ -68,11 +95,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parts = [(read_checkpoint(path), share) for path, share in arguments.parts]
         averaged = average_checkpoints(parts)
-    except CheckpointError as error:
+        if arguments.untouched:
+            averaged = blend_untouched(averaged, arguments.untouched)
+    except (CheckpointError, PretrainedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     shares = (f"{share:g} {path.parent.name}/{path.name}" for path, share in arguments.parts)
     recipe = ", ".join(shares)
+    if arguments.untouched:
+        recipe += f"; then {arguments.untouched:g} of the untouched backbone"
     write_checkpoint(
         arguments.out,
         cast("Network", averaged.network),
@@ -86,8 +117,20 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m models.average", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="file ending in .safetensors")
+    parser.add_argument("--untouched", type=_read_share, default=0.0, metavar="SHARE",
+                        help="of the pretrained backbone in the result's")  # fmt: skip
     parser.add_argument("parts", nargs="+", type=_read_part, metavar="CHECKPOINT=SHARE")
     return parser
+
+
+def _read_share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return share
 
 
 def _read_part(text: str) -> tuple[Path, float]:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from models import average
 from models.average import main
+from models.backbone import Backbone
 from models.checkpoints import read_checkpoint, write_checkpoint
 from models.config import GapConfig, InputConfig, NetworkConfig
 from models.network import Network
@@ -47,6 +49,37 @@ def test_share_of_one_changes_nothing(tmp_path: Path) -> None:
     found = read_checkpoint(out).network.state_dict()
     for key, expected in first.state_dict().items():
         torch.testing.assert_close(found[key], expected, rtol=0, atol=0)
+
+
+def test_share_of_the_untouched_backbone_leaves_the_head_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untouched: list[Backbone] = []
+
+    def load_ones(backbone: Backbone) -> None:
+        for tensor in backbone.state_dict().values():
+            tensor.fill_(1)
+        untouched.append(backbone)
+
+    monkeypatch.setattr(average, "load_pretrained", load_ones)
+    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
+    first = write_network(a, 1)
+    assert average.main(["--out", str(out), "--untouched", "0.25", f"{a}=1"]) == 0
+    assert [backbone.name for backbone in untouched] == ["test_efficientnet"]
+    for key, found in read_checkpoint(out).network.state_dict().items():
+        expected = first.state_dict()[key]
+        if key.startswith("backbone.") and found.is_floating_point():
+            expected = 0.75 * expected + 0.25
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "nan", "much"])
+def test_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
+    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
+    write_network(a, 1)
+    with pytest.raises(SystemExit):
+        main(["--out", str(out), f"--untouched={share}", f"{a}=1"])
+    assert main(["--out", str(out), "--untouched", "0", f"{a}=1"]) == 0
 
 
 @pytest.mark.parametrize(
