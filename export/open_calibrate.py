@@ -11,12 +11,13 @@ import logging
 from collections.abc import Mapping
 
 from export.accuracy import to_scores
-from export.calibrate import calibrate_labels, find_best_f1
+from export.calibrate import calibrate_labels
 from export.graphs import Graphs
 from export.open_source import OpenSource
 from export.open_variants import embed_names, predict_open_logits
 from export.photos import LabelledPhotos, Splits
 from export.source import Source
+from service.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord
 
 _log = logging.getLogger(__name__)

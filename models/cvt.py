@@ -43,7 +43,8 @@ class Cvt(nn.Module):
 
         config = CvtConfig(**_STAGES[name])
         self.model = CvtModel(config)
-        for stage in self.model.encoder.stages:
+        stages: Any = self.model.encoder.stages
+        for stage in stages:
             for layer in stage.layers:
                 layer.intermediate.activation = ACT2FN["quick_gelu"]
         self.num_features = int(config.embed_dim[-1])

@@ -88,7 +88,9 @@ class ZeroShotMLDecoder(nn.Module):
         cosines = self.conse(tokens, queries[:, 2 * width :])
         # The classifier learns from its teacher alone: what raises the labels at hand would
         # bend its probabilities away from the names that they stand for.
-        return logits + self.scale * (cosines.detach() if self.training else cosines)
+        cosines = cosines.detach() if self.training else cosines
+        added: Tensor = logits + self.scale * cosines
+        return added
 
     def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
         """Maps features and label embeddings float [L, E] to logits [B, L]."""

@@ -74,4 +74,5 @@ def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices
     others = torch.randperm(total, device=probabilities.device)[: count - len(likely)]
-    return torch.cat([likely, others]).unique()
+    chosen: Tensor = torch.cat([likely, others]).unique()
+    return chosen

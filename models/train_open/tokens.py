@@ -68,7 +68,7 @@ class TokenCache:
             workers: processes that decode photos.
         """
         self._parts = [
-            part.eval().to(device, memory_format=torch.channels_last)
+            part.eval().to(device).to(memory_format=torch.channels_last)
             for part in share_stages(encoder, teacher.backbone)
         ]
         self._teacher = teacher
