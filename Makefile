@@ -46,6 +46,8 @@ format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff format .
 
 TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
+TRAIN_OPEN = $(DEV_BIN)/python -m models.train_open --data $(DATA) --cache $(RUN)/cache_open \
+	--checkpoint $(RUN)/$(WEIGHTS) --recipe models/recipes/open/lite0.toml
 AVERAGE = $(DEV_BIN)/python -m models.average
 WEIGHTS = model.safetensors
 
@@ -57,10 +59,10 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 		$(RUN)/first/$(WEIGHTS)=0.4 $(RUN)/second/$(WEIGHTS)=0.6
 	$(TRAIN) --recipe models/recipes/lite0_settle.toml --init $(RUN)/middle.safetensors \
 		--out $(RUN)/third
-	$(AVERAGE) --out $(RUN)/$(WEIGHTS) \
+	$(AVERAGE) --out $(RUN)/$(WEIGHTS) --untouched 0.4 \
 		$(RUN)/second/$(WEIGHTS)=0.4 $(RUN)/third/$(WEIGHTS)=0.6
-	$(DEV_BIN)/python -m models.train_open --data $(DATA) --checkpoint $(RUN)/$(WEIGHTS) \
-		--cache $(RUN)/cache_open --out $(RUN)/open
+	$(TRAIN_OPEN) --hold-out $(OPEN_DATA) --out $(RUN)/strict
+	$(TRAIN_OPEN) --init $(RUN)/strict/open.safetensors --lr 1e-3 --warmup 0.15 --out $(RUN)/open
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
 		--precision fp32,int8 --compact-weights --model-version 1.0.0 --license Apache-2.0 \
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \

@@ -41,6 +41,7 @@ class PooledHead(nn.Module):
 
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
+OPEN_RECIPES = Path(__file__).parents[2] / "models" / "recipes" / "open"
 RECIPE = OpenRecipe(
     template="a photo of {}",
     decoder_width=16,
@@ -123,6 +124,11 @@ def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_
     values = [float(row[loss]) for row in read_log(tmp_path / "run")]
     assert len(values) == 12
     assert values[-1] < 0.9 * values[0]
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_recipe_that_comes_with_us_can_be_read(path: Path) -> None:
+    assert read_open_recipe(path, {"epochs": "1"}).epochs == 1
 
 
 def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -> None:
