@@ -5,8 +5,8 @@ Written from the paper (arXiv 2111.12933, section 3.4): text embedding -> linear
 label query; the decoder of `ml_decoder.py`; one pooling shared by all labels, since a label
 that was never trained can have none of its own. What depends on a label alone is a module of
 its own, which a service runs once a label. Not in the paper: where the configuration has
-prototypes, the score of `conse.py`, scaled, is added to each logit. Next: `network.py`;
-`train_open` trains it.
+prototypes, the score of `conse.py`, scaled, is added to each logit once training is over. Next:
+`network.py`; `train_open` trains it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from models.ml_decoder import DecoderLayer
 from models.tokens import to_tokens
 
 # Of a cosine, whose differences between photos are about 0.1.
-_USUAL_SCALE = 16.0
+_USUAL_SCALE = 24.0
 
 
 class ZeroShotMLDecoder(nn.Module):
@@ -47,8 +47,7 @@ class ZeroShotMLDecoder(nn.Module):
         self.conse: ConSE | None = None
         if config.num_prototypes:
             self.conse = ConSE(config.encoder_width, config.num_prototypes, config.embedding_width)
-            # Not learned: training would lower it, since the decoder knows the trained labels
-            # better; it is the labels that were never trained that need it.
+            # Not learned: it is the labels that were never trained that need it.
             self.register_buffer("scale", torch.tensor(_USUAL_SCALE))
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
@@ -83,12 +82,11 @@ class ZeroShotMLDecoder(nn.Module):
         projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
         decoded = self.layer.decode(hidden, projected, embedded)  # [B, L, D]
         logits: Tensor = self.pool(decoded).squeeze(-1)
-        if self.conse is None:
+        # In training the decoder stands alone: it would lean on what it is given, and two
+        # views that were found apart add up to more.
+        if self.conse is None or self.training:
             return logits
         cosines = self.conse(tokens, queries[:, 2 * width :])
-        # The classifier learns from its teacher alone: what raises the labels at hand would
-        # bend its probabilities away from the names that they stand for.
-        cosines = cosines.detach() if self.training else cosines
         added: Tensor = logits + self.scale * cosines
         return added
 

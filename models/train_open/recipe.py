@@ -28,7 +28,7 @@ class OpenRecipe(BaseModel):
     num_heads: int = Field(8, ge=1, description="attention heads")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate in the head")
     conse: bool = Field(True, description="add ConSE's score, of a distilled classifier")
-    conse_scale: float = Field(16.0, gt=0, description="what ConSE's cosine is multiplied with")
+    conse_scale: float = Field(24.0, gt=0, description="what ConSE's cosine is multiplied with")
 
     views: int = Field(2, ge=1, description="copies of each photo to cache; the first as served")
     crop_scale: float = Field(0.5, gt=0, le=1, description="smallest share of a photo in a view")
@@ -56,7 +56,7 @@ class OpenRecipe(BaseModel):
     concept_weight: float = Field(1.0, ge=0, description="of the concepts' loss")
     teacher_weight: float = Field(1.0, ge=0, description="of the teacher's probabilities")
     ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")
-    trained_weight: float = Field(1.0, ge=0, description="of what the encoder's own head says")
+    trained_weight: float = Field(0.3, ge=0, description="of what the encoder's own head says")
     seed: int = Field(0, description="of every random choice")
 
 
