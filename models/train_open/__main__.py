@@ -127,6 +127,8 @@ def train(
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     found = run.fit()
     head.load_state_dict(run.ema.module.state_dict())
+    if head.conse is not None:
+        head.conse.center(run.read_tokens())
     origin = Origin(
         encoder_fingerprint=fingerprint_encoder(sources.encoder),
         text_encoder_sha256=sources.text.sha256,

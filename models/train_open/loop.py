@@ -168,6 +168,11 @@ class OpenRun:
         parts = values.split([len(names.labels), len(names.held_out)])
         return dict(zip(_MEASURES, (float(part.nanmean()) for part in parts), strict=True))
 
+    def read_tokens(self) -> Iterator[Tensor]:
+        """Reads the training photos' tokens as they are served, float [B, S, C] a batch."""
+        rows = torch.arange(len(self.data.train_targets.labels)).split(_PREDICTION_BATCH)
+        return (self.data.train.read(0, some)[0].to(self.device) for some in rows)
+
     @torch.inference_mode()
     def predict(self, embeddings: Tensor) -> Tensor:
         """Returns the averaged head's logits of the validation photos, float [n, L]."""

@@ -13,7 +13,9 @@ WIDTHS = {"encoder_width": 12, "embedding_width": 5, "decoder_width": 16, "num_h
 
 def make_head(num_prototypes: int) -> ZeroShotMLDecoder:
     torch.manual_seed(0)
-    config = ZeroShotMLDecoderConfig(num_prototypes=num_prototypes, feedforward_width=24, **WIDTHS)
+    config = ZeroShotMLDecoderConfig(
+        num_prototypes=num_prototypes, feedforward_width=24, dropout=0.0, **WIDTHS
+    )
     head = ZeroShotMLDecoder(config).eval()
     if head.conse is not None:
         head.conse.names.copy_(functional.normalize(torch.randn(num_prototypes, 5), dim=1))
@@ -37,6 +39,29 @@ def test_the_module_classifies_the_mean_of_the_tokens() -> None:
     conse, tokens = ConSE(12, 7, 5), torch.randn(3, 9, 12)
     torch.testing.assert_close(conse.classify(tokens), conse.classifier(tokens.mean(dim=1)))
     assert conse(tokens, torch.randn(2, 5)).shape == (3, 2)
+
+
+def test_centred_scores_lie_around_zero_and_rank_photos_as_before() -> None:
+    torch.manual_seed(0)
+    conse, tokens = ConSE(12, 7, 5), torch.randn(20, 9, 12)
+    conse.names.copy_(functional.normalize(torch.randn(7, 5), dim=1))
+    labels = functional.normalize(torch.randn(3, 5), dim=1)
+    with torch.inference_mode():
+        before = conse(tokens, labels)
+        conse.center(tokens.split(8))
+        after = conse(tokens, labels)
+    torch.testing.assert_close(after.mean(dim=0), torch.zeros(3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(after - after[0], before - before[0])
+    assert float(before.mean(dim=0).abs().max()) > 1e-3
+
+
+def test_the_decoder_learns_alone() -> None:
+    head = make_head(6)
+    tokens, embeddings = torch.randn(3, 9, 12), torch.randn(4, 5)
+    with torch.no_grad():
+        trained_on = head.train()(tokens, embeddings)
+        head.scale.fill_(0)
+        torch.testing.assert_close(head.eval()(tokens, embeddings), trained_on)
 
 
 def test_the_head_adds_the_scaled_cosine_to_the_decoders_logit() -> None:
