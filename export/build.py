@@ -49,7 +49,6 @@ class ExportRequest:
     Attributes:
         source: the checkpoint and what it does not tell.
         out: the bundle's folder; its last part becomes the model's name.
-        opened: an open head to put beside the trained one.
         photos: labelled folder with the splits train, val and test; None leaves out int8,
             thresholds and accuracy.
         precisions: variants to write besides fp32, which is always there.
@@ -57,17 +56,18 @@ class ExportRequest:
         model_version: free text without white space.
         license: of the weights.
         training_data: free text; None takes what the checkpoint says.
+        opened: an open head to put beside the trained one.
     """
 
     source: SourceHints
     out: Path
-    opened: OpenRequest | None = None
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()
     compact_weights: bool = False
     model_version: str = "1"
     license: str = "unknown"
     training_data: str | None = None
+    opened: OpenRequest | None = None
 
 
 def build_bundle(request: ExportRequest) -> Bundle:
