@@ -122,7 +122,8 @@ def test_open_head_that_takes_other_queries_is_found_by_the_warm_up(tmp_path: Pa
     graphs = {**open_graphs(), "open_head": {"fp32": tiny_open_head(query_width=QUERY_WIDTH + 1)}}
     object.__setattr__(draft, "graphs", graphs)
     bundle = write_bundle(tmp_path / draft.card.name, draft)
-    with pytest.raises(BundleError, match="do not run"):
+    # ONNX Runtime finds it while loading or while running, as its version is.
+    with pytest.raises(BundleError, match=r"do not run|not a usable ONNX graph"):
         open_engine(bundle, device="cpu").warm_up(QUERY_WIDTH)
 
 
