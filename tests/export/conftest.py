@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,16 @@ from tests.export.tiny_network import (
     make_network,
     write_folder,
 )
+
+
+@pytest.fixture(autouse=True)
+def quiet_story() -> Iterator[None]:
+    """The command writes its log to the stderr of the test that ran it, which is soon closed."""
+    story = logging.getLogger("export")
+    before = story.level, story.propagate, story.handlers
+    yield
+    level, story.propagate, story.handlers = before
+    story.setLevel(level)
 
 
 @pytest.fixture(scope="session")

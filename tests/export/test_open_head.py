@@ -230,7 +230,7 @@ def test_unusable_label_sets_and_photos_are_refused(
         (replace(opened, label_sets=(tmp_path / "none.json",)), ExportError, "cannot be read"),
         (replace(opened, label_sets=opened.label_sets * 2), ExportError, "twice"),
         (replace(opened, photos=trained), UnusablePhotosError, "no label that was not trained"),
-        (replace(opened, photos=tmp_path), DataError, ""),
+        (replace(opened, photos=tmp_path), DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
             read_open_source(request, source)

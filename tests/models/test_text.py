@@ -73,4 +73,4 @@ def test_the_packaged_encoder_knows_what_words_mean() -> None:
     encoder = read_text_encoder()
     assert (encoder.name, encoder.width) == ("all-MiniLM-L6-v2", 384)
     dog, puppy, truck = encoder.embed(["dog", "puppy", "truck"])
-    assert dog @ puppy > 0.7 > 0.4 > dog @ truck
+    assert dog @ puppy > dog @ truck + 0.2
