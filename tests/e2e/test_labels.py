@@ -149,6 +149,7 @@ def test_database_that_goes_and_comes_back_costs_no_prediction_and_no_restart(
             assert register(client, "more", ["dog"]).status_code == 503
             assert set(scores(predict(client, label_set="mine"))) == {"cat"}
             assert client.get("/readyz").status_code == 200
+            server.wait_for_line("the label store is away")
         finally:
             postgres.start()
         server.wait_for_line("the label store is back")
