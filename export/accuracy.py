@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export.graphs import Chain, FloatArray, Graphs
+from export.graphs import Chain, FloatArray, Graphs, OpenChain
 from export.photos import LabelledPhotos, read_batches
 from models.metrics import mean_average_precision
 from service.card import InputContract
@@ -22,6 +22,15 @@ _BATCH_SIZE = 8
 def predict_logits(graphs: Graphs, photos: LabelledPhotos, contract: InputContract) -> FloatArray:
     """Returns the logits of every photo, float32 [n, N]."""
     chain = Chain(graphs)
+    batches = read_batches(photos.paths, contract, _BATCH_SIZE)
+    return np.concatenate([chain.predict(pixels) for pixels in batches])
+
+
+def predict_open_logits(
+    graphs: Graphs, embeddings: FloatArray, photos: LabelledPhotos, contract: InputContract
+) -> FloatArray:
+    """Returns the logits of every photo for labels given by embeddings [L, E]: [n, L]."""
+    chain = OpenChain(graphs, embeddings)
     batches = read_batches(photos.paths, contract, _BATCH_SIZE)
     return np.concatenate([chain.predict(pixels) for pixels in batches])
 

@@ -11,20 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import torch
 
-from export.accuracy import predict_logits
+from export.accuracy import predict_logits, predict_open_logits
 from export.errors import ExportError
-from export.graphs import PIXELS_TO_LOGITS, open_session
-from export.photos import read_batches, select_photos
+from export.graphs import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
+from export.photos import select_photos
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from service.bundle import Bundle, BundleError, GraphName, load_bundle
 from service.card import Precision
-
-_BATCH_SIZE = 8
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,16 +84,9 @@ def _report_open(
             f"data set {folder.name} has {vectors.embeddings.shape[1]}"
         )
     photos = select_photos(folder, split, folder.label_names)
-    scorer = open_session(_read_graph(bundle, "open_head", precision))
-    encoder = open_session(_read_graph(bundle, "encoder", precision))
-    label_encoder = open_session(_read_graph(bundle, "label_encoder", precision))
-    queries = label_encoder.run(["queries"], {"embeddings": vectors.embeddings})[0]
-    logits = [
-        scorer.run(["logits"], {"tokens": tokens, "queries": queries})[0]
-        for pixels in read_batches(photos.paths, bundle.card.input, _BATCH_SIZE)
-        for tokens in encoder.run(["tokens"], {"images": pixels})
-    ]
-    scores, targets = torch.from_numpy(np.concatenate(logits)), torch.from_numpy(photos.targets)
+    graphs = {name: _read_graph(bundle, name, precision) for name in PIXELS_TO_OPEN_LOGITS}
+    logits = predict_open_logits(graphs, vectors.embeddings, photos, bundle.card.input)
+    scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
     return report_zero_shot(scores, targets, folder.label_names, vectors.unseen)
 
 

@@ -22,6 +22,9 @@ Graphs = Mapping[GraphName, onnx.ModelProto]
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
 """The chain that int8 is searched for and accuracy is measured on."""
 
+PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
+"""The same for open labels: what an `OpenChain` opens."""
+
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -87,3 +90,22 @@ class Chain:
         """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, N]."""
         tokens = self.encode(pixels)
         return np.asarray(self._head.run(["logits"], {"tokens": tokens})[0])
+
+
+class OpenChain:
+    """Encoder and open head opened one behind the other: pixels -> logits of some labels."""
+
+    def __init__(self, graphs: Graphs, embeddings: FloatArray) -> None:
+        """Opens the graphs on the CPU and encodes labels float32 [L, E]."""
+        self._encoder, self._head = (open_session(graphs[n]) for n in ("encoder", "open_head"))
+        encode = open_session(graphs["label_encoder"])
+        self.queries: FloatArray = encode.run(["queries"], {"embeddings": embeddings})[0]
+
+    def encode(self, pixels: PixelArray) -> FloatArray:
+        """Maps pixels uint8 [B, H, W, 3] to tokens float32 [B, S, C]."""
+        return np.asarray(self._encoder.run(["tokens"], {"images": pixels})[0])
+
+    def predict(self, pixels: PixelArray) -> FloatArray:
+        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, L]."""
+        feeds = {"tokens": self.encode(pixels), "queries": self.queries}
+        return np.asarray(self._head.run(["logits"], feeds)[0])

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from export.accuracy import to_scores
+from export.accuracy import predict_open_logits, to_scores
 from export.calibrate import calibrate_labels
 from export.graphs import Graphs
 from export.open_source import OpenSource
-from export.open_variants import embed_names, predict_open_logits
+from export.open_variants import embed_names
 from export.photos import LabelledPhotos, Splits
 from export.source import Source
 from service.calibration import find_best_f1

@@ -15,48 +15,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.accuracy import measure_map
-from export.graphs import FloatArray, Graphs, PixelArray, open_session, weighted_layers
+from export.accuracy import measure_map, predict_open_logits
+from export.graphs import FloatArray, Graphs, OpenChain, weighted_layers
 from export.half import halve
 from export.open_source import OpenSource
 from export.optimise import compact_weights
-from export.photos import LabelledPhotos, Splits, read_batches, read_pixels
+from export.photos import Splits, read_pixels
 from export.quantise import Feed, Quantiser
 from export.source import Source
 from export.variants import CALIBRATION_PHOTOS, MAX_MAP_LOSS, Variants, trace_heads
 from export.verify import COMPACT_TOLERANCE, FP32_TOLERANCE, verify_open_head
-from service.card import InputContract, Precision
+from service.card import Precision
 
-_BATCH_SIZE = 8
 _log = logging.getLogger(__name__)
-
-
-class OpenChain:
-    """Encoder and open head opened one behind the other: pixels -> logits of some labels."""
-
-    def __init__(self, graphs: Graphs, embeddings: FloatArray) -> None:
-        """Opens the graphs on the CPU and encodes labels float32 [L, E]."""
-        self._encoder, self._head = (open_session(graphs[n]) for n in ("encoder", "open_head"))
-        encode = open_session(graphs["label_encoder"])
-        self.queries: FloatArray = encode.run(["queries"], {"embeddings": embeddings})[0]
-
-    def encode(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to tokens float32 [B, S, C]."""
-        return np.asarray(self._encoder.run(["tokens"], {"images": pixels})[0])
-
-    def predict(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, L]."""
-        feeds = {"tokens": self.encode(pixels), "queries": self.queries}
-        return np.asarray(self._head.run(["logits"], feeds)[0])
-
-
-def predict_open_logits(
-    graphs: Graphs, embeddings: FloatArray, photos: LabelledPhotos, contract: InputContract
-) -> FloatArray:
-    """Returns the logits of every photo for labels given by embeddings [L, E]: [n, L]."""
-    chain = OpenChain(graphs, embeddings)
-    batches = read_batches(photos.paths, contract, _BATCH_SIZE)
-    return np.concatenate([chain.predict(pixels) for pixels in batches])
 
 
 def embed_names(opened: OpenSource, names: Sequence[str]) -> FloatArray:

@@ -11,7 +11,6 @@ import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +27,7 @@ from models.train.build import build_network
 from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
 from models.train.open_labels import make_open_labels
-from models.train.recipe import Recipe, RecipeError, read_recipe
+from models.train.recipe import Recipe, RecipeError, add_recipe_flags, given_fields, read_recipe
 from models.train.views import Photos, Transform, evaluation_transform, training_transform
 
 
@@ -54,10 +53,8 @@ class Place:
 def main(argv: list[str] | None = None) -> int:
     """Trains as told; returns the exit code (0 done, 2 a mistake in the request)."""
     arguments = _parser().parse_args(argv)
-    fields = vars(arguments)
-    overrides = {k: v for k in Recipe.model_fields if (v := fields[k]) is not None}
     try:
-        recipe = read_recipe(arguments.recipe, overrides)
+        recipe = read_recipe(arguments.recipe, given_fields(arguments, Recipe))
         arguments.out.mkdir(parents=True, exist_ok=True)
         place = Place(
             read_labelled_folder(arguments.data),
@@ -207,12 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto",
                         help="auto is what `accelerate` finds or was told")  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, help="processes that decode photos")
-    group = parser.add_argument_group("recipe")
-    for name, field in Recipe.model_fields.items():
-        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
-        if isinstance(field.default, bool):
-            options["action"] = argparse.BooleanOptionalAction
-        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+    add_recipe_flags(parser, Recipe)
     return parser
 
 

@@ -5,6 +5,7 @@ In: a TOML file and command line flags. Out: a `Recipe`. Next: `loop.py` follows
 
 from __future__ import annotations
 
+import argparse
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -138,3 +139,19 @@ def read_fields(kind: type[RecipeT], path: Path | None, overrides: dict[str, Any
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RecipeError(f"recipe: {where}: {first['msg']}") from error
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser, kind: type[BaseModel]) -> None:
+    """Adds a flag for each field of a recipe of any kind; one that is not given is None."""
+    group = parser.add_argument_group("recipe")
+    for name, field in kind.model_fields.items():
+        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
+        if isinstance(field.default, bool):
+            options["action"] = argparse.BooleanOptionalAction
+        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+
+
+def given_fields(arguments: argparse.Namespace, kind: type[BaseModel]) -> dict[str, Any]:
+    """Returns the recipe's fields that the command line gives, for `read_fields`."""
+    fields = vars(arguments)
+    return {name: v for name in kind.model_fields if (v := fields[name]) is not None}

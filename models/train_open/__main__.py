@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ from models.open_head import (
 from models.pretrained import PretrainedError
 from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
-from models.train.recipe import RecipeError
+from models.train.recipe import RecipeError, add_recipe_flags, given_fields
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.data import Vocabulary, choose_names, make_targets, read_hold_out
 from models.train_open.loop import NameEmbeddings, OpenData, OpenRun, TrainedLabels
@@ -64,10 +63,8 @@ class Place:
 def main(argv: list[str] | None = None) -> int:
     """Trains as told; returns the exit code (0 done, 2 a mistake in the request)."""
     arguments = _parser().parse_args(argv)
-    fields = vars(arguments)
-    overrides = {k: v for k in OpenRecipe.model_fields if (v := fields[k]) is not None}
     try:
-        recipe = read_open_recipe(arguments.recipe, overrides)
+        recipe = read_open_recipe(arguments.recipe, given_fields(arguments, OpenRecipe))
         arguments.out.mkdir(parents=True, exist_ok=True)
         place = Place(
             read_labelled_folder(arguments.data),
@@ -245,12 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache", type=Path, help="folder of cached tokens")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=int, default=2, help="processes that decode photos")
-    group = parser.add_argument_group("recipe")
-    for name, field in OpenRecipe.model_fields.items():
-        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
-        if isinstance(field.default, bool):
-            options["action"] = argparse.BooleanOptionalAction
-        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+    add_recipe_flags(parser, OpenRecipe)
     return parser
 
 
