@@ -63,8 +63,8 @@ def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
             num_prototypes=num_prototypes,
         )
     ).eval()
-    if head.conse is not None:
-        head.conse.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
+    if head.votes is not None:
+        head.votes.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
     return head
 
 
