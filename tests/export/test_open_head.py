@@ -115,6 +115,9 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
         "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
     }  # fmt: skip
     assert bundle.precisions() == ("fp32", "fp16", "int8")
+    assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [
+        "fp32", "fp16", "fp32",
+    ]  # fmt: skip
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
     assert bundle.card.open_head is not None
