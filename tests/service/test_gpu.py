@@ -1,4 +1,4 @@
-"""On a GPU the engine gives what it gives on the CPU. Run them with `-m gpu`, where there is one."""
+"""On a GPU the engine gives what it gives on the CPU; run with `-m gpu` where there is one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def test_logits_equal_the_cpus_in_any_mixture_of_heads(open_bundle: Bundle) -> N
     gpu.warm_up(QUERY_WIDTH)
     stream = np.random.default_rng(0)
     queries = stream.normal(size=(9, QUERY_WIDTH)).astype(np.float32)
+    mixture: list[list[Head]] = [[None], [queries], [None, queries]]
     for count in range(1, 7):
         images = stream.integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
-        asked: list[list[Head]] = [
-            [[None], [queries], [None, queries]][i % 3] for i in range(count)
-        ]
+        asked = [mixture[i % 3] for i in range(count)]
         found, wanted = gpu.run(images, asked), cpu.run(images, asked)
         for ours, theirs in zip(found, wanted, strict=True):
             for one, other in zip(ours, theirs, strict=True):
