@@ -1,8 +1,9 @@
 """The open head's graphs in every number format that the encoder has.
 
 In: an `OpenSource` and the encoder's `Variants`. Out: the same with `label_encoder` and
-`open_head` added. Next: `open_calibrate.py`. The label encoder comes in float32 alone: it runs
-once a label, and replicas on different devices have to agree on what a label is.
+`open_head` added, and the graph of its maps. Next: `open_calibrate.py`. The label encoder comes
+in float32 alone: it runs once a label, and replicas on different devices have to agree on what a
+label is. So do the maps, which run on the CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from export.photos import Splits, read_pixels
 from export.quantise import Feed, Quantiser
 from export.source import Source
 from export.variants import CALIBRATION_PHOTOS, MAX_MAP_LOSS, Variants, trace_heads
-from export.verify import COMPACT_TOLERANCE, FP32_TOLERANCE, verify_open_head
+from export.verify import COMPACT_TOLERANCE, FP32_TOLERANCE, verify_maps, verify_open_head
+from models.maps import find_grid
 from service.card import Precision
 
 _log = logging.getLogger(__name__)
@@ -52,13 +54,16 @@ def add_open_head(
     """
     shape = variants.graphs["fp32"]["encoder"].graph.output[0].type.tensor_type.shape
     _, tokens, width = (dim.dim_value for dim in shape.dim)
-    exact = trace_heads(opened.head, tokens, width)
+    grid = find_grid(tokens, source.contract.height, source.contract.width)
+    exact = trace_heads(opened.head, tokens, width, grid)
     worst = verify_open_head(opened.head, exact, FP32_TOLERANCE)
+    verify_maps(opened.head, exact, FP32_TOLERANCE)
     _log.info("open head equals torch within %.1e (%s)", worst.value, worst.case)
     stored = exact
     if compact:
         stored = {name: compact_weights(model) for name, model in exact.items()}
         verify_open_head(opened.head, stored, COMPACT_TOLERANCE)
+        verify_maps(opened.head, stored, COMPACT_TOLERANCE)
     graphs: dict[Precision, Graphs] = {
         "fp32": {**variants.graphs["fp32"], **stored},
     }

@@ -8,7 +8,7 @@ the graphs is in `lanes.py`. Next: `scoring.py`, which reads logits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -68,7 +68,12 @@ class Engine:
             self._wide = open_lane(bundle, device, precision, threads)
 
     def run(
-        self, images: PixelArray, asked: Sequence[Sequence[Head]], *, alone: bool = False
+        self,
+        images: PixelArray,
+        asked: Sequence[Sequence[Head]],
+        *,
+        alone: bool = False,
+        explained: Collection[int] = (),
     ) -> list[tuple[LogitsArray, ...]]:
         """Runs one batch.
 
@@ -77,10 +82,12 @@ class Engine:
             asked: for each image, the heads to run: queries float32 [L, K] of open labels,
                 or None for the trained labels.
             alone: nothing else runs, so a single image may use every thread.
+            explained: rows of the images whose maps will be asked for.
 
         Returns:
             For each image, the logits of each of its heads, float32 [L] or [N]; they depend
-            neither on the other images nor on the other labels.
+            neither on the other images nor on the other labels. If it is explained, the memory
+            of each of its heads follows, float32 [S, D].
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
@@ -88,7 +95,7 @@ class Engine:
         """
         lane = self._wide if alone and len(images) == 1 else self._shared
         try:
-            return lane.run(images, asked)
+            return lane.run(images, asked, explained)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and memory has none of them.
             text = str(error).lower()

@@ -9,7 +9,7 @@ Next: `engine.py`, which chooses the lane and names what goes wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import Bundle
+from service.bundle import MAP_GRAPHS, Bundle
 from service.card import Device, Precision
 from service.images import PixelArray
 from service.labels.label_set import QueryArray
 from service.selection import Head
 from service.sessions import check_tensors, open_session
+
+_Tensor = tuple[str, tuple[int | None, ...]]
 
 TokenArray = NDArray[np.float32]
 LogitsArray = NDArray[np.float32]
@@ -48,16 +50,18 @@ class Lane:
     open_head: ort.InferenceSession | None
 
     def run(
-        self, images: PixelArray, asked: Sequence[Sequence[Head]]
+        self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
     ) -> list[tuple[LogitsArray, ...]]:
         """Runs one batch.
 
         Args:
             images: uint8 [B, H, W, 3], RGB.
             asked: for each image, the heads to run: queries [L, K], or None for the trained.
+            explained: rows of the images whose maps will be asked for; `explanation.py`.
 
         Returns:
-            For each image, logits float32 [L] or [N] for each of its heads, in their order.
+            For each image, logits float32 [L] or [N] for each of its heads, in their order; if
+            it is explained, the memory float32 [S, D] of each of its heads follows.
         """
         tokens = _run(self.encoder, "tokens", images=images)
         places: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -67,25 +71,34 @@ class Lane:
                 heads[id(head)] = head
                 places[id(head)].append((row, slot))
         answers: list[list[LogitsArray]] = [[np.empty(0, np.float32)] * len(w) for w in asked]
+        for row in explained:
+            answers[row] *= 2
         for key, head in heads.items():
             rows = [row for row, _ in places[key]]
             some = tokens if len(rows) == len(tokens) else tokens[rows]
-            for (row, slot), logits in zip(places[key], self._score(some, head), strict=True):
-                answers[row][slot] = logits
+            outputs = ["logits", *(["memory"] if any(row in explained for row in rows) else [])]
+            logits, *memory = self._score(some, head, outputs)
+            for i, (row, slot) in enumerate(places[key]):
+                answers[row][slot] = logits[i]
+                if row in explained:
+                    answers[row][len(asked[row]) + slot] = memory[0][i]
         return [tuple(answer) for answer in answers]
 
-    def _score(self, tokens: TokenArray, head: Head) -> LogitsArray:
+    def _score(self, tokens: TokenArray, head: Head, outputs: list[str]) -> list[LogitsArray]:
         if head is None:
             assert self.trained_head is not None
-            return _run(self.trained_head, "logits", tokens=tokens)
-        return self._score_open(tokens, head)
+            return _run_for(self.trained_head, outputs, tokens=tokens)
+        return self._score_open(tokens, head, outputs)
 
-    def _score_open(self, tokens: TokenArray, queries: QueryArray) -> LogitsArray:
+    def _score_open(
+        self, tokens: TokenArray, queries: QueryArray, outputs: list[str]
+    ) -> list[LogitsArray]:
         assert self.open_head is not None
         starts = range(0, len(queries), LABELS_PER_RUN)
-        chunks = [queries[start : start + LABELS_PER_RUN] for start in starts]
-        logits = [_run(self.open_head, "logits", tokens=tokens, queries=chunk) for chunk in chunks]
-        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+        first, *rest = (queries[start : start + LABELS_PER_RUN] for start in starts)
+        logits, *memory = _run_for(self.open_head, outputs, tokens=tokens, queries=first)
+        more = [_run(self.open_head, "logits", tokens=tokens, queries=chunk) for chunk in rest]
+        return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
 
 def open_lane(bundle: Bundle, device: Device, precision: Precision, threads: int) -> Lane:
@@ -103,19 +116,32 @@ def open_lane(bundle: Bundle, device: Device, precision: Precision, threads: int
     width = encoder.get_outputs()[0].shape[-1]
     tokens = ("float", (None, width if isinstance(width, int) else None))
     trained_head = open_head = None
+    # Heads that have maps give their memory too.
+    memories: dict[str, dict[str, _Tensor]] = {
+        name: {"memory": ("float", (None, None))}
+        for name in MAP_GRAPHS
+        if name in bundle.manifest.graphs
+    }
     if card.trained_head is not None:
         trained_head = open_session(bundle, "trained_head", device, precision, threads)
-        logits = ("float", (card.trained_head.num_labels,))
+        logits: _Tensor = ("float", (card.trained_head.num_labels,))
+        memory = memories.get("trained_head_maps", {})
         check_tensors("trained_head", trained_head.get_inputs(), tokens=tokens)
-        check_tensors("trained_head", trained_head.get_outputs(), logits=logits)
+        check_tensors("trained_head", trained_head.get_outputs(), logits=logits, **memory)
     if card.open_head is not None:
         open_head = open_session(bundle, "open_head", device, precision, threads)
         queries = ("float", (None,))
         check_tensors("open_head", open_head.get_inputs(), tokens=tokens, queries=queries)
-        check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)))
+        memory = memories.get("open_head_maps", {})
+        check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
     return Lane(encoder, trained_head, open_head)
 
 
 def _run(session: ort.InferenceSession, output: str, **inputs: NDArray[Any]) -> NDArray[np.float32]:
-    (found,) = session.run([output], inputs)
-    return np.asarray(found, np.float32)
+    return _run_for(session, [output], **inputs)[0]
+
+
+def _run_for(
+    session: ort.InferenceSession, outputs: list[str], **inputs: NDArray[Any]
+) -> list[NDArray[np.float32]]:
+    return [np.asarray(found, np.float32) for found in session.run(outputs, inputs)]

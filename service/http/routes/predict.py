@@ -65,6 +65,7 @@ _REQUEST_PROBLEMS = (
     errors.UnknownLabel,
     errors.ConflictingLabels,
     errors.UnknownLabelSet,
+    errors.NoMaps,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.NoOpenHead,
@@ -86,6 +87,7 @@ router = APIRouter(tags=["predict"], dependencies=[Depends(refuse_repeats)])
 
 @router.post(
     "/predict",
+    response_model_exclude_none=True,
     responses=document_problems(*_REQUEST_PROBLEMS, *_IMAGE_PROBLEMS),
     openapi_extra=document_body(_ONE_IMAGE),
 )
