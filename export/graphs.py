@@ -63,6 +63,18 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
     return frozenset(prelude)
 
 
+def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.ValueInfoProto]]:
+    """Returns a copy of a model with its first output alone, and the outputs that it lost.
+
+    They are still computed in it, under their names.
+    """
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    hidden = list(model.graph.output[1:])
+    del alone.graph.output[1:]
+    return alone, hidden
+
+
 def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     """Opens a model on the CPU with ONNX Runtime's default optimisations, as the service does."""
     options = onnxruntime.SessionOptions()

@@ -24,7 +24,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from export.graphs import constant_names, prelude_nodes, weighted_layers
+from export.graphs import constant_names, hide_outputs, prelude_nodes, weighted_layers
 
 Feed = Mapping[str, NDArray[np.generic]]
 
@@ -63,7 +63,9 @@ class Quantiser:
         self._ranges = folder / "ranges.json"
         self._result = folder / "int8.onnx"
         plain = folder / "plain.onnx"
-        onnx.save(model, plain)
+        # Told of the memory as an output, the quantiser would round it on its way out.
+        alone, self._hidden = hide_outputs(model)
+        onnx.save(alone, plain)
         quant_pre_process(plain, self._prepared, skip_symbolic_shape=True)
         prepared = onnx.load(self._prepared)
         self._float = _float_nodes(prepared)
@@ -92,6 +94,7 @@ class Quantiser:
             calibration_cache_path=self._ranges,
         )
         model = onnx.load(self._result)
+        model.graph.output.extend(self._hidden)
         onnx.checker.check_model(model)
         return model
 

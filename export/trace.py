@@ -2,7 +2,8 @@
 
 In: a network in eval mode. Out: `encoder` (uint8 images -> tokens) and `trained_head`
 (tokens -> logits), or for open labels `label_encoder` (embeddings -> queries) and `open_head`
-(tokens and queries -> logits); dynamic in images, tokens and labels. Next: `optimise.py`.
+(tokens and queries -> logits); dynamic in images, tokens and labels. Heads that have maps give
+their memory too, which the graph of the maps reads. Next: `optimise.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from models.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
+from models.maps import OpenMaps, TrainedMaps
+from models.ml_decoder import MLDecoder, ScorerWithMemory
+from models.zero_shot import LabelEncoder, LabelScorer, LabelScorerWithMemory, ZeroShotMLDecoder
 
 OPSET = 20
 """ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later."""
+
+MEMORY = "memory"
+"""What a head's queries attend to: an output of heads that have maps."""
 
 # 0 and 1 would be taken for constants, and equal sizes for one and the same.
 _TRACED_BATCH = 2
@@ -103,7 +109,12 @@ def trace_encoder(backbone: nn.Module, spec: InputSpec) -> onnx.ModelProto:
 
 
 def trace_head(
-    head: nn.Module, num_tokens: int, width: int, *, any_tokens: bool = True
+    head: nn.Module,
+    num_tokens: int,
+    width: int,
+    *,
+    any_tokens: bool = True,
+    with_memory: bool = False,
 ) -> onnx.ModelProto:
     """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B dynamic.
 
@@ -112,9 +123,12 @@ def trace_head(
         num_tokens: S to trace with.
         width: C.
         any_tokens: S is dynamic too; not so for a head with a position table.
+        with_memory: the memory float32 [B, S, D] is an output too; `MLDecoder` alone has one.
     """
-    tokens = _tokens(num_tokens, width, any_tokens)
-    return trace_graph(head, {"tokens": tokens}, "logits")
+    tokens = {"tokens": _tokens(num_tokens, width, any_tokens)}
+    if with_memory and isinstance(head, MLDecoder):
+        return trace_graph(ScorerWithMemory(head), tokens, "logits", MEMORY)
+    return trace_graph(head, tokens, "logits")
 
 
 def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
@@ -125,14 +139,48 @@ def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
     )
 
 
-def trace_open_head(head: ZeroShotMLDecoder, num_tokens: int) -> onnx.ModelProto:
-    """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic."""
+def trace_open_head(
+    head: ZeroShotMLDecoder, num_tokens: int, *, with_memory: bool = False
+) -> onnx.ModelProto:
+    """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
+
+    Args:
+        head: the head.
+        num_tokens: S to trace with.
+        with_memory: the memory float32 [B, S, D] is an output too.
+    """
     queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
     inputs = {
         "tokens": _tokens(num_tokens, head.config.encoder_width, any_tokens=True),
         "queries": TracedInput(queries, {0: "L"}),
     }
+    if with_memory:
+        return trace_graph(LabelScorerWithMemory(head), inputs, "logits", MEMORY)
     return trace_graph(LabelScorer(head), inputs, "logits")
+
+
+def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
+    """Traces memory [B, S, D] and labels int64 [L] -> maps float32 [B, L, rows, columns]."""
+    labels = torch.zeros(_TRACED_LABELS, dtype=torch.int64)
+    inputs = {
+        "memory": _memory(grid, head.config.decoder_width),
+        "labels": TracedInput(labels, {0: "L"}),
+    }
+    return trace_graph(TrainedMaps(head, grid), inputs, "maps")
+
+
+def trace_open_maps(head: ZeroShotMLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
+    """Traces memory [B, S, D] and queries [L, K] -> maps float32 [B, L, rows, columns]."""
+    queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
+    inputs = {
+        "memory": _memory(grid, head.config.decoder_width),
+        "queries": TracedInput(queries, {0: "L"}),
+    }
+    return trace_graph(OpenMaps(head, grid), inputs, "maps")
+
+
+def _memory(grid: tuple[int, int], width: int) -> TracedInput:
+    return TracedInput(torch.zeros(_TRACED_BATCH, grid[0] * grid[1], width), {0: "B"})
 
 
 def _tokens(count: int, width: int, any_tokens: bool) -> TracedInput:
@@ -143,14 +191,14 @@ def _tokens(count: int, width: int, any_tokens: bool) -> TracedInput:
 
 
 def trace_graph(
-    module: nn.Module, inputs: Mapping[str, TracedInput], target: str
+    module: nn.Module, inputs: Mapping[str, TracedInput], *targets: str
 ) -> onnx.ModelProto:
-    """Traces a module with one output.
+    """Traces a module.
 
     Args:
         module: what to trace; it takes the inputs in their order.
         inputs: name -> what to trace with; axes of one name have one size.
-        target: name of the output.
+        *targets: names of the outputs.
     """
     # torch.export's tracer and not TorchScript: it resolves shape arithmetic, where the
     # other leaves hundreds of nodes behind (98 against 608 on an EfficientNet-Lite).
@@ -169,7 +217,7 @@ def trace_graph(
             verbose=False,
             opset_version=OPSET,
             input_names=list(inputs),
-            output_names=[target],
+            output_names=list(targets),
             dynamic_shapes=shapes,
         )
     if program is None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import onnx
 from torch import nn
 
 from export.accuracy import measure_map, predict_logits
@@ -19,17 +20,28 @@ from export.optimise import compact_weights, optimise
 from export.photos import Splits, read_pixels
 from export.search import Int8Graphs, find_int8
 from export.source import Source
-from export.trace import trace_encoder, trace_head, trace_label_encoder, trace_open_head
+from export.trace import (
+    trace_encoder,
+    trace_head,
+    trace_label_encoder,
+    trace_open_head,
+    trace_open_maps,
+    trace_trained_maps,
+)
 from export.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
     NUM_IMAGES,
     make_noise,
     verify_graphs,
+    verify_maps,
     verify_open_head,
 )
+from models.maps import find_grid
+from models.ml_decoder import MLDecoder
 from models.query2label import Query2Label
 from models.zero_shot import ZeroShotMLDecoder
+from service.bundle import MAP_GRAPHS, GraphName
 from service.card import Device, Precision
 
 MAX_MAP_LOSS = 0.5
@@ -86,7 +98,9 @@ def make_variants(
         _verify(source, stored, splits, COMPACT_TOLERANCE)
     variants = Variants({"fp32": stored}, {})
     if "fp16" in precisions:
-        variants.graphs["fp16"] = {name: halve(model) for name, model in exact.items()}
+        variants.graphs["fp16"] = {
+            name: halve(model) for name, model in exact.items() if name not in MAP_GRAPHS
+        }
     if "int8" in precisions and splits is not None:
         int8 = make_int8(exact, source, splits)
         variants.graphs["int8"] = int8.graphs
@@ -108,17 +122,35 @@ def make_fp32(source: Source, splits: Splits | None = None) -> Graphs:
     network = source.network
     encoder = optimise(trace_encoder(network.backbone, source.config.input))
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
-    graphs: Graphs = {"encoder": encoder, **trace_heads(network.head, tokens, width)}
+    grid = find_grid(tokens, source.contract.height, source.contract.width)
+    graphs: Graphs = {"encoder": encoder, **trace_heads(network.head, tokens, width, grid)}
     _verify(source, graphs, splits, FP32_TOLERANCE)
     return graphs
 
 
-def trace_heads(head: nn.Module, tokens: int, width: int) -> Graphs:
-    """Traces and optimises what a head is made of, for tokens [B, tokens, width]."""
+def trace_heads(
+    head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
+) -> Graphs:
+    """Traces and optimises what a head is made of, for tokens [B, tokens, width].
+
+    Args:
+        head: the head.
+        tokens: S.
+        width: C.
+        grid: rows and columns of the tokens; None leaves out the maps.
+    """
     if isinstance(head, ZeroShotMLDecoder):
-        return {
+        graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace_label_encoder(head)),
-            "open_head": optimise(trace_open_head(head, tokens)),
+            "open_head": optimise(trace_open_head(head, tokens, with_memory=grid is not None)),
+        }
+        if grid is not None:
+            graphs["open_head_maps"] = optimise(trace_open_maps(head, grid))
+        return graphs
+    if grid is not None and isinstance(head, MLDecoder):
+        return {
+            "trained_head": optimise(trace_head(head, tokens, width, with_memory=True)),
+            "trained_head_maps": optimise(trace_trained_maps(head, grid)),
         }
     any_tokens = not isinstance(head, Query2Label)  # whose positions fix the number
     return {"trained_head": optimise(trace_head(head, tokens, width, any_tokens=any_tokens))}
@@ -149,4 +181,5 @@ def _verify(source: Source, graphs: Graphs, splits: Splits | None, tolerance: fl
     if isinstance(source.network.head, ZeroShotMLDecoder):
         opened = verify_open_head(source.network.head, graphs, tolerance)
         worst = max(worst, opened, key=lambda deviation: deviation.value)
+    verify_maps(source.network.head, graphs, tolerance)
     _log.info("equals torch within %.1e (%s)", worst.value, worst.case)

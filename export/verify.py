@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.errors import VerificationError
 from export.graphs import FloatArray, Graphs, PixelArray, open_session
 from export.trace import InputSpec
+from models.maps import OpenMaps, TrainedMaps
+from models.ml_decoder import MLDecoder
 from models.zero_shot import ZeroShotMLDecoder
 
 FP32_TOLERANCE = 1e-4
@@ -34,6 +38,9 @@ HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))
 
 OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
 """(B, S, L) that the graphs for open labels are verified at; labels are traced at 3."""
+
+MAP_SHAPES = ((1, 1), (3, 7), (5, 40))
+"""(B, L) that maps are verified at; they are traced at 2 and 3."""
 
 _SEED = 0
 
@@ -105,6 +112,59 @@ def verify_open_head(head: ZeroShotMLDecoder, graphs: Graphs, tolerance: float) 
             _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
         ]
     return _check(found, tolerance)
+
+
+def verify_maps(head: nn.Module, graphs: Graphs, tolerance: float) -> Deviation:
+    """Compares the memory that a head gives, and the maps made of it, with torch's.
+
+    Args:
+        head: in eval mode.
+        graphs: float32 graphs of the head; without maps there is nothing to compare.
+        tolerance: largest deviation to accept.
+
+    Returns:
+        The largest deviation of all cases.
+
+    Raises:
+        VerificationError: one is over the tolerance or not finite.
+    """
+    found = [Deviation("no maps", 0.0)]
+    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
+        found += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
+    if isinstance(head, ZeroShotMLDecoder) and "open_head_maps" in graphs:
+        found += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
+    return _check(found, tolerance)
+
+
+def _compare_maps(
+    head: MLDecoder | ZeroShotMLDecoder, scorer: onnx.ModelProto, mapper: onnx.ModelProto
+) -> list[Deviation]:
+    rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
+    remember, draw = open_session(scorer), open_session(mapper)
+    stream, found = np.random.default_rng(_SEED), []
+    for batch, count in MAP_SHAPES:
+        shape = (batch, rows * columns, head.config.encoder_width)
+        tokens = stream.standard_normal(shape, dtype=np.float32)
+        feeds: dict[str, NDArray[np.generic]] = {"tokens": tokens}
+        asked: dict[str, NDArray[np.generic]]
+        if isinstance(head, MLDecoder):
+            torch_maps: nn.Module = TrainedMaps(head, (rows, columns))
+            asked = {"labels": stream.integers(0, head.config.num_classes, count)}
+        else:
+            torch_maps = OpenMaps(head, (rows, columns))
+            size = (count, head.config.query_width)
+            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
+            feeds |= asked
+        memory = remember.run(["memory"], feeds)[0]
+        maps = draw.run(["maps"], {"memory": memory, **asked})[0]
+        with torch.inference_mode():
+            expected = head.remember(torch.from_numpy(tokens))
+            wanted = torch_maps(expected, *map(torch.from_numpy, asked.values()))
+        found += [
+            _deviation(f"memory of tokens {shape}", expected, memory),
+            _deviation(f"maps of {count} labels on {batch} images", wanted, maps),
+        ]
+    return found
 
 
 def _check(found: list[Deviation], tolerance: float) -> Deviation:

@@ -118,10 +118,35 @@ class MLDecoder(nn.Module):
         Returns:
             Logits float [B, N].
         """
-        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
+        return self.recall(self.remember(features))
+
+    def remember(self, features: Tensor) -> Tensor:
+        """Maps tokens float [B, S, C] or a feature map to the memory that queries attend to.
+
+        Returns:
+            float [B, S, D].
+        """
+        return functional.relu(self.embed(to_tokens(features)))
+
+    def recall(self, memory: Tensor) -> Tensor:
+        """Maps memory float [B, S, D] to logits [B, N]."""
         queries = self.queries.unsqueeze(0)  # [1, Q, D]
         if self.training:
             # Dropout on the queries has to differ from image to image.
-            queries = queries.expand(len(tokens), -1, -1)
-        logits: Tensor = self.pool(self.layer(queries, tokens))
+            queries = queries.expand(len(memory), -1, -1)
+        logits: Tensor = self.pool(self.layer(queries, memory))
         return logits
+
+
+class ScorerWithMemory(nn.Module):
+    """The head as a module that can be traced, with the memory beside the logits."""
+
+    def __init__(self, head: MLDecoder) -> None:
+        """Wraps a head."""
+        super().__init__()
+        self.head = head
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps tokens float [B, S, C] to logits [B, N] and memory [B, S, D]."""
+        memory = self.head.remember(tokens)
+        return self.head.recall(memory), memory

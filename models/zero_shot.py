@@ -70,11 +70,22 @@ class ZeroShotMLDecoder(nn.Module):
         Returns:
             Logits float [B, L].
         """
-        tokens, width = to_tokens(features), self.config.decoder_width
-        embedded = functional.relu(self.embed(tokens))  # [B, S, D]
+        return self.recall(to_tokens(features), self.remember(features), queries)
+
+    def remember(self, features: Tensor) -> Tensor:
+        """Maps tokens float [B, S, C] or a feature map to the memory that labels attend to.
+
+        Returns:
+            float [B, S, D].
+        """
+        return functional.relu(self.embed(to_tokens(features)))
+
+    def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:
+        """Maps tokens float [B, S, C], their memory [B, S, D] and queries [L, K] to logits."""
+        width = self.config.decoder_width
         hidden = queries[:, :width].unsqueeze(0)  # [1, L, D]
         projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
-        decoded = self.layer.decode(hidden, projected, embedded)  # [B, L, D]
+        decoded = self.layer.decode(hidden, projected, memory)  # [B, L, D]
         logits: Tensor = self.pool(decoded).squeeze(-1)
         # In training the decoder stands alone: it would lean on what it is given, and two
         # views that were found apart add up to more.
@@ -112,3 +123,17 @@ class LabelScorer(nn.Module):
     def forward(self, tokens: Tensor, queries: Tensor) -> Tensor:
         """Maps tokens float [B, S, C] and label queries [L, K] to logits [B, L]."""
         return self.head.score(tokens, queries)
+
+
+class LabelScorerWithMemory(nn.Module):
+    """The same, with the memory beside the logits."""
+
+    def __init__(self, head: ZeroShotMLDecoder) -> None:
+        """Wraps a head."""
+        super().__init__()
+        self.head = head
+
+    def forward(self, tokens: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps tokens float [B, S, C] and queries [L, K] to logits [B, L] and memory [B, S, D]."""
+        memory = self.head.remember(tokens)
+        return self.head.recall(tokens, memory, queries), memory

@@ -31,7 +31,15 @@ TOKENIZER_FILE = "tokenizer.json"
 # Ready label sets are files of this form: `label_set.everyday.npz`.
 _SET_PREFIX = "label_set."
 
-GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "text_encoder"]
+GraphName = Literal[
+    "encoder",
+    "trained_head",
+    "trained_head_maps",
+    "open_head",
+    "open_head_maps",
+    "label_encoder",
+    "text_encoder",
+]
 """The graphs of a bundle:
 
 - `encoder`: `images` uint8 [B, H, W, 3] -> `tokens` float [B, S, C]
@@ -40,12 +48,20 @@ GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "te
 - `label_encoder`: `embeddings` float [L, E] -> `queries` [L, K]
 - `text_encoder`: `input_ids` and `attention_mask` int64 [L, T] -> `embeddings` [L, E], of
   length 1
+- `trained_head_maps`: `memory` and `labels` int64 [L] -> `maps` float [B, L, rows, columns], 0..1
+- `open_head_maps`: `memory` and `queries` [L, K] -> `maps`
+
+A head that has maps gives `memory` float [B, S, D] beside its logits.
 """
 
-# The graphs that see labels and no images, in which precisions they may come, best first.
-_LABEL_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
+MAP_GRAPHS: tuple[GraphName, ...] = ("trained_head_maps", "open_head_maps")
+"""The graphs of attention maps, which a bundle may lack; they run on the CPU, in float32."""
+
+# The graphs that run in the same precision on every device, and in which, best first.
+_FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "label_encoder": ("fp32", "fp16", "int8"),
     "text_encoder": ("int8", "fp32"),  # on a CPU, where texts are encoded, int8 is the faster
+    **dict.fromkeys(MAP_GRAPHS, ("fp32",)),
 }
 
 
@@ -106,7 +122,7 @@ class Bundle:
         It is the same on every device, so that replicas agree on what a label is.
         """
         variants = self.manifest.graphs.get(graph, {})
-        return next((p for p in _LABEL_PRECISIONS[graph] if p in variants), None)
+        return next((p for p in _FIXED_PRECISIONS[graph] if p in variants), None)
 
     def default_precision(self, device: Device) -> Precision:
         """Returns the precision that `auto` means on `device`."""
@@ -301,11 +317,11 @@ def _check_graphs(path: Path, manifest: Manifest) -> None:
 
 def _check_variants(path: Path, manifest: Manifest) -> None:
     for graph, variants in manifest.graphs.items():
-        if graph not in _LABEL_PRECISIONS and "fp32" not in variants:
+        allowed = _FIXED_PRECISIONS.get(graph)
+        if allowed is None and "fp32" not in variants:
             raise BundleError(f"{path.name}: {graph} lacks the variant fp32")
-    allowed = _LABEL_PRECISIONS["text_encoder"]
-    if not manifest.graphs.get("text_encoder", {}).keys() <= set(allowed):
-        raise BundleError(f"{path.name}: text_encoder comes as {' or '.join(allowed)}")
+        if allowed is not None and not variants.keys() <= set(allowed):
+            raise BundleError(f"{path.name}: {graph} comes as {' or '.join(allowed)}")
     if "text_encoder" in manifest.graphs and TOKENIZER_FILE not in manifest.files:
         raise BundleError(f"{path.name}: manifest lists no {TOKENIZER_FILE}")
     asked = set(manifest.card.default_precision.values())
@@ -315,13 +331,14 @@ def _check_variants(path: Path, manifest: Manifest) -> None:
 
 def _needed_graphs(manifest: Manifest) -> tuple[GraphName, ...]:
     graphs: list[GraphName] = ["encoder"]
+    may_lack: list[GraphName] = []
     if manifest.card.trained_head is not None:
         graphs.append("trained_head")
+        may_lack.append("trained_head_maps")
     if manifest.card.open_head is not None:
         graphs += ["open_head", "label_encoder"]
-        if "text_encoder" in manifest.graphs:  # the one graph that an open head may lack
-            graphs.append("text_encoder")
-    return tuple(graphs)
+        may_lack += ["text_encoder", "open_head_maps"]
+    return (*graphs, *(graph for graph in may_lack if graph in manifest.graphs))
 
 
 def _check_labels(card: ModelCard, content: bytes | None) -> tuple[Label, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -71,7 +71,12 @@ class Engine:
             self._wide = open_lane(bundle, replace(shared, threads=threads, spinning=True))
 
     def run(
-        self, images: PixelArray, asked: Sequence[Sequence[Head]], *, alone: bool = False
+        self,
+        images: PixelArray,
+        asked: Sequence[Sequence[Head]],
+        *,
+        alone: bool = False,
+        explained: Collection[int] = (),
     ) -> list[tuple[LogitsArray, ...]]:
         """Runs one batch.
 
@@ -80,10 +85,12 @@ class Engine:
             asked: for each image, the heads to run: queries float32 [L, K] of open labels,
                 or None for the trained labels.
             alone: nothing else runs, so a single image may use every thread.
+            explained: rows of the images whose maps will be asked for.
 
         Returns:
             For each image, the logits of each of its heads, float32 [L] or [N]; they depend
-            neither on the other images nor on the other labels.
+            neither on the other images nor on the other labels. If it is explained, the memory
+            of each of its heads follows, float32 [S, D].
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
@@ -91,7 +98,7 @@ class Engine:
         """
         lane = self._wide if alone and len(images) == 1 else self._shared
         try:
-            return lane.run(self._fill_up(images), asked)
+            return lane.run(self._fill_up(images), asked, explained)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and memory has none of them.
             text = str(error).lower()

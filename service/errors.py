@@ -11,7 +11,8 @@
     |-- QueryError             the client's question
     |   |-- UnknownLabel       names that are not labels
     |   |-- ConflictingLabels  names both included and excluded
-    |   `-- UnknownLabelSet    names that are not label sets
+    |   |-- UnknownLabelSet    names that are not label sets
+    |   `-- NoMaps             maps of labels that the bundle has none for
     |-- LabelSetError          the client's label set
     |   |-- InvalidLabelSet    a set that nobody could use
     |   |-- TextNotEncodable   names without embeddings, and the bundle encodes no text
@@ -88,6 +89,10 @@ class ConflictingLabels(QueryError):
 
 class UnknownLabelSet(QueryError):
     """The query names label sets that there are not."""
+
+
+class NoMaps(QueryError):
+    """The query asks for maps, and the bundle has none for labels of these sets."""
 
 
 class LabelSetError(ServiceError):

@@ -9,7 +9,7 @@ Next: `engine.py`, which chooses the lane and names what goes wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -17,12 +17,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import Bundle, GraphName
+from service.bundle import MAP_GRAPHS, Bundle, GraphName
 from service.images import PixelArray
 from service.labels.label_set import QueryArray
 from service.selection import Head
 from service.sessions import Place, check_tensors, open_session
 
+_Description = tuple[str, tuple[int | None, ...]]
 Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 Tensor: TypeAlias = NDArray[Any] | ort.OrtValue
 LogitsArray = NDArray[np.float32]
@@ -41,26 +42,28 @@ class Lane:
         encoder: images -> tokens.
         trained_head: tokens -> logits; None where the bundle has none.
         open_head: tokens and queries -> logits; None where the bundle has none.
-        memory: ONNX Runtime's name of the device memory that the tokens stay in between encoder
-            and heads; None where that is the memory of the CPU.
+        token_device: ONNX Runtime's name of the device that the tokens stay on between encoder
+            and heads; None where that is the CPU.
     """
 
     encoder: ort.InferenceSession
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
-    memory: str | None = None
+    token_device: str | None = None
 
     def run(
-        self, images: PixelArray, asked: Sequence[Sequence[Head]]
+        self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
     ) -> list[tuple[LogitsArray, ...]]:
         """Runs one batch.
 
         Args:
             images: uint8 [B, H, W, 3], RGB.
             asked: for each image, the heads to run: queries [L, K], or None for the trained.
+            explained: rows of the images whose maps will be asked for; `explanation.py`.
 
         Returns:
-            For each image, logits float32 [L] or [N] for each of its heads, in their order.
+            For each image, logits float32 [L] or [N] for each of its heads, in their order; if
+            it is explained, the memory float32 [S, D] of each of its heads follows.
         """
         tokens = self._encode(images)
         places: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -70,37 +73,48 @@ class Lane:
                 heads[id(head)] = head
                 places[id(head)].append((row, slot))
         answers: list[list[LogitsArray]] = [[np.empty(0, np.float32)] * len(w) for w in asked]
+        for row in explained:
+            answers[row] *= 2
         for key, head in heads.items():
             rows = [row for row, _ in places[key]]
-            logits = self._score(tokens, rows, head)
-            for (row, slot), found in zip(places[key], logits, strict=True):
-                answers[row][slot] = found
+            outputs = ["logits", *(["memory"] if any(row in explained for row in rows) else [])]
+            logits, *memory = self._score(tokens, rows, head, outputs)
+            for i, (row, slot) in enumerate(places[key]):
+                answers[row][slot] = logits[i]
+                if row in explained:
+                    answers[row][len(asked[row]) + slot] = memory[0][i]
         return [tuple(answer) for answer in answers]
 
     def _encode(self, images: PixelArray) -> Tokens:
-        if self.memory is None:
-            return _run(self.encoder, "tokens", images=images)
-        return _run_bound(self.encoder, "tokens", self.memory, images=images)
+        if self.token_device is None:
+            return _run(self.encoder, ["tokens"], images=images)[0]
+        return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
 
-    def _score(self, tokens: Tokens, rows: list[int], head: Head) -> LogitsArray:
-        """Returns the logits of some rows."""
+    def _score(
+        self, tokens: Tokens, rows: list[int], head: Head, outputs: list[str]
+    ) -> list[LogitsArray]:
+        """Returns the outputs of a head for some rows."""
         if isinstance(tokens, ort.OrtValue):
             # What lies in device memory cannot be cut; a head costs little for the other rows.
-            return self._score_all(tokens, head)[rows]
-        return self._score_all(tokens if len(rows) == len(tokens) else tokens[rows], head)
+            return [found[rows] for found in self._score_all(tokens, head, outputs)]
+        some = tokens if len(rows) == len(tokens) else tokens[rows]
+        return self._score_all(some, head, outputs)
 
-    def _score_all(self, tokens: Tokens, head: Head) -> LogitsArray:
+    def _score_all(self, tokens: Tokens, head: Head, outputs: list[str]) -> list[LogitsArray]:
         if head is None:
             assert self.trained_head is not None
-            return _run(self.trained_head, "logits", tokens=tokens)
-        return self._score_open(tokens, head)
+            return _run(self.trained_head, outputs, tokens=tokens)
+        return self._score_open(tokens, head, outputs)
 
-    def _score_open(self, tokens: Tokens, queries: QueryArray) -> LogitsArray:
+    def _score_open(
+        self, tokens: Tokens, queries: QueryArray, outputs: list[str]
+    ) -> list[LogitsArray]:
         assert self.open_head is not None
         starts = range(0, len(queries), LABELS_PER_RUN)
-        chunks = [queries[start : start + LABELS_PER_RUN] for start in starts]
-        logits = [_run(self.open_head, "logits", tokens=tokens, queries=chunk) for chunk in chunks]
-        return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
+        first, *rest = (queries[start : start + LABELS_PER_RUN] for start in starts)
+        logits, *memory = _run(self.open_head, outputs, tokens=tokens, queries=first)
+        more = [_run(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in rest]
+        return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
 
 def open_lane(bundle: Bundle, place: Place) -> Lane:
@@ -127,39 +141,51 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
     width = encoder.get_outputs()[0].shape[-1]
     tokens = ("float", (None, width if isinstance(width, int) else None))
     trained_head = open_head = None
+    # Heads that have maps give their memory too.
+    memories: dict[str, dict[str, _Description]] = {
+        name: {"memory": ("float", (None, None))}
+        for name in MAP_GRAPHS
+        if name in bundle.manifest.graphs
+    }
     if card.trained_head is not None:
         trained_head = open_graph("trained_head")
-        logits = ("float", (card.trained_head.num_labels,))
+        logits: _Description = ("float", (card.trained_head.num_labels,))
+        memory = memories.get("trained_head_maps", {})
         check_tensors("trained_head", trained_head.get_inputs(), tokens=tokens)
-        check_tensors("trained_head", trained_head.get_outputs(), logits=logits)
+        check_tensors("trained_head", trained_head.get_outputs(), logits=logits, **memory)
     if card.open_head is not None:
         open_head = open_graph("open_head")
         queries = ("float", (None,))
         check_tensors("open_head", open_head.get_inputs(), tokens=tokens, queries=queries)
-        check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)))
+        memory = memories.get("open_head_maps", {})
+        check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
     return Lane(encoder, trained_head, open_head, None if place.device == "cpu" else "cuda")
 
 
-def _run(session: ort.InferenceSession, output: str, **inputs: Tensor) -> NDArray[np.float32]:
-    """Runs a graph; the result is copied to the memory of the CPU."""
-    if any(isinstance(value, ort.OrtValue) for value in inputs.values()):
-        found = _run_bound(session, output, "cpu", **inputs).numpy()
-    else:
-        (found,) = session.run([output], inputs)
-    return np.asarray(found, np.float32)
+def _run(
+    session: ort.InferenceSession, outputs: list[str], **inputs: Tensor
+) -> list[NDArray[np.float32]]:
+    """Runs a graph; the results are copied to the memory of the CPU."""
+    found = (
+        [value.numpy() for value in _run_bound(session, outputs, "cpu", **inputs)]
+        if any(isinstance(value, ort.OrtValue) for value in inputs.values())
+        else session.run(outputs, inputs)
+    )
+    return [np.asarray(value, np.float32) for value in found]
 
 
 def _run_bound(
-    session: ort.InferenceSession, output: str, memory: str, **inputs: Tensor
-) -> ort.OrtValue:
-    """Runs a graph; the result stays in the memory that is named, and inputs where they are."""
+    session: ort.InferenceSession, outputs: list[str], device: str, **inputs: Tensor
+) -> list[ort.OrtValue]:
+    """Runs a graph; the results stay on the device that is named, and inputs where they are."""
     binding = session.io_binding()
     for name, value in inputs.items():
         if isinstance(value, ort.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:
             binding.bind_cpu_input(name, np.ascontiguousarray(value))
-    binding.bind_output(output, memory)
+    for name in outputs:
+        binding.bind_output(name, device)
     session.run_with_iobinding(binding)
-    (found,) = binding.get_outputs()
+    found: list[ort.OrtValue] = binding.get_outputs()
     return found

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
 from service.engine import Engine, open_engine
-from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
+from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
+from service.explanation import Explainer, Explanation
 from service.images import DecodedImage, PixelArray, decode_image
 from service.labels.catalogue import Catalogue
 from service.labels.opening import open_catalogue
@@ -62,20 +64,23 @@ class Prediction:
         height: of the upright photo as it was sent, pixels.
         labels: the predicted labels, best first.
         timings: where the time went.
+        explanations: of the first labels, in their order; none where the query asks for none.
     """
 
     width: int
     height: int
     labels: tuple[ScoredLabel, ...]
     timings: Timings
+    explanations: tuple[Explanation, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """What the batcher carries: pixels uint8 [H, W, 3] and the heads to run on them."""
+    """What the batcher carries: pixels uint8 [H, W, 3], the heads to run, whether to explain."""
 
     pixels: PixelArray
     heads: tuple[Head, ...]
+    explained: bool
 
 
 class Pipeline:
@@ -87,15 +92,21 @@ class Pipeline:
         bundle: the model that is served.
         engine: what runs it: device, provider, precision, largest batch.
         catalogue: the label sets.
+        explainer: what draws maps.
         settings: the settings it was opened with.
     """
 
     def __init__(
         self, settings: Settings, bundle: Bundle, engine: Engine, catalogue: Catalogue
     ) -> None:
-        """Puts the stages together; nothing runs before `start`."""
+        """Puts the stages together; nothing runs before `start`.
+
+        Raises:
+            BundleError: a graph of maps is damaged, or is not what the bundle's format says.
+        """
         self.bundle = bundle
         self.engine = engine
+        self.explainer = Explainer(bundle)
         self.catalogue = catalogue
         self.settings = settings
         self._batcher = Batcher[_Item, tuple[LogitsArray, ...]](
@@ -176,7 +187,8 @@ class Pipeline:
         """Pins the label sets that a request asks for, until its last photo is answered.
 
         Raises:
-            QueryError: the query does not fit the label sets.
+            QueryError: the query does not fit the label sets, or asks for maps that the bundle
+                does not have.
             LabelSetError: the candidate labels cannot be used, or `min_version` is not there.
             StoreUnavailable: `min_version` may be there, but the store does not answer.
             BusyError: too many encode labels, or the deadline passed.
@@ -186,9 +198,12 @@ class Pipeline:
         async with self.taking():
             try:
                 async with asyncio.timeout(self.settings.deadline_ms / 1000):
-                    return select_labels(await self.catalogue.pin(query), query)
+                    selection = select_labels(await self.catalogue.pin(query), query)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
+        if query.explain is not None and not self.explainer.covers(selection):
+            raise NoMaps(tuple(part.labels.name for part in selection.parts))
+        return selection
 
     async def predict(self, data: bytes, selection: Selection) -> Prediction:
         """Predicts the labels of one photo.
@@ -211,15 +226,22 @@ class Pipeline:
         deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
         image = await self._decode(data, deadline)
         decoded = time.perf_counter()
-        done = await self._batcher.submit(_Item(image.pixels, selection.heads), deadline)
-        labels = await self._score(done.result, selection)
+        explained = selection.query.explain is not None
+        item = _Item(image.pixels, selection.heads, explained)
+        done = await self._batcher.submit(item, deadline)
+        parts = len(selection.parts)
+        labels = await self._score(done.result[:parts], selection)
+        explanations: tuple[Explanation, ...] = ()
+        if explained:
+            size = (image.width, image.height)
+            explanations = await self._explain(labels, selection, done.result[parts:], size)
         timings = Timings(
             decode_ms=(decoded - started) * 1000,
             queue_ms=done.queue_seconds * 1000,
             inference_ms=done.run_seconds * 1000,
             total_ms=(time.perf_counter() - started) * 1000,
         )
-        return Prediction(image.width, image.height, labels, timings)
+        return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def _score(
         self, logits: Sequence[LogitsArray], selection: Selection
@@ -228,6 +250,17 @@ class Pipeline:
             return score_labels(logits, selection)
         return await asyncio.get_running_loop().run_in_executor(
             self._decoders, score_labels, logits, selection
+        )
+
+    async def _explain(
+        self,
+        labels: Sequence[ScoredLabel],
+        selection: Selection,
+        memories: Sequence[NDArray[np.float32]],
+        photo: tuple[int, int],
+    ) -> tuple[Explanation, ...]:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, self.explainer.explain_labels, labels, selection, memories, photo
         )
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
@@ -250,7 +283,9 @@ class Pipeline:
 
     def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[tuple[LogitsArray, ...]]:
         images = np.stack([item.pixels for item in items])
-        return self.engine.run(images, [item.heads for item in items], alone=alone)
+        explained = [row for row, item in enumerate(items) if item.explained]
+        heads = [item.heads for item in items]
+        return self.engine.run(images, heads, alone=alone, explained=explained)
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

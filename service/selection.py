@@ -18,6 +18,7 @@ from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, QueryArray
 
 Threshold = float | Literal["calibrated"]
+Explain = Literal["map", "overlay"]
 Head = QueryArray | None
 """What the engine runs for one set: the queries [L, K] of the open head; None is the trained
 head."""
@@ -38,6 +39,8 @@ class Query:
             candidate labels.
         candidate_labels: labels for this request alone.
         min_version: least version of the label store that the answer has to know.
+        explain: whether each label comes with its map (`map`), and whether that is drawn for
+            people too (`overlay`); None for neither.
     """
 
     top_k: int | None = None
@@ -47,6 +50,7 @@ class Query:
     label_set: tuple[str, ...] = ()
     candidate_labels: tuple[str, ...] = ()
     min_version: int | None = None
+    explain: Explain | None = None
 
     def __post_init__(self) -> None:
         """Refuses values out of range, which the callers check before.

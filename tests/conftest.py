@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from service.bundle import Bundle
 from tests.postgres import Postgres, find_missing
-from tests.tiny_bundle import write_open_bundle, write_tiny_bundle
+from tests.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
 
 # A busy machine is no failure, so no example has a time limit.
 settings.register_profile("no_deadline", deadline=None)
@@ -28,6 +28,12 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def open_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A tiny bundle with an open head, a text encoder and the label set `everyday`."""
     return write_open_bundle(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(scope="session")
+def mapped_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same with maps of both heads' labels."""
+    return write_mapped_bundle(tmp_path_factory.mktemp("mapped"))
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,14 @@
 The encoder averages 4 x 4 patches into tokens, the head pools the tokens into five logits.
 Different photos give clearly different logits, and a row depends on its own image only. The
 open head takes, for each query, its best product with any token; the text encoder adds up
-vectors of the text's bytes.
+vectors of the text's bytes. Where there are maps, the memory is the tokens themselves, and a map
+is a label's products with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,54 @@ def tiny_head(seed: int = 1, *, num_labels: int = len(TINY_LABELS), width: int =
     tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", width])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", num_labels])
     return serialize_graph(nodes, tokens, logits, constants)
+
+
+def add_memory(head: bytes) -> bytes:
+    """Returns a head that gives its tokens as `memory` too."""
+    model = onnx.load_model_from_string(head)
+    model.graph.node.append(helper.make_node("Identity", ["tokens"], ["memory"]))
+    model.graph.output.append(
+        helper.make_tensor_value_info("memory", TensorProto.FLOAT, ["B", "S", WIDTH])
+    )
+    return bytes(model.SerializeToString())
+
+
+def tiny_trained_maps(seed: int = 1, *, num_labels: int = len(TINY_LABELS)) -> bytes:
+    """Returns the trained labels' maps: memory [B, S, C] and labels [L] -> maps [B, L, 4, 4]."""
+    random = np.random.default_rng(seed)
+    weight = random.normal(0, 2, (num_labels, WIDTH)).astype(np.float32)
+    labels = helper.make_tensor_value_info("labels", TensorProto.INT64, ["L"])
+    gather = helper.make_node("Gather", ["weight", "labels"], ["rows"])
+    return _tiny_maps([gather], labels, {"weight": weight})
+
+
+def tiny_open_maps() -> bytes:
+    """Returns the open labels' maps: memory [B, S, C] and queries [L, K] -> maps [B, L, 4, 4]."""
+    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", QUERY_WIDTH])
+    return _tiny_maps([helper.make_node("Identity", ["queries"], ["rows"])], queries, {})
+
+
+def _tiny_maps(
+    start: list[onnx.NodeProto], labels: onnx.ValueInfoProto, constants: Mapping[str, ArrayLike]
+) -> bytes:
+    side = SIDE // PATCH
+    nodes = [
+        *start,
+        helper.make_node("Transpose", ["memory"], ["columns"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["rows", "columns"], ["products"]),
+        helper.make_node("Relu", ["products"], ["found"]),
+        helper.make_node("ReduceMax", ["found", "last"], ["largest"], keepdims=1),
+        helper.make_node("Max", ["largest", "tiny"], ["divisor"]),
+        helper.make_node("Div", ["found", "divisor"], ["shares"]),
+        helper.make_node("Reshape", ["shares", "shape"], ["maps"]),
+    ]
+    memory = helper.make_tensor_value_info("memory", TensorProto.FLOAT, ["B", TOKENS, WIDTH])
+    maps = helper.make_tensor_value_info("maps", TensorProto.FLOAT, ["B", "L", side, side])
+    shape = np.array([0, 0, side, side], np.int64)
+    last, tiny = np.array([-1], np.int64), np.float32(1e-30)
+    return serialize_graph(
+        nodes, [memory, labels], maps, {**constants, "shape": shape, "last": last, "tiny": tiny}
+    )
 
 
 def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
@@ -244,6 +294,28 @@ def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool 
     """Writes a tiny bundle with an open head into `parent`, under its model's name."""
     draft = open_draft(trained=trained, encodes_text=encodes_text)
     return write_bundle(parent / draft.card.name, draft)
+
+
+def mapped_graphs() -> Graphs:
+    """Returns the graphs of a model with both heads and their maps."""
+    return {
+        **open_graphs(),
+        "trained_head": {"fp32": add_memory(tiny_head())},
+        "trained_head_maps": {"fp32": tiny_trained_maps()},
+        "open_head": {"fp32": add_memory(tiny_open_head())},
+        "open_head_maps": {"fp32": tiny_open_maps()},
+    }
+
+
+def write_mapped_bundle(
+    parent: Path, graphs: Graphs | None = None, input_contract: InputContract | None = None
+) -> Bundle:
+    """Writes a tiny bundle with both heads and their maps into `parent`."""
+    card = open_card("tiny-maps")
+    if input_contract is not None:
+        card = card.model_copy(update={"input": input_contract})
+    draft = replace(open_draft(card), graphs=graphs or mapped_graphs())
+    return write_bundle(parent / card.name, draft)
 
 
 def write_tiny_bundle(

@@ -20,6 +20,7 @@ from service.bundle import BundleError, load_bundle
 from service.cli import labels
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
+from service.cli.overlays import write_overlays
 from service.cli.photos import label_photos
 from service.errors import ServiceError, StartError, StoreIncompatible
 from service.http.parameters import Parameters, merge_parameters
@@ -77,6 +78,9 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     candidate_label: Annotated[
         list[str] | None, typer.Option(help="A label for this call alone; repeatable.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Write pictures of where each label was found.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a photo.")] = False,
 ) -> None:
     """Label photos with the service's own pipeline, without a server."""
@@ -87,6 +91,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
         "exclude": exclude,
         "label_set": label_set,
         "candidate_labels": candidate_label,
+        "explain": "overlay" if explain else None,
     }
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     query = merge_parameters(Parameters(), given)
@@ -118,12 +123,13 @@ def export(context: typer.Context) -> None:
 
 async def _predict_all(photos: list[Path], query: Query, settings: Settings, as_json: bool) -> bool:
     complete = True
-    async for photo in label_photos(photos, query, settings):
+    async for found in label_photos(photos, query, settings):
+        photo = found if query.explain is None else await asyncio.to_thread(write_overlays, found)
         if as_json:
             write_json(dump_photo(photo))
         else:
             show_photo(photo)
-        complete = complete and photo.prediction is not None
+        complete = complete and photo.failure is None
     return complete
 
 

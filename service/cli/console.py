@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from service.calibration import Operating
 from service.card import Label
 from service.cli.photos import LabelledPhoto
 from service.labels.label_set import LabelSet
+from service.pipeline import Prediction
+from service.scoring import ScoredLabel
 
 
 def write_json(record: dict[str, Any]) -> None:
@@ -36,9 +39,21 @@ def dump_photo(photo: LabelledPhoto) -> dict[str, Any]:
     found = photo.prediction
     return record | {
         "image": {"width": found.width, "height": found.height},
-        "labels": [asdict(label) for label in found.labels],
+        "labels": [asdict(label) | where for label, where in _explain_each(photo, found)],
         "timings": asdict(found.timings),
     }
+
+
+def _explain_each(
+    photo: LabelledPhoto, found: Prediction
+) -> Iterator[tuple[ScoredLabel, dict[str, Any]]]:
+    """Yields each label with its map and the file of its overlay, where it has them."""
+    made = zip_longest(found.labels, found.explanations, photo.overlays)
+    for label, explanation, overlay in made:
+        if explanation is None:
+            yield label, {}
+        else:
+            yield label, {"map": explanation.list_cells(), "overlay": str(overlay)}
 
 
 def show_photo(photo: LabelledPhoto) -> None:

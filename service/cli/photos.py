@@ -23,11 +23,19 @@ _PHOTOS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class LabelledPhoto:
-    """What came of one photo: a prediction, or a sentence that says why there is none."""
+    """What came of one photo: a prediction, or a sentence that says why there is none.
+
+    Attributes:
+        path: the photo.
+        prediction: None where there is none.
+        failure: why not.
+        overlays: pictures of where the labels were found, of the first labels in their order.
+    """
 
     path: Path
     prediction: Prediction | None
     failure: str | None = None
+    overlays: tuple[Path, ...] = ()
 
 
 async def label_photos(

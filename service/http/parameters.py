@@ -21,10 +21,11 @@ from pydantic.functional_validators import WrapValidator
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
+from service.explanation import MOST_EXPLAINED
 from service.http.answers import list_values
 from service.http.request_errors import InvalidParameters, RepeatedField
 from service.labels.definition import LabelSetName, LabelText
-from service.selection import Query, Threshold
+from service.selection import Explain, Query, Threshold
 
 
 def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:
@@ -38,11 +39,20 @@ def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Thre
     return threshold
 
 
+def _check_explain(value: object, check: ValidatorFunctionWrapHandler) -> bool | Literal["overlay"]:
+    try:
+        asked: bool | Literal["overlay"] = check(value)
+    except ValidationError as error:
+        raise PydanticCustomError("explain", "Input should be true, false or 'overlay'") from error
+    return asked
+
+
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 ThresholdParameter = Annotated[
     Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
     WrapValidator(_check_threshold),
 ]
+ExplainParameter = Annotated[bool | Literal["overlay"], WrapValidator(_check_explain)]
 
 
 class Parameters(BaseModel):
@@ -94,8 +104,16 @@ class Parameters(BaseModel):
         "registration answered with.",
         examples=[7],
     )
+    explain: ExplainParameter | None = Field(
+        default=None,
+        description="Show where in the image each label was found: `true` gives every label a "
+        f"`map`, `overlay` also a picture to lay over the image. The best {MOST_EXPLAINED} labels "
+        "of an image get theirs.",
+        examples=[True],
+    )
 
 
+_EXPLAIN: dict[bool | str, Explain | None] = {False: None, True: "map", "overlay": "overlay"}
 LIST_PARAMETERS = frozenset(
     name
     for name, info in Parameters.model_fields.items()
@@ -147,6 +165,7 @@ def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
     values: dict[str, Any] = {
         name: tuple(value) if name in LIST_PARAMETERS else value for name, value in merged.items()
     }
+    values["explain"] = _EXPLAIN[values.get("explain", False)]
     return Query(**values)
 
 

@@ -101,6 +101,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     errors.UnknownLabelSet: ProblemKind(
         422, "unknown_label_set", "A label set is unknown", _list_names
     ),
+    errors.NoMaps: ProblemKind(409, "no_maps", "This model has no maps of these labels"),
     errors.InvalidLabelSet: ProblemKind(
         422, "invalid_labels", "The labels cannot be used", _tell_reason
     ),

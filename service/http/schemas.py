@@ -6,6 +6,7 @@ the end. Errors are `problems.Problem`.
 
 from __future__ import annotations
 
+import base64
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,6 +62,18 @@ class ScoredLabelAnswer(_Answer):
     calibrated: bool = Field(
         description="Whether `threshold` is the label's own: chosen on validation data, or "
         "given with its label set."
+    )
+    map: list[list[float]] | None = Field(
+        default=None,
+        description="With `explain`: where in the image the label was found, rows from the top, "
+        "0 to 1. The largest value is 1; all are 0 where no part speaks for the label.",
+        examples=[None],
+    )
+    overlay: str | None = Field(
+        default=None,
+        description="With `explain=overlay`: the map as a data URL of a PNG with the image's "
+        "proportions, to be laid over it.",
+        examples=[None],
     )
 
 
@@ -166,6 +179,7 @@ class HeadAnswer(_Answer):
 
     kind: str = Field(examples=["ml_decoder"])
     activation: Activation
+    maps: bool = Field(description="Whether `explain` works for the trained labels.")
 
 
 class EmbeddingSpaceAnswer(_Answer):
@@ -184,6 +198,7 @@ class OpenHeadAnswer(_Answer):
     embedding_space: EmbeddingSpaceAnswer
     threshold: float | None = Field(description="Of labels without one of their own.")
     encodes_text: bool = Field(description="Whether a label needs no more than a name.")
+    maps: bool = Field(description="Whether `explain` works for open labels.")
 
 
 class InfoAnswer(_Answer):
@@ -247,9 +262,19 @@ def answer_image(prediction: Prediction) -> ImageAnswer:
     """Returns the answer for one image."""
     return ImageAnswer(
         image=ImageSize(width=prediction.width, height=prediction.height),
-        labels=[ScoredLabelAnswer.model_validate(label) for label in prediction.labels],
+        labels=_answer_labels(prediction),
         timings=TimingsAnswer.model_validate(prediction.timings),
     )
+
+
+def _answer_labels(prediction: Prediction) -> list[ScoredLabelAnswer]:
+    labels = [ScoredLabelAnswer.model_validate(label) for label in prediction.labels]
+    for label, explanation in zip(labels, prediction.explanations, strict=False):
+        label.map = explanation.list_cells()
+        if explanation.overlay is not None:
+            text = base64.b64encode(explanation.overlay).decode()
+            label.overlay = f"data:image/png;base64,{text}"
+    return labels
 
 
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
@@ -260,12 +285,20 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
         license=card.license,
         provenance=card.provenance,
         input=card.input,
-        head=None if card.trained_head is None else HeadAnswer.model_validate(card.trained_head),
+        head=_answer_head(pipeline),
         open_head=_answer_open_head(pipeline),
         labels=list(pipeline.bundle.labels),
         metrics=list(card.metrics),
         runtime=RuntimeAnswer.model_validate(pipeline.engine),
     )
+
+
+def _answer_head(pipeline: Pipeline) -> HeadAnswer | None:
+    head = pipeline.bundle.card.trained_head
+    if head is None:
+        return None
+    maps = pipeline.explainer.knows_trained
+    return HeadAnswer(kind=head.kind, activation=head.activation, maps=maps)
 
 
 def _answer_open_head(pipeline: Pipeline) -> OpenHeadAnswer | None:
@@ -278,4 +311,5 @@ def _answer_open_head(pipeline: Pipeline) -> OpenHeadAnswer | None:
         embedding_space=EmbeddingSpaceAnswer.model_validate(space),
         threshold=encoding.head.threshold,
         encodes_text=encoding.encodes_text,
+        maps=pipeline.explainer.knows_open,
     )

@@ -115,6 +115,7 @@ def bundle(
 def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     assert set(bundle.manifest.graphs) == {
         "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
+        "trained_head_maps", "open_head_maps",
     }  # fmt: skip
     assert bundle.precisions() == ("fp32", "fp16", "int8")
     assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [

@@ -284,9 +284,9 @@ def test_a_gpu_runs_a_few_batch_sizes_only(
     sizes = []
     lane_run = Lane.run
 
-    def remember(lane: Lane, batch: PixelArray, asked: Any) -> Any:
+    def remember(lane: Lane, batch: PixelArray, *others: Any) -> Any:
         sizes.append(len(batch))
-        return lane_run(lane, batch, asked)
+        return lane_run(lane, batch, *others)
 
     monkeypatch.setattr(Lane, "run", remember)
     monkeypatch.setattr(engine, "device", "cuda")

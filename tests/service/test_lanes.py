@@ -96,7 +96,7 @@ def test_mixed_batch_gives_each_image_what_it_asks_for(
 def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bundle) -> None:
     lane = open_lane(open_bundle, Place("cpu", "fp32"))
     # ONNX Runtime binds the memory of the CPU as it does that of a GPU.
-    bound = replace(lane, memory="cpu")
+    bound = replace(lane, token_device="cpu")
     images, queries = random_images(5, 3), random_queries(5, 4)
     asked: list[list[Head]] = [[None], [queries], [None, queries]]
 

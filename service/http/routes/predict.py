@@ -63,6 +63,7 @@ _REQUEST_PROBLEMS = (
     errors.UnknownLabel,
     errors.ConflictingLabels,
     errors.UnknownLabelSet,
+    errors.NoMaps,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.NoOpenHead,

@@ -12,7 +12,7 @@ from service.selection import Query
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
-    assert sorted(SINGLE_PARAMETERS) == ["min_version", "threshold", "top_k"]
+    assert sorted(SINGLE_PARAMETERS) == ["explain", "min_version", "threshold", "top_k"]
     assert sorted(LIST_PARAMETERS) == ["candidate_labels", "exclude", "include", "label_set"]
 
 
@@ -31,7 +31,13 @@ def test_same_value_in_both_places_is_no_conflict() -> None:
 
 @pytest.mark.parametrize(
     ("name", "query", "body"),
-    [("top_k", 3, 4), ("threshold", 0.5, "calibrated"), ("include", ["cat"], ["dog"])],
+    [
+        ("top_k", 3, 4),
+        ("threshold", 0.5, "calibrated"),
+        ("include", ["cat"], ["dog"]),
+        ("explain", True, "overlay"),
+        ("explain", False, True),
+    ],
 )
 def test_different_values_in_both_places_conflict(name: str, query: Any, body: Any) -> None:
     with pytest.raises(RepeatedField, match=name):
@@ -58,6 +64,9 @@ def test_different_values_in_both_places_conflict(name: str, query: Any, body: A
         ("include", ["x" * 201]),
         ("include", ["\ud800"]),
         ("exclude", [["cat"]]),
+        ("explain", "maybe"),
+        ("explain", 2),
+        ("explain", ["true"]),
         ("surprise", 1),
     ],
 )
@@ -71,3 +80,11 @@ def test_bad_value_is_named_once(name: str, value: Any) -> None:
 @pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated"])
 def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
     assert merge_parameters(Parameters(), {"threshold": threshold}).threshold is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(True, "map"), ("true", "map"), (False, None), ("false", None), ("overlay", "overlay")],
+)
+def test_explain_is_a_switch_or_asks_for_overlays(given: Any, meant: str | None) -> None:
+    assert merge_parameters(Parameters(), {"explain": given}).explain == meant

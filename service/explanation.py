@@ -1,0 +1,156 @@
+"""Explanations: where in its photo each predicted label was found.
+
+In: the labels of an answer, the selection that they are from, and the memory that each of its
+heads kept of the photo. Out: an `Explanation` for each label, the best first. Only labels that
+are answered cost anything: what an explanation takes is small, and it runs on the CPU behind the
+engine. `overlay.py` draws it for people. Next: `pipeline.py`, which puts both into its answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from service.bundle import Bundle
+from service.errors import InferenceFailed
+from service.overlay import draw_overlay
+from service.scoring import ScoredLabel
+from service.selection import Part, Selection
+from service.sessions import Place, check_tensors, open_session
+
+MapArray = NDArray[np.float32]
+
+MOST_EXPLAINED = 100
+"""Most labels of one photo that are explained, the best first; it bounds what a request costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Where a label was found.
+
+    Attributes:
+        map: float32 [rows, columns], 0..1, over the part of the upright photo that the model
+            sees; the largest value is 1, or all are 0.
+        overlay: the map as a PNG file to lay over the whole photo; None where nobody asked.
+    """
+
+    map: MapArray
+    overlay: bytes | None
+
+    def list_cells(self) -> list[list[float]]:
+        """Returns the map as rows of numbers, rounded to what a picture can show."""
+        cells: list[list[float]] = np.round(self.map.astype(np.float64), 3).tolist()
+        return cells
+
+
+class Explainer:
+    """The graphs of a bundle that draw maps; safe to use from several threads."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Opens the graphs that there are.
+
+        Raises:
+            BundleError: a graph is damaged, or is not what the bundle's format says.
+        """
+        self._contract = bundle.card.input
+        self._trained = self._open = None
+        maps = ("float", (None, None, None))
+        if "trained_head_maps" in bundle.manifest.graphs:
+            self._trained = open_session(bundle, "trained_head_maps", Place("cpu", "fp32"))
+            found = self._trained.get_inputs()
+            check_tensors("trained_head_maps", found, memory=_MEMORY, labels=("int64", ()))
+            check_tensors("trained_head_maps", self._trained.get_outputs(), maps=maps)
+        if "open_head_maps" in bundle.manifest.graphs:
+            self._open = open_session(bundle, "open_head_maps", Place("cpu", "fp32"))
+            found = self._open.get_inputs()
+            check_tensors("open_head_maps", found, memory=_MEMORY, queries=("float", (None,)))
+            check_tensors("open_head_maps", self._open.get_outputs(), maps=maps)
+
+    @property
+    def knows_trained(self) -> bool:
+        """Whether there are maps of the trained labels."""
+        return self._trained is not None
+
+    @property
+    def knows_open(self) -> bool:
+        """Whether there are maps of open labels."""
+        return self._open is not None
+
+    def covers(self, selection: Selection) -> bool:
+        """Whether every label that may be in the answer can be explained."""
+        return all(
+            self.knows_trained if part.head is None else self.knows_open for part in selection.parts
+        )
+
+    def explain_labels(
+        self,
+        labels: Sequence[ScoredLabel],
+        selection: Selection,
+        memories: Sequence[NDArray[np.float32]],
+        photo: tuple[int, int],
+    ) -> tuple[Explanation, ...]:
+        """Explains the best labels of one photo; a map depends on its own label alone.
+
+        Args:
+            labels: the answer, best first.
+            selection: what it is from.
+            memories: of each part of the selection, float32 [S, D].
+            photo: width and height of the upright photo, pixels.
+
+        Returns:
+            One explanation for each of the first `MOST_EXPLAINED` labels.
+
+        Raises:
+            InferenceFailed: ONNX Runtime failed.
+        """
+        labels = labels[:MOST_EXPLAINED]
+        places: dict[int, list[int]] = defaultdict(list)
+        for i, label in enumerate(labels):
+            places[_find_part(label.label, selection.parts)].append(i)
+        maps: dict[int, MapArray] = {}
+        for owner, found in places.items():
+            names = [labels[i].label for i in found]
+            drawn = self._map_part(selection.parts[owner], names, memories[owner])
+            maps.update(zip(found, drawn, strict=True))
+        wants_overlay = selection.query.explain == "overlay"
+        return tuple(
+            Explanation(
+                maps[i], draw_overlay(maps[i], photo, self._contract) if wants_overlay else None
+            )
+            for i in range(len(labels))
+        )
+
+    def _map_part(self, part: Part, names: list[str], memory: NDArray[np.float32]) -> MapArray:
+        """Returns the maps of some labels of one part, float32 [n, rows, columns]."""
+        positions = [part.labels.positions[name] for name in names]
+        feeds: dict[str, NDArray[np.generic]] = {"memory": memory[np.newaxis]}
+        if part.head is None:
+            session = self._trained
+            feeds["labels"] = np.asarray(positions, np.int64)
+        else:
+            session = self._open
+            assert part.labels.queries is not None
+            feeds["queries"] = part.labels.queries[positions]
+        assert session is not None, "the pipeline asks `covers` first"
+        return _run(session, feeds)
+
+
+_MEMORY = ("float", (None, None))
+
+
+def _find_part(name: str, parts: Sequence[Part]) -> int:
+    # A name is answered from the first set that it stands in.
+    return next(i for i, part in enumerate(parts) if name in part.labels.positions)
+
+
+def _run(session: ort.InferenceSession, feeds: dict[str, NDArray[np.generic]]) -> MapArray:
+    try:
+        (maps,) = session.run(["maps"], feeds)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise InferenceFailed("the maps could not be drawn") from error
+    return np.asarray(maps[0], np.float32)

@@ -1,0 +1,90 @@
+"""`predict --explain` writes one picture a label beside the photo."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service.bundle import Bundle
+from service.cli import commands as cli
+from tests.photos import make_picture
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line; returns exit code, stdout and stderr."""
+    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+
+    def run_main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return run_main
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A photo that is stored sideways: its orientation turns 48 x 32 upright to 32 x 48."""
+    path = tmp_path / "photo.jpg"
+    picture = make_picture(1)
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(path, exif=exif)
+    return path
+
+
+def test_pictures_of_the_labels_lie_beside_the_photo(
+    run: Run, mapped_bundle: Bundle, photo: Path
+) -> None:
+    flags = ("--explain", "--json", "--top-k", 2, "--candidate-label", "a/b ../c")
+    code, out, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo)
+    assert (code, err) == (0, "")
+    labels = json.loads(out)["labels"]
+    (written,) = sorted(photo.parent.glob("photo.map-*"))
+    assert [label["overlay"] for label in labels] == [str(written)]
+    assert written.name == "photo.map-1-a_b_c.jpg"
+    assert len(labels[0]["map"]) == 4
+    with Image.open(written) as picture, Image.open(photo) as original:
+        assert picture.size == (32, 48)
+        turned = original.transpose(Image.Transpose.ROTATE_270)
+        changed = np.abs(np.asarray(picture, int) - np.asarray(turned, int))
+    assert changed.max() > 60, "the map is to be seen"
+
+
+def test_without_explain_nothing_is_written(run: Run, mapped_bundle: Bundle, photo: Path) -> None:
+    code, out, _ = run("predict", "--bundle", mapped_bundle.path, "--json", photo)
+    assert code == 0
+    assert all("map" not in label for label in json.loads(out)["labels"])
+    assert list(photo.parent.iterdir()) == [photo]
+
+
+def test_bundle_without_maps_is_one_line(run: Run, tiny_bundle: Bundle, photo: Path) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--explain", photo)
+    assert (code, out) == (2, "")
+    assert err == "ml-decoder: This model has no maps of these labels\n"
+    assert run("predict", "--bundle", tiny_bundle.path, photo)[0] == 0
+
+
+def test_photo_whose_maps_cannot_be_written_costs_only_itself(
+    run: Run, mapped_bundle: Bundle, photo: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jpg"
+    other.write_bytes(photo.read_bytes())
+    (tmp_path / "photo.map-1-cat.jpg").mkdir()  # a folder has the picture's name
+    flags = ("--explain", "--include", "cat", "--top-k", 1)
+    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
+    assert code == 1
+    assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
+    assert (tmp_path / "other.map-1-cat.jpg").is_file()

@@ -1,0 +1,134 @@
+"""`explain`: maps and overlays of both kinds of labels, or a fixed problem."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from service.bundle import Bundle
+from service.explanation import MOST_EXPLAINED
+from tests.photos import make_photo
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    labels_of,
+    send_image,
+    send_images,
+    serve_app,
+    to_base64,
+)
+
+PNG_URL = "data:image/png;base64,"
+
+
+@pytest.fixture(scope="module")
+def shared_client(mapped_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(mapped_bundle.path, label_store="memory") as client:
+        yield client
+
+
+def ask(client: TestClient, **parameters: Any) -> list[dict[str, Any]]:
+    response = send_image(client, params=parameters)
+    assert response.status_code == 200, response.text
+    labels: list[dict[str, Any]] = response.json()["labels"]
+    return labels
+
+
+def assert_map(found: Any) -> None:
+    assert [len(row) for row in found] == [4] * 4
+    assert all(0 <= cell <= 1 and round(cell, 3) == cell for row in found for cell in row)
+
+
+def test_without_explain_the_answer_has_neither_map_nor_overlay(client: TestClient) -> None:
+    for parameters in ({}, {"explain": "false"}):
+        for label in ask(client, top_k=5, **parameters):
+            assert list(label) == ["label", "score", "threshold", "source", "calibrated"]
+
+
+def test_every_trained_and_zero_shot_label_gets_its_map(client: TestClient) -> None:
+    labels = ask(client, explain="true", top_k=99, candidate_labels=["moon"], label_set=["trained"])
+    assert {label["source"] for label in labels} == {"trained", "zero_shot"}
+    for label in labels:
+        assert_map(label["map"])
+        assert "overlay" not in label
+    assert len({str(label["map"]) for label in labels}) > 1
+
+
+def test_explain_changes_nothing_else_of_the_answer(client: TestClient) -> None:
+    plain, explained = ask(client, top_k=3), ask(client, top_k=3, explain="overlay")
+    for label in explained:
+        del label["map"], label["overlay"]
+    assert explained == plain
+
+
+def test_overlay_is_a_png_of_the_photos_proportions(client: TestClient) -> None:
+    for label in ask(client, top_k=2, explain="overlay"):
+        assert_map(label["map"])
+        assert label["overlay"].startswith(PNG_URL)
+        data = base64.b64decode(label["overlay"].removeprefix(PNG_URL), validate=True)
+        with Image.open(io.BytesIO(data)) as picture:
+            assert picture.width / picture.height == pytest.approx(48 / 32, rel=0.02)
+            assert picture.has_transparency_data
+
+
+def test_explain_works_in_query_form_and_json(client: TestClient) -> None:
+    query = send_image(client, params={"explain": "true", "top_k": 2})
+    form = send_image(client, data={"explain": "true", "top_k": "2"})
+    json = client.post("/predict", json={"image": to_base64(PHOTO), "explain": True, "top_k": 2})
+    assert labels_of(query) == labels_of(form) == labels_of(json)
+    assert query.json()["labels"] == form.json()["labels"] == json.json()["labels"]
+
+
+def test_batch_rows_have_the_maps_of_single_answers(client: TestClient) -> None:
+    photos = [make_photo(seed) for seed in range(6)]
+    parameters = {"explain": "true", "top_k": 3}
+    results = send_images(client, photos, params=parameters).json()["results"]
+    for photo, result in zip(photos, results, strict=True):
+        alone = send_image(client, photo, params=parameters).json()["labels"]
+        for single, row in zip(alone, result["labels"], strict=True):
+            assert row["label"] == single["label"]
+            for mine, other in zip(row["map"], single["map"], strict=True):
+                assert mine == pytest.approx(other, abs=0.002)
+
+
+def test_bad_image_of_an_explained_batch_costs_only_itself(client: TestClient) -> None:
+    results = send_images(client, [PHOTO, b"junk"], params={"explain": "true"}).json()["results"]
+    assert results[0]["labels"][0]["map"]
+    assert results[1]["error"]["code"] == "invalid_image"
+
+
+def test_best_labels_are_explained_where_there_are_many(client: TestClient) -> None:
+    names = [f"thing {i}" for i in range(MOST_EXPLAINED + 3)]
+    labels = ask(client, explain="true", top_k=len(names), candidate_labels=names)
+    assert ["map" in label for label in labels] == [True] * MOST_EXPLAINED + [False] * 3
+
+
+@pytest.mark.parametrize("value", ["maybe", "", "2"])
+def test_other_values_are_named(client: TestClient, value: str) -> None:
+    problem = assert_problem(
+        send_image(client, params={"explain": value}), 422, "invalid_parameters"
+    )
+    assert [error["name"] for error in problem["errors"]] == ["explain"]
+    assert problem["errors"][0]["reason"] == "Input should be true, false or 'overlay'"
+
+
+def test_info_tells_what_can_be_explained(client: TestClient) -> None:
+    info = client.get("/info").json()
+    assert (info["head"]["maps"], info["open_head"]["maps"]) == (True, True)
+
+
+def test_bundle_without_maps_answers_with_a_fixed_problem(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path) as client:
+        for value in ("true", "overlay"):
+            problem = assert_problem(send_image(client, params={"explain": value}), 409, "no_maps")
+            assert problem["title"] == "This model has no maps of these labels"
+            assert_problem(send_images(client, [PHOTO], params={"explain": value}), 409, "no_maps")
+        assert send_image(client, params={"explain": "false"}).status_code == 200
+        assert_still_serving(client)

@@ -1,0 +1,239 @@
+"""Explanations: each label gets its own map, whatever else is asked or batched with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from service.bundle import Bundle, BundleError
+from service.engine import Engine, open_engine
+from service.errors import InferenceFailed, NoMaps
+from service.explanation import MOST_EXPLAINED, Explainer
+from service.labels.definition import Definition
+from service.labels.label_set import LabelSet, make_open_set, make_trained_set
+from service.pipeline import Pipeline, open_pipeline
+from service.scoring import score_labels
+from service.selection import Query, select_labels
+from service.settings import Settings
+from tests.photos import make_photo
+from tests.tiny_bundle import (
+    PATCH,
+    QUERY_WIDTH,
+    SIDE,
+    TINY_LABELS,
+    TOKENS,
+    add_memory,
+    mapped_graphs,
+    tiny_head,
+    tiny_open_head,
+    tiny_open_maps,
+    tiny_trained_maps,
+    write_mapped_bundle,
+)
+
+TRAINED = make_trained_set(TINY_LABELS)
+NAMES = [label.name for label in TINY_LABELS]
+# Runs over other numbers of labels or images may sum in another order.
+TOLERANCE = 1e-5
+CELLS = (SIDE // PATCH, SIDE // PATCH)
+Maps = dict[str, NDArray[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def engine(mapped_bundle: Bundle) -> Engine:
+    return open_engine(mapped_bundle, device="cpu", max_batch_size=4, threads=2)
+
+
+@pytest.fixture(scope="module")
+def explainer(mapped_bundle: Bundle) -> Explainer:
+    return Explainer(mapped_bundle)
+
+
+def make_set(names: list[str], seed: int = 0) -> LabelSet:
+    queries = np.random.default_rng(seed).normal(size=(len(names), QUERY_WIDTH))
+    nothing = (None,) * len(names)
+    definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
+    return make_open_set(
+        definition, queries.astype(np.float32), version="1", origin="store", fallback=0.5
+    )
+
+
+OPEN = make_set(["chair", "cat", "lamp"])
+
+
+def random_images(seed: int, count: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def explain(
+    engine: Engine,
+    explainer: Explainer,
+    images: NDArray[np.uint8],
+    query: Query,
+    sets: tuple[LabelSet, ...] = (TRAINED, OPEN),
+) -> list[Maps]:
+    """Returns the maps of each image by label, all images being one batch."""
+    selection = select_labels(sets, query)
+    rows = range(len(images))
+    answers = engine.run(images, [selection.heads] * len(images), explained=rows)
+    found = []
+    for answer in answers:
+        parts = len(selection.parts)
+        labels = score_labels(answer[:parts], selection)
+        made = explainer.explain_labels(labels, selection, answer[parts:], (48, 32))
+        found.append({x.label: e.map for x, e in zip(labels, made, strict=True)})
+    return found
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), some=st.sets(st.sampled_from([*NAMES, "chair", "lamp"])))
+def test_map_does_not_depend_on_which_other_labels_are_asked_for(
+    engine: Engine, explainer: Explainer, seed: int, some: set[str]
+) -> None:
+    images = random_images(seed, 1)
+    everything = Query(top_k=99, explain="map")
+    (whole,) = explain(engine, explainer, images, everything)
+    assert set(whole) == {*NAMES, "chair", "lamp"}
+    (part,) = explain(
+        engine, explainer, images, Query(top_k=99, explain="map", include=tuple(some))
+    )
+    assert part.keys() == (some or whole.keys())
+    for name, cells in part.items():
+        np.testing.assert_allclose(cells, whole[name], atol=TOLERANCE, rtol=0)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), count=st.integers(2, 4))
+def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
+    engine: Engine, explainer: Explainer, seed: int, count: int
+) -> None:
+    images, query = random_images(seed, count), Query(top_k=99, explain="map")
+    for image, together in zip(images, explain(engine, explainer, images, query), strict=True):
+        (alone,) = explain(engine, explainer, image[None], query)
+        assert alone.keys() == together.keys()
+        for name, cells in together.items():
+            np.testing.assert_allclose(cells, alone[name], atol=TOLERANCE, rtol=0)
+
+
+def test_label_is_explained_by_the_head_that_answers_it(
+    engine: Engine, explainer: Explainer
+) -> None:
+    images, query = random_images(0, 1), Query(include=("cat",), top_k=1, explain="map")
+    (by_trained,) = explain(engine, explainer, images, query, (TRAINED, OPEN))
+    (by_open,) = explain(engine, explainer, images, query, (OPEN, TRAINED))
+    (trained_alone,) = explain(engine, explainer, images, query, (TRAINED,))
+    (open_alone,) = explain(engine, explainer, images, query, (OPEN,))
+    np.testing.assert_allclose(by_trained["cat"], trained_alone["cat"], atol=TOLERANCE)
+    np.testing.assert_allclose(by_open["cat"], open_alone["cat"], atol=TOLERANCE)
+    assert not np.allclose(by_trained["cat"], by_open["cat"])
+
+
+def test_map_is_a_small_grid_of_shares(engine: Engine, explainer: Explainer) -> None:
+    (maps,) = explain(engine, explainer, random_images(1, 1), Query(top_k=99, explain="map"))
+    for cells in maps.values():
+        assert (cells.shape, cells.dtype) == (CELLS, np.float32)
+        assert 0 <= cells.min() <= cells.max() <= 1
+    assert max(cells.max() for cells in maps.values()) == 1
+
+
+def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> None:
+    images = random_images(2, 3)
+    plain = engine.run(images, [[None, OPEN.queries]] * 3)
+    mixed = engine.run(images, [[None, OPEN.queries]] * 3, explained=[1])
+    assert [len(answer) for answer in mixed] == [2, 4, 2]
+    for before, after in zip(plain, mixed, strict=True):
+        for wanted, found in zip(before, after, strict=False):
+            np.testing.assert_array_equal(found, wanted)
+    assert {memory.shape for memory in mixed[1][2:]} == {(TOKENS, QUERY_WIDTH)}
+
+
+def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
+    many = make_set([f"label {i}" for i in range(MOST_EXPLAINED + 5)], seed=3)
+    query = Query(top_k=MOST_EXPLAINED + 5, explain="map")
+    selection = select_labels((many,), query)
+    (answer,) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
+    labels = score_labels(answer[:1], selection)
+    assert len(labels) == MOST_EXPLAINED + 5
+    made = explainer.explain_labels(labels, selection, answer[1:], (48, 32))
+    assert len(made) == MOST_EXPLAINED
+
+
+def test_memory_of_another_width_is_a_failed_inference(explainer: Explainer) -> None:
+    query = Query(top_k=1, explain="map")
+    selection = select_labels((TRAINED,), query)
+    labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
+    with pytest.raises(InferenceFailed):
+        explainer.explain_labels(labels, selection, [np.zeros((TOKENS, 3), np.float32)], (4, 4))
+    good = [np.ones((TOKENS, QUERY_WIDTH), np.float32)]
+    assert len(explainer.explain_labels(labels, selection, good, (4, 4))) == 1
+
+
+def test_graph_in_the_place_of_maps_is_refused(tmp_path: Path) -> None:
+    for name, graph in (
+        ("trained_head_maps", tiny_open_maps()),
+        ("open_head_maps", tiny_trained_maps()),
+        ("open_head_maps", add_memory(tiny_head())),
+    ):
+        graphs = {**mapped_graphs(), name: {"fp32": graph}}
+        bundle = write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
+        with pytest.raises(BundleError, match=f"{name} has "):
+            Explainer(bundle)
+    assert Explainer(write_mapped_bundle(tmp_path)).knows_open
+
+
+def test_head_without_memory_is_refused_beside_maps(tmp_path: Path) -> None:
+    graphs = {**mapped_graphs(), "trained_head": {"fp32": tiny_head()}}
+    with pytest.raises(BundleError, match="trained_head has logits where it should have only"):
+        open_engine(write_mapped_bundle(tmp_path, graphs), device="cpu")
+
+
+@asynccontextmanager
+async def running(bundle: Bundle) -> AsyncIterator[Pipeline]:
+    pipeline = open_pipeline(Settings(bundle=bundle.path, device="cpu", label_store="memory"))
+    await pipeline.start()
+    try:
+        yield pipeline
+    finally:
+        await pipeline.drain()
+
+
+@pytest.mark.anyio
+async def test_explaining_changes_no_score(mapped_bundle: Bundle) -> None:
+    async with running(mapped_bundle) as pipeline:
+        plain = await pipeline.select(Query(top_k=5))
+        asked = await pipeline.select(Query(top_k=5, explain="map"))
+        photos = [make_photo(seed) for seed in range(4)]
+        predictions = await asyncio.gather(
+            *(pipeline.predict(p, s) for p in photos for s in (plain, asked))
+        )
+        for without, with_maps in zip(predictions[::2], predictions[1::2], strict=True):
+            assert [label.label for label in with_maps.labels] == [x.label for x in without.labels]
+            for a, b in zip(without.labels, with_maps.labels, strict=True):
+                assert b.score == pytest.approx(a.score, abs=TOLERANCE)
+            assert without.explanations == ()
+            assert len(with_maps.explanations) == 5
+
+
+@pytest.mark.anyio
+async def test_selection_of_labels_without_maps_is_refused(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    async with running(open_bundle) as pipeline:
+        for names in (("trained",), ("everyday",), ("trained", "everyday")):
+            with pytest.raises(NoMaps):
+                await pipeline.select(Query(label_set=names, explain="map"))
+        assert await pipeline.select(Query(label_set=("trained",)))
+    graphs = {**mapped_graphs(), "open_head": {"fp32": tiny_open_head()}}
+    del graphs["open_head_maps"]
+    async with running(write_mapped_bundle(tmp_path, graphs)) as pipeline:
+        assert await pipeline.select(Query(label_set=("trained",), explain="map"))
+        with pytest.raises(NoMaps):
+            await pipeline.select(Query(label_set=("trained", "everyday"), explain="map"))
