@@ -23,6 +23,7 @@ from service.images import PixelArray
 from service.labels.label_set import QueryArray
 from service.selection import Head
 from service.sessions import check_tensors, open_session
+from service.stages import time_stage
 
 TokenArray = NDArray[np.float32]
 LogitsArray = NDArray[np.float32]
@@ -59,7 +60,14 @@ class Lane:
         Returns:
             For each image, logits float32 [L] or [N] for each of its heads, in their order.
         """
-        tokens = _run(self.encoder, "tokens", images=images)
+        with time_stage("encode"):
+            tokens = _run(self.encoder, "tokens", images=images)
+        with time_stage("head"):
+            return self._run_heads(tokens, asked)
+
+    def _run_heads(
+        self, tokens: TokenArray, asked: Sequence[Sequence[Head]]
+    ) -> list[tuple[LogitsArray, ...]]:
         places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         heads: dict[int, Head] = {}
         for row, wanted in enumerate(asked):

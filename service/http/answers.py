@@ -69,7 +69,8 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 def answer_unexpected(request: Request) -> ProblemResponse:
     """Returns the 500 for what nobody expected; it says nothing of the cause."""
-    return ProblemResponse(INTERNAL_ERROR, describe_kind(INTERNAL_ERROR, _request_id(request)))
+    problem = describe_kind(INTERNAL_ERROR, _request_id(request))
+    return _answer(request, INTERNAL_ERROR, problem)
 
 
 def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
@@ -91,8 +92,8 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
 async def _answer_service_error(request: Request, error: Exception) -> ProblemResponse:
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s request_id=%s", kind.code, _request_id(request), exc_info=error)
-    return ProblemResponse(kind, describe_problem(error, _request_id(request)))
+        logger.error("%s", kind.code, exc_info=error)
+    return _answer(request, kind, describe_problem(error, _request_id(request)))
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> ProblemResponse:
@@ -108,9 +109,14 @@ async def _answer_http_exception(request: Request, error: Exception) -> ProblemR
     else:
         phrase = HTTPStatus(error.status_code).phrase
         kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)
-        response = ProblemResponse(kind, describe_kind(kind, _request_id(request)))
+        response = _answer(request, kind, describe_kind(kind, _request_id(request)))
     response.headers.update(error.headers or {})
     return response
+
+
+def _answer(request: Request, kind: ProblemKind, problem: Problem) -> ProblemResponse:
+    request.state.problem = kind.code  # for the log and the metrics
+    return ProblemResponse(kind, problem)
 
 
 def _request_id(request: Request) -> str | None:

@@ -15,8 +15,10 @@ from fastapi import FastAPI
 
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
+from service.http.exposition import keep_sampling, open_registry
 from service.http.hosting import PipelineHost
-from service.http.routes import health, info, labels, predict
+from service.http.metrics import Metrics
+from service.http.routes import health, info, labels, metrics, predict
 from service.settings import Settings
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -44,19 +46,30 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
     )
     app.state.host = host
     add_problem_handlers(app)
-    app.add_middleware(Access)
+    _add_metrics(app, host)
     for router in (predict.router, labels.router, info.router, health.router):
         app.include_router(router)
     return app
+
+
+def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
+    app.state.metrics = Metrics()
+    host.watchers.append(app.state.metrics)
+    app.add_middleware(Access, metrics=app.state.metrics)
+    if host.settings.metrics_port is None:
+        app.state.registry = open_registry(app.state.metrics)
+        app.include_router(metrics.router)
 
 
 @asynccontextmanager
 async def _live(app: FastAPI) -> AsyncIterator[None]:
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
+    sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))
     yield
     await opening
     await host.drain()
+    sampling.cancel()
 
 
 def _find_version() -> str:
