@@ -18,10 +18,9 @@ from fastapi.telemetry import TelemetryConfig
 from service.errors import StartError
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
-from service.http.exposition import keep_sampling, open_registry
+from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.hosting import PipelineHost
-from service.http.metrics import Metrics
-from service.http.routes import health, info, labels, metrics, predict
+from service.http.routes import health, info, labels, metrics, open_inference, predict
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def create_app(
         tracer_provider: where traces go; None takes what the settings say.
 
     Raises:
-        StartError: traces are asked for, and OpenTelemetry is not installed.
+        StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
+            the metrics of several processes is not there.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
@@ -66,8 +66,8 @@ def create_app(
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    for router in (predict.router, labels.router, info.router, health.router):
-        app.include_router(router)
+    for routes in (predict, labels, info, health, open_inference):
+        app.include_router(routes.router)
     return app
 
 
@@ -84,7 +84,7 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
 
 
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
-    app.state.metrics = Metrics()
+    app.state.metrics = make_metrics()
     host.watchers.append(app.state.metrics)
     app.add_middleware(Access, metrics=app.state.metrics)
     if host.settings.metrics_port is None:
@@ -101,6 +101,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     await opening
     await host.drain()
     sampling.cancel()
+    await asyncio.wait([sampling])
 
 
 def _find_version() -> str:

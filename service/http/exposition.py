@@ -33,6 +33,18 @@ _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 logger = logging.getLogger(__name__)
 
 
+def make_metrics() -> Metrics:
+    """Returns the metrics of an app.
+
+    Raises:
+        StartError: the folder to share them in is not there.
+    """
+    folder = os.environ.get(_FOLDER_VARIABLE)
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        raise StartError(f"{_FOLDER_VARIABLE} {folder}: no folder that can be written to")
+    return Metrics()
+
+
 def open_registry(metrics: Metrics) -> CollectorRegistry:
     """Returns what to expose: of this process, or of all that share the folder."""
     folder = os.environ.get(_FOLDER_VARIABLE)
@@ -50,8 +62,11 @@ def open_registry(metrics: Metrics) -> CollectorRegistry:
 async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
     """Samples for as long as it is not cancelled."""
     while True:
-        metrics.sample(host)
-        _forget_dead_processes()
+        try:
+            metrics.sample(host)
+            _forget_dead_processes()
+        except Exception:
+            logger.exception("sampling the metrics failed")
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

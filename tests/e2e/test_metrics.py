@@ -89,3 +89,14 @@ def test_port_that_is_taken_stops_the_start_with_one_line(tiny_bundle: Bundle) -
             assert server.wait() == 2
             (line,) = server.stderr.splitlines()
     assert line == f"ml-decoder: metrics_port {port}: Address already in use"
+
+
+def test_folder_that_is_not_there_stops_the_start_with_one_line(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "nowhere")
+    command = serve_command(tiny_bundle)
+    with ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=folder) as server:
+        assert server.wait() == 2
+        (line,) = server.stderr.splitlines()
+    assert line.startswith(f"ml-decoder: PROMETHEUS_MULTIPROC_DIR {folder}: ")

@@ -189,3 +189,13 @@ def test_every_name_has_the_prefix_and_no_unit_but_seconds(client: TestClient) -
     for name in own:
         assert name.startswith("ml_decoder_"), name
         assert not re.search(r"_(ms|milliseconds|percent)(_|$)", name), name
+
+
+def test_template_of_every_route_has_its_whole_path(client: TestClient) -> None:
+    templates = set(client.app.openapi()["paths"])  # type: ignore[attr-defined]
+    for template in templates:
+        client.get(re.sub(r"{\w+}", "x", template))
+    counted = set(
+        re.findall(r'request_seconds_count{.*path="([^"]+)"', client.get("/metrics").text)
+    )
+    assert templates - {"/metrics"} <= counted
