@@ -1,7 +1,8 @@
 """What metrics cost a request: the same app with and without them, in turns.
 
 In: a bundle (default: a tiny one, whose own work is next to nothing). Out: the median request of
-each and their difference, as a share of a prediction that takes `--of` milliseconds. Run by hand:
+each, and their difference as a share of it and of a prediction of `--of` milliseconds. On a machine
+that is busy with other things only the first share means something. Run by hand:
 `python -m tests.benchmarks.metrics`. Both apps live in one process and answer in turns, so that
 whatever else the machine does hits both; with `PROMETHEUS_MULTIPROC_DIR` set, the files that
 workers share are what is measured.
@@ -109,7 +110,8 @@ def main() -> None:
     middle_on, middle_off = np.median(on) * 1e6, np.median(off) * 1e6
     paired = np.median(np.array(on) - np.array(off)) * 1e6
     print(f"with metrics {middle_on:.1f} us, without {middle_off:.1f} us (medians)")
-    print(f"median of the differences {paired:.1f} us")
+    share = paired / middle_off * 100
+    print(f"median of the differences {paired:.1f} us, {share:.2f} % of such a request")
     print(f"{paired / arguments.of / 10:.2f} % of a prediction of {arguments.of:g} ms")
 
 
