@@ -22,6 +22,7 @@ from service.images import PixelArray
 from service.labels.label_set import QueryArray
 from service.selection import Head
 from service.sessions import Place, check_tensors, open_session
+from service.stages import time_stage
 
 _Description = tuple[str, tuple[int | None, ...]]
 Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
@@ -65,7 +66,14 @@ class Lane:
             For each image, logits float32 [L] or [N] for each of its heads, in their order; if
             it is explained, the memory float32 [S, D] of each of its heads follows.
         """
-        tokens = self._encode(images)
+        with time_stage("encode"):
+            tokens = self._encode(images)
+        with time_stage("head"):
+            return self._run_heads(tokens, asked, explained)
+
+    def _run_heads(
+        self, tokens: Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
+    ) -> list[tuple[LogitsArray, ...]]:
         places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         heads: dict[int, Head] = {}
         for row, wanted in enumerate(asked):

@@ -31,6 +31,7 @@ from service.lanes import LogitsArray
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Head, Query, Selection, select_labels
 from service.settings import Settings, count_cores
+from service.stages import Stage, Watcher, collect_stages
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -83,6 +84,14 @@ class _Item:
     explained: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What the batcher brings back: what the engine found, and when its batch's stages ran."""
+
+    found: tuple[LogitsArray, ...]
+    stages: Sequence[Stage]
+
+
 class Pipeline:
     """All stages of one model, from bytes to labels.
 
@@ -94,6 +103,7 @@ class Pipeline:
         catalogue: the label sets.
         explainer: what draws maps.
         settings: the settings it was opened with.
+        watchers: who is told of every photo and batch.
     """
 
     def __init__(
@@ -109,7 +119,8 @@ class Pipeline:
         self.explainer = Explainer(bundle)
         self.catalogue = catalogue
         self.settings = settings
-        self._batcher = Batcher[_Item, tuple[LogitsArray, ...]](
+        self.watchers: tuple[Watcher, ...] = ()
+        self._batcher = Batcher[_Item, _Run](
             self._run_batch,
             max_batch_size=engine.max_batch_size,
             queue_size=settings.queue_size,
@@ -132,6 +143,11 @@ class Pipeline:
         if self._phase == "ready" and not self._batcher.healthy:
             return "failed"
         return self._phase
+
+    @property
+    def queue_length(self) -> int:
+        """Images that wait now, those being decoded included."""
+        return self._decoding + self._batcher.stats().waiting
 
     def stats(self) -> BatcherStats:
         """Returns the counters of the queue and of the batches."""
@@ -219,27 +235,59 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
-            return await self._answer(data, selection)
+            deadline = self._set_deadline()
+            started = time.perf_counter()
+            image = await self._decode(data, deadline)
+            decoding = Stage("decode", started, time.perf_counter())
+            return await self._answer(image, selection, deadline, (decoding,))
 
-    async def _answer(self, data: bytes, selection: Selection) -> Prediction:
-        started = time.perf_counter()
-        deadline = asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
-        image = await self._decode(data, deadline)
-        decoded = time.perf_counter()
+    async def predict_pixels(self, pixels: PixelArray, selection: Selection) -> Prediction:
+        """Predicts the labels of one photo that is decoded already.
+
+        Args:
+            pixels: uint8 [H, W, 3], RGB, upright, H and W as in the bundle's input contract.
+            selection: which labels to answer with, from `select`.
+
+        Raises:
+            BusyError: the queue is full, or the deadline passed.
+            UnavailableError: the pipeline is not taking requests.
+            InferenceFailed: the engine failed on this photo's batch.
+        """
+        async with self.taking():
+            self._refuse_surplus()
+            height, width = pixels.shape[:2]
+            image = DecodedImage(pixels, width, height)
+            return await self._answer(image, selection, self._set_deadline())
+
+    def _set_deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+
+    async def _answer(
+        self,
+        image: DecodedImage,
+        selection: Selection,
+        deadline: float,
+        earlier: tuple[Stage, ...] = (),
+    ) -> Prediction:
+        joined = time.perf_counter()
         explained = selection.query.explain is not None
         item = _Item(image.pixels, selection.heads, explained)
         done = await self._batcher.submit(item, deadline)
-        parts = len(selection.parts)
-        labels = await self._score(done.result[:parts], selection)
+        parts, found = len(selection.parts), done.result.found
+        labels = await self._score(found[:parts], selection)
         explanations: tuple[Explanation, ...] = ()
         if explained:
             size = (image.width, image.height)
-            explanations = await self._explain(labels, selection, done.result[parts:], size)
+            explanations = await self._explain(labels, selection, found[parts:], size)
+        queueing = Stage("queue", joined, joined + done.queue_seconds)
+        stages = (*earlier, queueing, *done.result.stages)
+        for watcher in self.watchers:
+            watcher.saw_prediction(stages, done.batch_size)
         timings = Timings(
-            decode_ms=(decoded - started) * 1000,
+            decode_ms=sum(stage.seconds for stage in earlier) * 1000,
             queue_ms=done.queue_seconds * 1000,
             inference_ms=done.run_seconds * 1000,
-            total_ms=(time.perf_counter() - started) * 1000,
+            total_ms=(time.perf_counter() - stages[0].started) * 1000,
         )
         return Prediction(image.width, image.height, labels, timings, explanations)
 
@@ -266,9 +314,7 @@ class Pipeline:
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         # An image takes its place in the queue before it is decoded: under a burst the
         # surplus is refused at once, not after it has cost a decode.
-        if self._decoding + self._batcher.stats().waiting >= self.settings.queue_size:
-            self._refused += 1
-            raise QueueFull("no place in the queue")
+        self._refuse_surplus()
         contract = self.bundle.card.input
         self._decoding += 1
         try:
@@ -281,11 +327,22 @@ class Pipeline:
         finally:
             self._decoding -= 1
 
-    def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[tuple[LogitsArray, ...]]:
+    def _refuse_surplus(self) -> None:
+        if self.queue_length >= self.settings.queue_size:
+            self._refused += 1
+            raise QueueFull("no place in the queue")
+
+    def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[_Run]:
         images = np.stack([item.pixels for item in items])
         explained = [row for row, item in enumerate(items) if item.explained]
         heads = [item.heads for item in items]
-        return self.engine.run(images, heads, alone=alone, explained=explained)
+        started = time.perf_counter()
+        with collect_stages() as stages:
+            results = self.engine.run(images, heads, alone=alone, explained=explained)
+        seconds = time.perf_counter() - started
+        for watcher in self.watchers:
+            watcher.saw_batch(len(items), seconds)
+        return [_Run(found, stages) for found in results]
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

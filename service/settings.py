@@ -119,6 +119,17 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines that are written: debug, info, warning, error (default info)."""
 
+    log_format: Literal["text", "json"] = "text"
+    """Form of a log line: text for people, json for programs (default text)."""
+
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """TCP port for the metrics alone, so that nobody else sees them; 0 picks a free one (default
+    none: /metrics on the service's own port)."""
+
+    traces: Literal["off", "otlp"] = "off"
+    """Where traces go: off, or otlp = an OpenTelemetry collector, as the standard OTEL_* variables
+    say; needs the extra otel (default off)."""
+
 
 def count_cores() -> int:
     """Returns the number of CPU cores this process may use, container limits included."""

@@ -25,7 +25,8 @@ from service.cli.photos import label_photos
 from service.errors import ServiceError, StartError, StoreIncompatible
 from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
-from service.http.server import configure_logs, run_server
+from service.http.server import run_server
+from service.logs import configure_logs
 from service.selection import Query
 from service.settings import Settings
 

@@ -26,12 +26,12 @@ from service.cli.console import (
 )
 from service.cli.flags import add_setting_flags
 from service.errors import StartError
-from service.http.server import configure_logs
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.files import read_label_set_file
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
+from service.logs import configure_logs
 from service.settings import Settings
 
 ResultT = TypeVar("ResultT")

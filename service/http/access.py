@@ -1,13 +1,12 @@
 """Access: the outermost layer of the app; every request passes through it once.
 
 In: any HTTP request. Out: the same request with a request id, its answer with the id in
-`X-Request-ID`, and one line in the log. What nobody below expected becomes a 500 here:
-a traceback in the log, fixed wording for the client. Next: `routes/`.
+`X-Request-ID`, one line in the log, and its place in the metrics. What nobody below expected
+becomes a 500 here: a traceback in the log, fixed wording for the client. Next: `routes/`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -18,11 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.answers import answer_unexpected
+from service.http.metrics import Metrics
+from service.logs import request_id_of
 
 REQUEST_ID_HEADER = "X-Request-ID"
 
 # Safe to log and to send back as it is: no white space, quotes or control characters.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Where no route fits, the log shows what was asked for, but not a megabyte of it.
+_SHOWN_CHARACTERS = 200
 # No status was sent; proxies log a client that left as 499, so do we.
 _CLIENT_LEFT = 499
 
@@ -30,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: request id, one log line a request, last resort for exceptions."""
+    """ASGI middleware: request id, log line, metrics, last resort for exceptions."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Wraps `app`."""
+    def __init__(self, app: ASGIApp, metrics: Metrics | None = None) -> None:
+        """Wraps `app`; counts its requests where there are metrics."""
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; everything but HTTP passes through untouched."""
@@ -43,17 +47,38 @@ class Access:
             return
         request_id = choose_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
         scope.setdefault("state", {})["request_id"] = request_id
+        token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
         started = time.perf_counter()
+        if self._metrics is not None:
+            self._metrics.start_request()
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
             answer.status = _CLIENT_LEFT
         except Exception:
-            logger.exception("unexpected error request_id=%s", request_id)
+            logger.exception("unexpected error")
             await self._answer_unexpected(scope, receive, answer)
         finally:
-            _log_request(scope, answer.status, time.perf_counter() - started, request_id)
+            self._tell(scope, answer.status, time.perf_counter() - started)
+            request_id_of.reset(token)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"]
+        # The template, not the path: clients choose paths, and there are no end of them.
+        template: str = getattr(scope.get("route"), "path", "")
+        problem: str | None = scope["state"].get("problem")
+        if self._metrics is not None:
+            self._metrics.end_request(method, template, status, seconds, problem)
+        fields: dict[str, object] = {
+            "method": method,
+            "path": template or scope["path"][:_SHOWN_CHARACTERS],
+            "status": status,
+            "duration_ms": round(seconds * 1000, 1),
+        }
+        if problem is not None:
+            fields["problem"] = problem
+        logger.info("request", extra=fields)
 
     async def _answer_unexpected(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         # Half an answer cannot be mended: leaving it unfinished makes the server close.
@@ -86,15 +111,3 @@ def choose_request_id(offered: str | None) -> str:
     if offered is not None and _SANE_REQUEST_ID.fullmatch(offered):
         return offered
     return uuid.uuid4().hex
-
-
-def _log_request(scope: Scope, status: int, seconds: float, request_id: str) -> None:
-    # json.dumps quotes whatever a client may put into a path, line ends included.
-    logger.info(
-        "request method=%s path=%s status=%d duration_ms=%.1f request_id=%s",
-        scope["method"],
-        json.dumps(scope["path"]),
-        status,
-        seconds * 1000,
-        request_id,
-    )

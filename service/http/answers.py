@@ -1,8 +1,8 @@
 """Answers to errors: whatever a route or the framework raises leaves as a problem.
 
-In: an exception and its request. Out: `application/problem+json` with the headers that
-belong to its status. `add_problem_handlers` covers what is expected; what is not is left
-to `access.py`, which sends `answer_unexpected`.
+In: an exception and its request. Out: `application/problem+json` with the headers that belong to
+its status; below `/v2`, the same in that protocol's shape. `add_problem_handlers` covers what is
+expected; what is not is left to `access.py`, which sends `answer_unexpected`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from service.errors import ServiceError
+from service.http.open_inference.errors import OpenInferenceError, is_open_inference
 from service.http.problems import (
     INTERNAL_ERROR,
     Problem,
@@ -52,12 +53,8 @@ class ProblemResponse(JSONResponse):
 
     def __init__(self, kind: ProblemKind, problem: Problem) -> None:
         """Takes the status and the headers from `kind`, the body from `problem`."""
-        headers = {}
-        if kind.retry_after_seconds is not None:
-            headers["Retry-After"] = str(kind.retry_after_seconds)
-        if kind.status == HTTPStatus.REQUEST_TIMEOUT:
-            headers["Connection"] = "close"  # nobody is going to read the rest of the body
-        super().__init__(problem.model_dump(exclude_none=True), kind.status, headers)
+        content = problem.model_dump(exclude_none=True)
+        super().__init__(content, kind.status, kind.headers)
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -67,9 +64,10 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _answer_http_exception)
 
 
-def answer_unexpected(request: Request) -> ProblemResponse:
+def answer_unexpected(request: Request) -> JSONResponse:
     """Returns the 500 for what nobody expected; it says nothing of the cause."""
-    return ProblemResponse(INTERNAL_ERROR, describe_kind(INTERNAL_ERROR, _request_id(request)))
+    problem = describe_kind(INTERNAL_ERROR, _request_id(request))
+    return _answer(request, INTERNAL_ERROR, problem)
 
 
 def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
@@ -88,19 +86,19 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
     return values
 
 
-async def _answer_service_error(request: Request, error: Exception) -> ProblemResponse:
+async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s request_id=%s", kind.code, _request_id(request), exc_info=error)
-    return ProblemResponse(kind, describe_problem(error, _request_id(request)))
+        logger.error("%s", kind.code, exc_info=error)
+    return _answer(request, kind, describe_problem(error, _request_id(request)))
 
 
-async def _answer_validation_error(request: Request, error: Exception) -> ProblemResponse:
+async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return await _answer_service_error(request, InvalidParameters(list_values(error.errors())))
 
 
-async def _answer_http_exception(request: Request, error: Exception) -> ProblemResponse:
+async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     known = _FRAMEWORK_ERRORS.get(error.status_code)
     if known is not None:
@@ -108,9 +106,16 @@ async def _answer_http_exception(request: Request, error: Exception) -> ProblemR
     else:
         phrase = HTTPStatus(error.status_code).phrase
         kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)
-        response = ProblemResponse(kind, describe_kind(kind, _request_id(request)))
+        response = _answer(request, kind, describe_kind(kind, _request_id(request)))
     response.headers.update(error.headers or {})
     return response
+
+
+def _answer(request: Request, kind: ProblemKind, problem: Problem) -> JSONResponse:
+    request.state.problem = kind.code  # for the log and the metrics
+    if is_open_inference(request):
+        return OpenInferenceError(kind, problem)
+    return ProblemResponse(kind, problem)
 
 
 def _request_id(request: Request) -> str | None:

@@ -10,17 +10,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
+from service.errors import StartError
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
+from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.hosting import PipelineHost
-from service.http.routes import health, info, labels, predict
+from service.http.routes import health, info, labels, metrics, open_inference, predict
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from service.http.traces import Traces
 
 DISTRIBUTION = "ml-decoder-serve"
 
+_NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
 _DESCRIPTION = """Multi-label tags for photos, by ML-Decoder.
 
 Errors are RFC 9457 `application/problem+json` with a stable `code`. Images are JPEG, PNG,
@@ -28,35 +38,70 @@ WebP, GIF or BMP, recognised by content; the first frame counts; transparency li
 white; the EXIF orientation is applied."""
 
 
-def create_app(host: PipelineHost | None = None) -> FastAPI:
+def create_app(
+    host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
+) -> FastAPI:
     """Makes the app; the pipeline opens when the app starts, in the background.
 
     Args:
         host: who opens the pipeline; None opens what the environment's settings say.
+        tracer_provider: where traces go; None takes what the settings say.
+
+    Raises:
+        StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
+            the metrics of several processes is not there.
     """
     host = host or PipelineHost(Settings())
+    traces = _open_traces(host.settings, tracer_provider)
     app = FastAPI(
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
         redirect_slashes=False,
         lifespan=_live,
+        telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
     )
     app.state.host = host
     add_problem_handlers(app)
-    app.add_middleware(Access)
-    for router in (predict.router, labels.router, info.router, health.router):
-        app.include_router(router)
+    if traces is not None:
+        traces.watch(app, host)
+    _add_metrics(app, host)
+    for routes in (predict, labels, info, health, open_inference):
+        app.include_router(routes.router)
     return app
+
+
+def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces | None:
+    if provider is None and settings.traces == "off":
+        return None
+    try:
+        from service.http.traces import Traces, open_provider  # what is off costs no import
+    except ImportError as error:
+        raise StartError(
+            "traces need OpenTelemetry: pip install 'ml-decoder-serve[otel]'"
+        ) from error
+    return Traces(provider or open_provider())
+
+
+def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
+    app.state.metrics = make_metrics()
+    host.watchers.append(app.state.metrics)
+    app.add_middleware(Access, metrics=app.state.metrics)
+    if host.settings.metrics_port is None:
+        app.state.registry = open_registry(app.state.metrics)
+        app.include_router(metrics.router)
 
 
 @asynccontextmanager
 async def _live(app: FastAPI) -> AsyncIterator[None]:
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
+    sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))
     yield
     await opening
     await host.drain()
+    sampling.cancel()
+    await asyncio.wait([sampling])
 
 
 def _find_version() -> str:

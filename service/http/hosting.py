@@ -16,6 +16,7 @@ from service.bundle import BundleError
 from service.errors import Draining, NotReady, StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
+from service.stages import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,14 @@ class PipelineHost:
     Attributes:
         settings: what the pipeline is opened with.
         failure: why it could not be opened; its text is one line for a person.
+        watchers: who is told what the pipeline does, from its opening on.
     """
 
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
         """Opens nothing yet."""
         self.settings = settings
         self.failure: StartError | BundleError | None = None
+        self.watchers: list[Watcher] = []
         self._open_pipeline = open_pipeline
         self._pipeline: Pipeline | None = None
         self._draining = False
@@ -52,6 +55,17 @@ class PipelineHost:
             raise NotReady("the pipeline is loading")
         return self._pipeline
 
+    @property
+    def opened(self) -> Pipeline | None:
+        """The pipeline, whether it takes requests or not; None while there is none."""
+        return self._pipeline
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are answered now."""
+        opened = self._pipeline
+        return not self._draining and opened is not None and opened.state == "ready"
+
     def check_ready(self) -> None:
         """Does nothing if requests are answered now.
 
@@ -66,6 +80,7 @@ class PipelineHost:
         try:
             # Loading and warming up take seconds, in which the event loop has to answer.
             pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
+            pipeline.watchers = tuple(self.watchers)
             await pipeline.start()
         except (StartError, BundleError) as error:
             self.failure = error
@@ -75,14 +90,15 @@ class PipelineHost:
         else:
             self._pipeline = pipeline
             runtime = pipeline.engine
-            logger.info(
-                "ready model=%s version=%s device=%s provider=%s precision=%s",
-                pipeline.bundle.card.name,
-                pipeline.bundle.card.version,
-                runtime.device,
-                runtime.provider,
-                runtime.precision,
-            )
+            card = pipeline.bundle.card
+            fields = {
+                "model": card.name,
+                "version": card.version,
+                "device": runtime.device,
+                "provider": runtime.provider,
+                "precision": runtime.precision,
+            }
+            logger.info("ready", extra=fields)
 
     async def drain(self) -> None:
         """Refuses new work and waits for the work in hand; may be called twice."""

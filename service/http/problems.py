@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -41,6 +42,16 @@ class ProblemKind:
     title: str
     detail: Callable[[Any], str] | None = None
     retry_after_seconds: int | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that belong to the status."""
+        headers = {}
+        if self.retry_after_seconds is not None:
+            headers["Retry-After"] = str(self.retry_after_seconds)
+        if self.status == HTTPStatus.REQUEST_TIMEOUT:
+            headers["Connection"] = "close"  # nobody is going to read the rest of the body
+        return headers
 
 
 def _list_names(error: QueryError) -> str:
@@ -88,6 +99,12 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     ),
     request_errors.InvalidParameters: ProblemKind(
         422, "invalid_parameters", "A parameter is not valid", str
+    ),
+    request_errors.InvalidTensors: ProblemKind(
+        400, "invalid_tensors", "The tensors are not valid", str
+    ),
+    request_errors.UnknownModel: ProblemKind(
+        404, "unknown_model", "There is no such model or version", str
     ),
     errors.InvalidImage: ProblemKind(400, "invalid_image", "The image is damaged or no image"),
     errors.UnsupportedImage: ProblemKind(

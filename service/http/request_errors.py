@@ -14,7 +14,9 @@
         |   |-- UnknownField
         |   `-- RepeatedField
         |-- TooManyImages
-        `-- InvalidParameters           values out of range, one line for each
+        |-- InvalidParameters           values out of range, one line for each
+        |-- InvalidTensors              tensors of `/v2` that are not what they say
+        `-- UnknownModel                `/v2` serves no such model or version
 
 Raised by `multipart.py`, `uploads.py` and `parameters.py`; `problems.py` answers them.
 Every `str(error)` is a fixed sentence around numbers of ours and names that the client
@@ -134,3 +136,17 @@ class InvalidParameters(RequestError):
         self.values = tuple(values)
         names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
         super().__init__(f"Not valid: {names}.")
+
+
+class InvalidTensors(RequestError):
+    """An inference request is not what the model takes; `reason` is fixed wording."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}.")
+
+
+class UnknownModel(RequestError):
+    """There is no such model, or not in this version."""
+
+    def __init__(self) -> None:
+        super().__init__("GET /v2/models/NAME answers for the one that /info names.")

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 import socket
-import sys
 import time
 from types import FrameType
 
@@ -19,7 +18,9 @@ import uvicorn
 
 from service.http.app import create_app
 from service.http.connections import limit_header_time
+from service.http.exposition import open_own_port
 from service.http.hosting import PipelineHost
+from service.logs import configure_logs
 from service.settings import Settings
 
 # Where draining took all the time there is, its answers still have to reach their clients.
@@ -51,7 +52,7 @@ class Server(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 address, port = listener.getsockname()[:2]
-                logger.info("listening address=%s port=%d", address, port)
+                logger.info("listening", extra={"address": address, "port": port})
 
     async def on_tick(self, counter: int) -> bool:
         """Stops where the pipeline could not be opened."""
@@ -60,7 +61,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, with open doors, then closes; both together within `drain_seconds`."""
         drain_seconds = self._host.settings.drain_seconds
-        logger.info("draining seconds=%g", drain_seconds)
+        logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
         draining = asyncio.create_task(self._host.drain())
         while not (draining.done() or self.force_exit):
@@ -78,10 +79,11 @@ def run_server(settings: Settings) -> None:
         StartError: the service cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
     """
-    configure_logs(settings.log_level)
+    configure_logs(settings.log_level, settings.log_format)
     host = PipelineHost(settings)
+    app = create_app(host)
     config = uvicorn.Config(
-        create_app(host),
+        app,
         host=settings.host,
         port=settings.port,
         http=limit_header_time(settings.header_timeout_seconds),
@@ -91,18 +93,7 @@ def run_server(settings: Settings) -> None:
         server_header=False,
         timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
     )
-    Server(config, host).run()
+    with open_own_port(settings, app.state.metrics):
+        Server(config, host).run()
     if host.failure is not None:
         raise host.failure
-
-
-def configure_logs(level: str) -> None:
-    """Sends log lines of this severity and above to stderr, one line each."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    if level != "debug":
-        # uvicorn tells the story of its start and stop in ten lines; ours takes three.
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -106,8 +106,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
             not hold what the route takes.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedContentEncoding
+    _refuse_encoding(request)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
             return await _read_body(request, shape, settings.max_body_bytes)
@@ -122,18 +121,33 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
         RequestError: the body is too large, too slow, malformed or of another type.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedContentEncoding
+    _refuse_encoding(request)
     if _media_type(request) != JSON:
         raise UnsupportedMediaType((JSON,))
+    body = await read_body(request, settings)
+    # Parsing megabytes takes a while, in which the event loop has to answer others.
+    return await asyncio.to_thread(parse_json, body)
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """Reads a body of any type, within the size and the time of `settings`.
+
+    Raises:
+        RequestError: the body is compressed, too large or too slow.
+        starlette.requests.ClientDisconnect: the client left before the body was complete.
+    """
+    _refuse_encoding(request)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
             async with aclosing(_count_bytes(request, settings.max_body_bytes)) as chunks:
-                body = await _join(chunks)
+                return await _join(chunks)
     except TimeoutError as error:
         raise BodyTimeout(settings.body_timeout_seconds) from error
-    # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(_parse_json, body)
+
+
+def _refuse_encoding(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedContentEncoding
 
 
 async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Upload:
@@ -197,7 +211,7 @@ def _decode_text(value: bytearray) -> str:
 
 
 def _from_json(body: bytes, shape: FormShape) -> Upload:
-    fields = _parse_json(body)
+    fields = parse_json(body)
     for name in fields:
         if name not in shape.names:
             raise UnknownField(name, shape.names)
@@ -215,7 +229,12 @@ def _from_json(body: bytes, shape: FormShape) -> Upload:
     return Upload(tuple(Base64Image(text) for text in texts), fields)
 
 
-def _parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Returns a JSON object; nothing in it is given twice.
+
+    Raises:
+        MalformedBody: this is no JSON, or no object.
+    """
     try:
         value = json.loads(
             body.decode("utf-8"),

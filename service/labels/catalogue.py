@@ -89,6 +89,16 @@ class Catalogue:
         """The encoders for labels; None where there is no open head."""
         return self._encoding
 
+    @property
+    def store_revision(self) -> int:
+        """Version of the store that is served; 0 where there is no store or it was never read."""
+        return 0 if self._stored is None else max(0, self._stored.revision)
+
+    @property
+    def store_answers(self) -> bool:
+        """Whether the store answered last; true where there is none to ask."""
+        return self._stored is None or self._stored.answers
+
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
         if self._stored is None:

@@ -66,6 +66,16 @@ class StoredSets:
         """The sets as they are now."""
         return self._sets
 
+    @property
+    def revision(self) -> int:
+        """Version of the store that the sets are of; -1 before the first look."""
+        return self._revision
+
+    @property
+    def answers(self) -> bool:
+        """Whether the store answered when it was last looked at."""
+        return not self._away
+
     async def start(self) -> None:
         """Loads the sets, if the store answers, and follows the store from then on.
 

@@ -78,8 +78,11 @@ class ServerProcess:
 
     def open_client(self) -> httpx.Client:
         """Returns a client, once the service is ready."""
-        host, port = self.find_address()
         self.wait_for_line(r"ready model=")
+        return self.connect(*self.find_address())
+
+    def connect(self, host: str, port: int) -> httpx.Client:
+        """Returns a client of one address."""
         return httpx.Client(base_url=f"http://{host}:{port}", timeout=_PATIENCE_SECONDS)
 
     def find_address(self) -> tuple[str, int]:

@@ -20,10 +20,9 @@ def read_compose(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_service(path: Path) -> dict[str, Any]:
-    """The only service of the file."""
-    (service,) = read_compose(path)["services"].values()
-    return dict(service)
+def read_service(path: Path, name: str = "ml-decoder") -> dict[str, Any]:
+    """One service of the file."""
+    return dict(read_compose(path)["services"][name])
 
 
 def test_misspelt_key_is_refused(tmp_path: Path) -> None:
@@ -48,6 +47,27 @@ def test_state_outlives_the_container() -> None:
     assert folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
+def test_nothing_but_the_service_starts_without_a_profile() -> None:
+    services = read_compose(CPU_FILE)["services"]
+    assert [name for name, service in services.items() if "profiles" not in service] == [
+        "ml-decoder"
+    ]
+
+
+@pytest.mark.parametrize("name", ["prometheus", "grafana"])
+def test_monitoring_is_for_this_machine_alone_and_reads_what_is_there(name: str) -> None:
+    service = read_service(CPU_FILE, name)
+    assert service["profiles"] == ["monitoring"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["cap_drop"] == ["ALL"]
+    assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
+    for mount in service["volumes"]:
+        source = mount.split(":")[0]
+        if source.startswith("./"):
+            assert (ROOT / source).is_dir()
+            assert mount.endswith(":ro")
+
+
 def test_container_cannot_change_itself_or_gain_privileges() -> None:
     service = read_service(CPU_FILE)
     assert service["read_only"] is True
@@ -56,7 +76,7 @@ def test_container_cannot_change_itself_or_gain_privileges() -> None:
 
 
 def test_override_changes_the_target_and_asks_for_a_gpu() -> None:
-    assert read_compose(GPU_FILE)["services"].keys() == read_compose(CPU_FILE)["services"].keys()
+    assert read_compose(GPU_FILE)["services"].keys() == {"ml-decoder"}
     service = read_service(GPU_FILE)
     assert service["build"] == {"target": "gpu"}
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]

@@ -56,9 +56,9 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "extras"),
     [
-        ("serve-cpu", ("cpu", "postgres")),
-        ("serve-gpu", ("gpu", "postgres")),
-        ("dev", ("cpu", "export", "postgres", "train", "dev")),
+        ("serve-cpu", ("cpu", "otel", "postgres")),
+        ("serve-gpu", ("gpu", "otel", "postgres")),
+        ("dev", ("cpu", "export", "otel", "postgres", "train", "dev")),
     ],
 )
 def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:

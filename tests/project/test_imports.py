@@ -15,16 +15,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("service", "export", "models")
 
-# What the base install and the extras `cpu` and `gpu` bring, by import name.
+# What the base install and the extras `cpu`, `gpu` and `otel` bring, by import name.
 SERVICE_PACKAGES = {
     "PIL",
     "fastapi",
     "numpy",
     "onnxruntime",
+    "opentelemetry",
+    "prometheus_client",
     "pydantic",
     "pydantic_core",
     "pydantic_settings",
     "python_multipart",
+    "pythonjsonlogger",
     "rich",
     "sqlalchemy",
     "starlette",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from service.labels.store import LabelStore
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query
 from service.settings import Settings
+from service.stages import Stage
 from tests.photos import make_photo
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
 
@@ -114,6 +116,48 @@ async def test_prediction_has_the_photos_size_labels_and_times(pipeline: Pipelin
     assert min(times.decode_ms, times.inference_ms) > 0
     assert times.queue_ms >= 0
     assert times.total_ms >= times.decode_ms + times.queue_ms + times.inference_ms
+
+
+class Recorder:
+    """A watcher that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.predictions: list[list[str]] = []
+
+    def saw_batch(self, size: int, seconds: float) -> None:
+        assert seconds > 0
+        self.batches.append(size)
+
+    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
+        assert batch_size in self.batches
+        assert all(a.ended <= b.started for a, b in pairwise(stages))
+        self.predictions.append([stage.name for stage in stages])
+
+
+async def test_watcher_is_told_of_every_batch_and_of_the_stages_of_every_photo(
+    pipeline: Pipeline,
+) -> None:
+    recorder = Recorder()
+    pipeline.watchers = (recorder,)
+    await asyncio.gather(*(predict(pipeline, make_photo(seed)) for seed in range(6)))
+    with pytest.raises(InvalidImage):
+        await predict(pipeline, b"junk")
+    assert sum(recorder.batches) == 6
+    assert recorder.predictions == [["decode", "queue", "encode", "head"]] * 6
+
+
+async def test_pixels_get_the_labels_of_their_photo_without_being_decoded(
+    pipeline: Pipeline,
+) -> None:
+    recorder = Recorder()
+    pipeline.watchers = (recorder,)
+    image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
+    prediction = await pipeline.predict_pixels(image.pixels, await pipeline.select(ALL))
+    scores = {label.label: label.score for label in prediction.labels}
+    assert scores == pytest.approx(await predict_scores(pipeline, 3), abs=TOLERANCE)
+    assert recorder.predictions[0] == ["queue", "encode", "head"]
+    assert prediction.timings.decode_ms == 0
 
 
 async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:

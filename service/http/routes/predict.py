@@ -6,8 +6,6 @@ their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
@@ -36,6 +34,7 @@ from service.http.schemas import (
     name_label_sets,
     name_model,
 )
+from service.http.together import run_together
 from service.http.uploads import JSON, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.selection import Query, Selection
@@ -49,7 +48,7 @@ _MANY_IMAGES = UploadShape(
     FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS),
     takes_raw_image=False,
 )
-_REQUEST_PROBLEMS = (
+REQUEST_PROBLEMS = (
     request_errors.MalformedBody,
     request_errors.BodyTimeout,
     request_errors.BodyTooLarge,
@@ -76,7 +75,7 @@ _REQUEST_PROBLEMS = (
     errors.Draining,
     errors.DeadlineExceeded,
 )
-_IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
+IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 
 router = APIRouter(tags=["predict"])
 
@@ -87,7 +86,7 @@ router = APIRouter(tags=["predict"])
 @router.post(
     "/predict",
     response_model=PredictAnswer,
-    responses=document_problems(*_REQUEST_PROBLEMS, *_IMAGE_PROBLEMS),
+    responses=document_problems(*REQUEST_PROBLEMS, *IMAGE_PROBLEMS),
     openapi_extra=document_predict(_ONE_IMAGE),
 )
 async def predict(request: Request) -> Response:
@@ -114,7 +113,7 @@ async def predict(request: Request) -> Response:
 @router.post(
     "/predict/batch",
     response_model=BatchAnswer,
-    responses=document_problems(*_REQUEST_PROBLEMS),
+    responses=document_problems(*REQUEST_PROBLEMS),
     openapi_extra=document_predict(_MANY_IMAGES),
 )
 async def predict_batch(request: Request) -> Response:
@@ -152,13 +151,8 @@ async def _label_all(
     pipeline: Pipeline, images: tuple[UploadedImage, ...], query: Query
 ) -> tuple[Selection, list[ImageAnswer | ImageFailure]]:
     selection = await pipeline.select(query)
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_try_one(pipeline, image, selection)) for image in images]
-    except ExceptionGroup as failures:
-        # The first failure has cancelled the rest; it is the answer to the whole request.
-        raise failures.exceptions[0] from failures
-    return selection, [task.result() for task in tasks]
+    results = await run_together(_try_one(pipeline, image, selection) for image in images)
+    return selection, results
 
 
 async def _try_one(

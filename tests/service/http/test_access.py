@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from service.http.access import Access, choose_request_id
+from service.logs import make_formatter
 from tests.serving import assert_problem
 
 
@@ -52,7 +53,30 @@ def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
 
 def test_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(make_formatter("text"))
     TestClient(Access(fail)).get("/x%0Arequest method=GET")
-    (line,) = [r.getMessage() for r in caplog.records if r.msg.startswith("request ")]
-    assert "\n" not in line
-    assert "status=500" in line
+    (line,) = [line for line in caplog.text.splitlines() if "INFO service.http.access" in line]
+    assert 'request method=GET path="/x\\nrequest method=GET" status=500' in line
+
+
+def test_log_line_has_template_status_duration_and_problem(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "service.http.access")
+    client.get("/labels/no-such-set?x=1", headers={"X-Request-Id": "find-me"})
+    (record,) = [r for r in caplog.records if r.name == "service.http.access"]
+    fields = {n: getattr(record, n) for n in ("method", "path", "status", "problem")}
+    assert fields == {
+        "method": "GET",
+        "path": "/labels/{name}",
+        "status": 404,
+        "problem": "label_set_not_found",
+    }
+    assert getattr(record, "duration_ms") >= 0  # noqa: B009 - mypy knows no extra fields
+
+
+def test_endless_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    TestClient(Access(fail)).get("/" + "x" * 5000)
+    (record,) = [r for r in caplog.records if r.getMessage() == "request"]
+    assert len(getattr(record, "path")) == 200  # noqa: B009

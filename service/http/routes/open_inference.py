@@ -1,0 +1,161 @@
+"""Open inference: the Open Inference Protocol v2, for clients of Triton, KServe and their like.
+
+In: tensors with photos or pixels. Out: tensors with the scores of every label. Model and version
+are those of the bundle. Next: `open_inference/`, then `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from service import errors
+from service.http import request_errors
+from service.http.dependencies import Host
+from service.http.disconnects import finish_or_leave
+from service.http.open_inference.answer import write_infer_answer
+from service.http.open_inference.errors import PREFIX, document_errors
+from service.http.open_inference.metadata import (
+    EXTENSIONS,
+    LiveAnswer,
+    ModelAnswer,
+    ModelReadyAnswer,
+    ReadyAnswer,
+    ServerAnswer,
+    describe_model,
+)
+from service.http.open_inference.request import (
+    HEADER_LENGTH,
+    InferBody,
+    InferRequest,
+    parse_infer_request,
+)
+from service.http.openapi import document_json
+from service.http.request_errors import UnknownModel
+from service.http.routes.predict import IMAGE_PROBLEMS, MAX_BATCH_IMAGES, REQUEST_PROBLEMS
+from service.http.together import run_together
+from service.http.uploads import read_body
+from service.pipeline import Pipeline, Prediction
+from service.selection import Selection
+
+SERVER_NAME = "ml-decoder-serve"
+
+_UNAVAILABLE = (errors.NotReady, errors.Draining)
+_MODEL_ERRORS = (*_UNAVAILABLE, request_errors.UnknownModel)
+_INFER_ERRORS = (
+    *(request_errors.InvalidTensors, request_errors.UnknownModel),
+    *(*REQUEST_PROBLEMS, *IMAGE_PROBLEMS),
+)
+
+
+async def find_model(host: Host, name: Annotated[str, Path(max_length=200)]) -> Pipeline:
+    """Returns the pipeline of the model that the path names.
+
+    Raises:
+        UnknownModel: it serves another one.
+    """
+    pipeline = host.pipeline
+    if name != pipeline.bundle.card.name:
+        raise UnknownModel
+    return pipeline
+
+
+Model = Annotated[Pipeline, Depends(find_model)]
+
+
+async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
+    """Checks that the path names the version that is served.
+
+    Raises:
+        UnknownModel: it is another one.
+    """
+    if version != pipeline.bundle.card.version:
+        raise UnknownModel
+
+
+async def model(pipeline: Model) -> ModelAnswer:
+    """Describes the model's inputs and outputs."""
+    return describe_model(pipeline.bundle.card)
+
+
+async def model_ready(host: Host, pipeline: Model) -> ModelReadyAnswer:
+    """Says whether the model answers now."""
+    host.check_ready()
+    return ModelReadyAnswer(name=pipeline.bundle.card.name)
+
+
+async def infer(request: Request, host: Host, pipeline: Model) -> Response:
+    """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
+
+    `label_set` takes several names with commas between; `min_version` is that of `/predict`.
+    The output parameter `classification` asks for the best labels instead of all scores.
+    """
+    body = await read_body(request, host.settings)
+    asked = await asyncio.to_thread(
+        parse_infer_request,
+        body,
+        request.headers.get(HEADER_LENGTH),
+        pipeline.bundle.card.input,
+        MAX_BATCH_IMAGES,
+    )
+    selection, predictions = await finish_or_leave(request, _score(pipeline, asked))
+    # Thousands of labels take a while, in which the event loop has to answer others.
+    return await asyncio.to_thread(
+        write_infer_answer, asked, pipeline.bundle.card, selection, predictions
+    )
+
+
+router = APIRouter(tags=["open inference protocol"])
+
+
+@router.get(PREFIX)
+async def server(request: Request) -> ServerAnswer:
+    """Describes the server."""
+    return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
+
+
+@router.get(f"{PREFIX}/health/live")
+async def live() -> LiveAnswer:
+    """Says that the process answers, ready or not."""
+    return LiveAnswer()
+
+
+@router.get(f"{PREFIX}/health/ready", responses=document_errors(*_UNAVAILABLE))
+async def ready(host: Host) -> ReadyAnswer:
+    """Says whether requests are answered now."""
+    host.check_ready()
+    return ReadyAnswer()
+
+
+def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
+    # The whole path, not a prefix of inclusion: logs and metrics show what stands here.
+    of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
+    of_model.get("", responses=document_errors(*_MODEL_ERRORS))(model)
+    of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
+    of_model.post(
+        "/infer",
+        response_class=Response,
+        responses=document_errors(*_INFER_ERRORS),
+        openapi_extra=document_json(InferBody),
+    )(infer)
+    return of_model
+
+
+router.include_router(_make_model_router("/models/{name}"))
+router.include_router(_make_model_router("/models/{name}/versions/{version}", check_version))
+
+
+async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
+    selection = await pipeline.select(asked.query)
+    return selection, await run_together(_predict_each(pipeline, asked, selection))
+
+
+def _predict_each(
+    pipeline: Pipeline, asked: InferRequest, selection: Selection
+) -> Iterator[Coroutine[Any, Any, Prediction]]:
+    if isinstance(asked.photos, tuple):
+        return (pipeline.predict(photo, selection) for photo in asked.photos)
+    return (pipeline.predict_pixels(pixels, selection) for pixels in asked.photos)

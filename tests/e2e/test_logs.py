@@ -1,0 +1,31 @@
+"""The log of a real process, as a program reads it."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.photos import make_photo
+
+
+def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle: Bundle) -> None:
+    command = ("serve", "--bundle", str(tiny_bundle.path), "--port", "0", "--device", "cpu")
+    with ServerProcess(*command, ML_DECODER_LOG_FORMAT="json") as server:
+        server.wait_for_line(r'"message": "ready"')
+        listening = json.loads(server.wait_for_line(r'.*"message": "listening".*\n').group())
+        with server.connect(listening["address"], listening["port"]) as client:
+            headers = {"X-Request-Id": "find-me"}
+            answer = client.post("/predict", files={"image": b"junk"}, headers=headers)
+            assert answer.headers["x-request-id"] == "find-me"
+            assert client.post("/predict", files={"image": make_photo()}).status_code == 200
+        line = json.loads(server.wait_for_line(r'.*"request_id": "find-me".*\n').group())
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        lines = [json.loads(line) for line in server.stderr.splitlines()]
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/predict", 400)
+    assert line["problem"] == "invalid_image"
+    assert line["duration_ms"] > 0
+    assert [entry["message"] for entry in lines if entry["logger"] == "service.http.server"]
+    assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in lines)

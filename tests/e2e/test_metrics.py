@@ -1,0 +1,102 @@
+"""Metrics of real processes: workers that share them, and a port of their own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx2 as httpx
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.photos import make_photo
+
+PATIENCE_SECONDS = 60.0
+PREDICTIONS = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'
+
+
+def serve_command(bundle: Bundle, *flags: str) -> tuple[str, ...]:
+    return ("serve", "--bundle", str(bundle.path), "--port", "0", "--device", "cpu", *flags)
+
+
+def predict(client: httpx.Client) -> None:
+    assert client.post("/predict", files={"image": make_photo()}).status_code == 200
+
+
+def read_value(client: httpx.Client, sample: str) -> float | None:
+    """Returns the value of the sample that is written like this; None where there is none."""
+    text = client.get("/metrics").text
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+    return None if found is None else float(found.group(1))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_any_worker_answers_for_all_and_a_killed_one_leaves_its_counts_alone(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    command = serve_command(tiny_bundle, "--label-store", "memory")
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)))
+            for _ in range(2)
+        ]
+        first, second = (stack.enter_context(worker.open_client()) for worker in workers)
+        for client in (first, second, second):
+            predict(client)
+        for client in (first, second):
+            assert read_value(client, PREDICTIONS) == 3
+            assert read_value(client, "ml_decoder_decode_seconds_count") == 3
+            assert read_value(client, "ml_decoder_requests_in_flight") == 1  # this scrape
+        wait_until(lambda: read_value(first, "ml_decoder_ready") == 1)
+        assert len(list(tmp_path.glob("gauge_livesum_*.db"))) == 2
+        workers[1].send_signal(signal.SIGKILL)
+        workers[1].wait()
+        wait_until(lambda: len(list(tmp_path.glob("gauge_livesum_*.db"))) == 1)
+        assert read_value(first, PREDICTIONS) == 3
+        predict(first)
+        assert read_value(first, PREDICTIONS) == 4
+
+
+def test_port_of_their_own_has_the_metrics_and_the_other_has_not(tiny_bundle: Bundle) -> None:
+    with (
+        ServerProcess(*serve_command(tiny_bundle, "--metrics-port", "0")) as server,
+        server.open_client() as client,
+    ):
+        predict(client)
+        assert client.get("/metrics").status_code == 404
+        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        with httpx.Client(base_url=f"http://{found.group(1)}:{found.group(2)}") as scraper:
+            assert read_value(scraper, PREDICTIONS) == 1
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_port_that_is_taken_stops_the_start_with_one_line(tiny_bundle: Bundle) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with ServerProcess(*serve_command(tiny_bundle, "--metrics-port", port)) as server:
+            assert server.wait() == 2
+            (line,) = server.stderr.splitlines()
+    assert line == f"ml-decoder: metrics_port {port}: Address already in use"
+
+
+def test_folder_that_is_not_there_stops_the_start_with_one_line(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "nowhere")
+    command = serve_command(tiny_bundle)
+    with ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=folder) as server:
+        assert server.wait() == 2
+        (line,) = server.stderr.splitlines()
+    assert line.startswith(f"ml-decoder: PROMETHEUS_MULTIPROC_DIR {folder}: ")

@@ -1,0 +1,150 @@
+"""The public client of the Open Inference Protocol, `tritonclient`, against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from service.bundle import Bundle
+from service.images import decode_image
+from tests.e2e.server_process import ServerProcess
+from tests.photos import make_photo
+from tests.serving import to_base64
+
+MODEL = "tiny-open"
+PHOTOS = [make_photo(seed) for seed in range(3)]
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
+    command = ("serve", "--bundle", str(open_bundle.path), "--port", "0", "--device", "cpu")
+    with ServerProcess(*command, "--label-store", "memory") as server:
+        server.open_client().close()
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    host, port = server.find_address()
+    with triton.InferenceServerClient(f"{host}:{port}") as client:
+        yield client
+
+
+@pytest.fixture
+def wanted(server: ServerProcess) -> list[dict[str, float]]:
+    """The scores that `/predict` gives the photos."""
+    with server.open_client() as client:
+        return [score_by_predict(client, photo) for photo in PHOTOS]
+
+
+def score_by_predict(client: httpx.Client, photo: bytes, **query: str) -> dict[str, float]:
+    answer = client.post("/predict", files={"image": photo}, params={"top_k": "1000", **query})
+    return {label["label"]: label["score"] for label in answer.json()["labels"]}
+
+
+def make_image_input(photos: list[bytes], *, binary: bool) -> triton.InferInput:
+    values = photos if binary else [to_base64(photo).encode() for photo in photos]
+    tensor = triton.InferInput("image", [len(photos)], "BYTES")
+    tensor.set_data_from_numpy(np.array(values, np.object_), binary_data=binary)
+    return tensor
+
+
+def make_pixels_input(bundle: Bundle, *, binary: bool) -> triton.InferInput:
+    pixels = np.stack([decode_image(p, bundle.card.input, 10**6).pixels for p in PHOTOS])
+    tensor = triton.InferInput("pixels", list(pixels.shape), "UINT8")
+    tensor.set_data_from_numpy(pixels, binary_data=binary)
+    return tensor
+
+
+def read_scores(result: triton.InferResult) -> list[dict[str, float]]:
+    labels = [
+        name.decode() if isinstance(name, bytes) else name for name in result.as_numpy("labels")
+    ]
+    return [dict(zip(labels, row.tolist(), strict=True)) for row in result.as_numpy("scores")]
+
+
+def assert_same(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
+    for scores, same in zip(found, wanted, strict=True):
+        assert scores == pytest.approx(same, abs=TOLERANCE)
+
+
+def test_client_finds_server_and_model_alive_and_ready(
+    client: triton.InferenceServerClient,
+) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready(MODEL)
+    assert client.is_model_ready(MODEL, "1.0")
+    assert not client.is_model_ready("other")
+    assert client.get_server_metadata()["name"] == "ml-decoder-serve"
+    metadata = client.get_model_metadata(MODEL)
+    assert [tensor["name"] for tensor in metadata["outputs"]] == ["scores", "labels"]
+
+
+@pytest.mark.parametrize("binary_in", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_photos_get_the_scores_of_predict(
+    client: triton.InferenceServerClient,
+    wanted: list[dict[str, float]],
+    binary_in: bool,
+    binary_out: bool,
+) -> None:
+    outputs = [triton.InferRequestedOutput(n, binary_data=binary_out) for n in ("scores", "labels")]
+    tensor = make_image_input(PHOTOS, binary=binary_in)
+    result = client.infer(MODEL, [tensor], outputs=outputs, request_id="mine")
+    assert result.get_response()["id"] == "mine"
+    assert_same(read_scores(result), wanted)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_pixels_get_the_scores_of_predict_without_naming_outputs(
+    client: triton.InferenceServerClient,
+    open_bundle: Bundle,
+    wanted: list[dict[str, float]],
+    binary: bool,
+) -> None:
+    result = client.infer(MODEL, [make_pixels_input(open_bundle, binary=binary)], "1.0")
+    assert_same(read_scores(result), wanted)
+
+
+def test_classification_gives_the_best_labels(
+    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
+) -> None:
+    outputs = [triton.InferRequestedOutput("scores", class_count=2)]
+    result = client.infer(MODEL, [make_image_input(PHOTOS, binary=True)], outputs=outputs)
+    rows = result.as_numpy("scores")
+    assert rows.shape == (3, 2)
+    for row, scores in zip(rows, wanted, strict=True):
+        found = [text.decode().split(":", 2) for text in row]
+        assert [label for *_, label in found] == sorted(scores, key=lambda n: -scores[n])[:2]
+        assert float(found[0][0]) == pytest.approx(max(scores.values()), abs=TOLERANCE)
+
+
+def test_label_set_is_a_parameter(
+    server: ServerProcess, client: triton.InferenceServerClient
+) -> None:
+    tensor = make_image_input(PHOTOS[:1], binary=True)
+    result = client.infer(MODEL, [tensor], parameters={"label_set": "everyday"})
+    with server.open_client() as plain:
+        wanted = score_by_predict(plain, PHOTOS[0], label_set="everyday")
+    assert set(wanted) == {"chair", "table", "lamp"}
+    assert_same(read_scores(result), [wanted])
+
+
+def test_error_reaches_the_clients_exception_and_the_next_request_is_answered(
+    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
+) -> None:
+    with pytest.raises(InferenceServerException, match="The image is damaged") as caught:
+        client.infer(MODEL, [make_image_input([b"junk"], binary=True)])
+    assert caught.value.status() == "400"
+    with pytest.raises(InferenceServerException, match="no such model") as caught:
+        client.infer("other", [make_image_input(PHOTOS, binary=True)])
+    assert caught.value.status() == "404"
+    result = client.infer(MODEL, [make_image_input(PHOTOS, binary=True)])
+    assert_same(read_scores(result), wanted)

@@ -1,0 +1,146 @@
+"""What is monitored exists, and what exists is documented."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.metrics_core import Metric
+
+from service.http.exposition import open_registry
+from service.http.metrics import Metrics
+from service.http.problems import INTERNAL_ERROR, PROBLEM_KINDS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "monitoring"
+DASHBOARD = json.loads((FOLDER / "grafana/dashboards/ml-decoder.json").read_text("utf-8"))
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))
+DOCUMENT = (ROOT / "docs" / "operate.md").read_text("utf-8")
+SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
+ROW = re.compile(r"^\| `(ml_decoder_\w+)` \| (\w+) \|([^|]*)\| .+ \|$", re.MULTILINE)
+
+
+def find_metrics() -> dict[str, Metric]:
+    """Every metric of the service by its name, those of the Prometheus client included."""
+    return {metric.name: metric for metric in open_registry(Metrics()).collect()}
+
+
+def find_labels() -> dict[str, tuple[str, ...]]:
+    """Own metrics, by the name that is written in queries, with their labels."""
+    metrics = Metrics()
+    found: dict[str, tuple[str, ...]] = {}
+    for collector in metrics.registry._collector_to_names:
+        (metric,) = collector.collect()
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        found[name] = tuple(collector._labelnames)  # type: ignore[attr-defined]
+    return found
+
+
+METRICS = find_metrics()
+LABELS = find_labels()
+SERIES = {
+    f"{metric.name}{suffix}" for metric in METRICS.values() for suffix in SUFFIXES[metric.type]
+}
+
+
+def list_expressions() -> Iterator[tuple[str, str]]:
+    """Every query of the dashboard and of the alerts, with where it stands."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for variable in DASHBOARD["templating"]["list"]:
+        yield variable["name"], variable["query"]
+    for rule in list_alerts():
+        yield rule["alert"], rule["expr"]
+
+
+def list_alerts() -> list[dict[str, Any]]:
+    return [rule for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+EXPRESSIONS = dict(list_expressions())
+
+
+@pytest.mark.parametrize("place", EXPRESSIONS)
+def test_every_series_that_is_asked_for_exists(place: str) -> None:
+    asked = set(re.findall(r"\b(?:ml_decoder|process|python)_\w+", EXPRESSIONS[place]))
+    assert asked <= SERIES
+
+
+@pytest.mark.parametrize("place", EXPRESSIONS)
+def test_every_label_that_is_asked_for_exists(place: str) -> None:
+    known = {"job", "instance", "le"}.union(*LABELS.values())
+    expression = EXPRESSIONS[place]
+    matched = re.findall(r"(\w+)=~?\"", expression)
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    assert {*matched, *(n.strip() for group in grouped for n in group.split(","))} <= known
+
+
+@pytest.mark.parametrize("place", EXPRESSIONS)
+def test_every_reason_that_is_asked_for_is_the_code_of_a_problem(place: str) -> None:
+    codes = {kind.code for kind in (*PROBLEM_KINDS.values(), INTERNAL_ERROR)}
+    assert set(re.findall(r'reason="(\w+)"', EXPRESSIONS[place])) <= codes
+
+
+def test_every_own_metric_is_on_the_dashboard() -> None:
+    shown = " ".join(expr for panel in DASHBOARD["panels"] for expr in _expressions_of(panel))
+    assert {name for name in LABELS if not re.search(rf"\b{name}", shown)} == set()
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    places: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not places & cells
+        assert max(x for x, _ in cells) < 24
+        places |= cells
+
+
+def test_metrics_table_says_what_there_is() -> None:
+    documented = {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels in ROW.findall(DOCUMENT)
+    }
+    existing = {
+        name: (METRICS[name.removesuffix("_total")].type, labels) for name, labels in LABELS.items()
+    }
+    assert documented == existing
+
+
+def test_every_alert_says_what_to_do() -> None:
+    documented = set(re.findall(r"^\| `(MlDecoder\w+)` \| .+ \|$", DOCUMENT, re.MULTILINE))
+    assert {rule["alert"] for rule in list_alerts()} == documented
+
+
+def test_provisioning_finds_dashboard_and_rules() -> None:
+    prometheus = yaml.safe_load((FOLDER / "prometheus.yml").read_text("utf-8"))
+    assert all((FOLDER / name).is_file() for name in prometheus["rule_files"])
+    (job,) = prometheus["scrape_configs"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
+    (names,) = job["dns_sd_configs"]
+    assert set(names["names"]) <= compose.keys()
+    provisioning = FOLDER / "grafana" / "provisioning"
+    provider = yaml.safe_load((provisioning / "dashboards/ml-decoder.yml").read_text("utf-8"))
+    (folder,) = [entry["options"]["path"] for entry in provider["providers"]]
+    assert f"./deploy/monitoring/grafana/dashboards:{folder}:ro" in compose["grafana"]["volumes"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_configuration_and_rules() -> None:
+    command = ["promtool", "check", "config", str(FOLDER / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(list_alerts())} rules found" in done.stdout
+
+
+def _expressions_of(panel: dict[str, Any]) -> list[str]:
+    return [target["expr"] for target in panel["targets"]]

@@ -1,0 +1,41 @@
+"""Stages are timed where they run and collected only where somebody asks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from service.stages import collect_stages, time_stage
+
+
+def test_stages_are_collected_in_their_order_with_their_times() -> None:
+    with collect_stages() as stages:
+        with time_stage("encode"):
+            pass
+        with time_stage("head"):
+            pass
+    assert [stage.name for stage in stages] == ["encode", "head"]
+    encode, head = stages
+    assert encode.started <= encode.ended <= head.started <= head.ended
+    assert head.seconds == head.ended - head.started
+
+
+def test_nothing_is_collected_after_the_end_or_in_another_thread() -> None:
+    with collect_stages() as stages:
+        thread = threading.Thread(target=_time_one)
+        thread.start()
+        thread.join()
+    _time_one()
+    assert stages == []
+
+
+def test_stage_that_fails_is_not_collected() -> None:
+    with collect_stages() as stages, pytest.raises(ZeroDivisionError), time_stage("encode"):
+        raise ZeroDivisionError
+    assert stages == []
+
+
+def _time_one() -> None:
+    with time_stage("encode"):
+        pass
