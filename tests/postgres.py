@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-
 # Debian keeps the server's programs here, off the path; the newest version comes last.
 _DEBIAN_FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 

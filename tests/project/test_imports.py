@@ -15,16 +15,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("service", "export", "models")
 
-# What the base install and the extras `cpu` and `gpu` bring, by import name.
+# What the base install and the extras `bulk`, `cpu`, `gpu` and `ray` bring, by import name.
 SERVICE_PACKAGES = {
     "PIL",
     "fastapi",
     "numpy",
     "onnxruntime",
+    "pyarrow",
     "pydantic",
     "pydantic_core",
     "pydantic_settings",
     "python_multipart",
+    "ray",
     "rich",
     "sqlalchemy",
     "starlette",

@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx2 as httpx
@@ -59,6 +60,14 @@ def stored_names(client: httpx.Client) -> set[str]:
     return {entry["name"] for entry in listed if entry["origin"] == "store"}
 
 
+def is_served(client: httpx.Client, label_set: str) -> bool:
+    return predict(client, label_set) == 200
+
+
+def are_stored(client: httpx.Client, names: list[str]) -> bool:
+    return set(names) <= stored_names(client)
+
+
 def delete_all(replicas: Replicas) -> None:
     with replicas.open_client() as client:
         for name in stored_names(client):
@@ -68,7 +77,7 @@ def delete_all(replicas: Replicas) -> None:
 def assert_all_are_served_by_all(replicas: Replicas, names: list[str]) -> None:
     for index in range(COUNT):
         with replicas.open_client(index) as client:
-            wait_for(lambda client=client: set(names) <= stored_names(client), CONVERGED_SECONDS)
+            wait_for(partial(are_stored, client, names), CONVERGED_SECONDS)
             assert predict(client, names[-1]) == 200
 
 
@@ -79,9 +88,7 @@ def test_label_registered_through_one_replica_is_served_by_all(replicas: Replica
         assert made.status_code == 201
         for other in range(COUNT):
             with replicas.open_client(other) as client:
-                wait_for(
-                    lambda client=client: predict(client, f"from{index}") == 200, CONVERGED_SECONDS
-                )
+                wait_for(partial(is_served, client, f"from{index}"), CONVERGED_SECONDS)
     delete_all(replicas)
 
 
