@@ -9,6 +9,7 @@ Next: `parts.py`, which files the records.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
@@ -19,7 +20,6 @@ from service.bulk.parts import Record
 from service.bulk.photos import PhotoStore
 from service.errors import ImageError
 from service.http.problems import describe_failure
-from service.http.request_errors import BodyTooLarge
 from service.pipeline import Pipeline, Prediction
 from service.selection import Selection
 from service.settings import Settings
@@ -91,11 +91,12 @@ async def _tag_photo(
     try:
         data = await asyncio.to_thread(store.read, name, limit)
         if len(data) > limit:
-            raise BodyTooLarge(limit, "The file")
+            return _record(name, error=f"The file is larger than {limit} bytes")
         return _record(name, await pipeline.predict(data, selection))
     except OSError as error:
-        return _record(name, error=error.strerror or "cannot be read")
-    except (ImageError, BodyTooLarge) as error:
+        # Not its own text, which names paths.
+        return _record(name, error=os.strerror(error.errno) if error.errno else "cannot be read")
+    except ImageError as error:
         return _record(name, error=describe_failure(error))
 
 

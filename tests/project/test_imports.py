@@ -44,6 +44,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.scoring",
     "service.errors",
     "service.labels.definition",
+    "service.labels.encoding",
 )
 
 

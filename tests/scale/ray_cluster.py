@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ class RayCluster:
             "RAY_ADDRESS": f"127.0.0.1:{port}",
             # Off, as on a laptop: the nodes of a cluster talk by the loopback interface.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         options = {
