@@ -76,7 +76,7 @@ def test_ray_serve_answers_as_the_service_does(
         wait_until_it_serves(client, tmp_path / "serve.log")
         answer = client.post("/predict", files={"image": make_photo(1)}, params={"top_k": 5})
         assert answer.status_code == 200, answer.text
-        assert client.get("/info").json()["name"] == open_bundle.card.name
+        assert answer.json()["model"]["name"] == open_bundle.card.name
         made = client.post("/labels", json={"name": "mine", "labels": ["red", "blue"]})
         assert made.status_code == 201
         asked = {"label_set": "mine", "threshold": "0"}
