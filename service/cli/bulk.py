@@ -65,9 +65,9 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     as_json: Annotated[bool, typer.Option("--json", help="Totals as one JSON object.")] = False,
 ) -> None:
     """Tag a folder, a list or an object store of photos into Parquet files; resumable."""
-    for package, extra in (("pyarrow", "bulk"), *((("ray", "ray"),) if ray else ())):
-        if importlib.util.find_spec(package) is None:
-            raise StartError(f"bulk needs {package}: pip install 'ml-decoder-serve[{extra}]'")
+    _require("pyarrow", "bulk")
+    if ray:
+        _require("ray", "ray")
     # Not before: the service runs without pyarrow and Ray.
     from service.bulk.run import BulkJob, run_bulk
 
@@ -91,6 +91,11 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     _show_totals(totals, as_json)
     if totals.failed:
         raise typer.Exit(EXIT_SOME_FAILED)
+
+
+def _require(package: str, extra: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise StartError(f"bulk needs {package}: pip install 'ml-decoder-serve[{extra}]'")
 
 
 @contextmanager

@@ -26,7 +26,12 @@ from tests.project.dockerfile import Stage, parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
 _RELEASE = "bookworm"
-_PACKAGES = "ca-certificates,python3,python3-venv"
+_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
+# What Debian's images are made without (the "slim" ones without the second line).
+_LEFT_OUT = (
+    *("var/cache/apt", "var/lib/apt/lists", "var/log"),
+    *("usr/share/doc", "usr/share/info", "usr/share/lintian", "usr/share/locale", "usr/share/man"),
+)
 # What this machine needs to reach its package index, and an image would not hold.
 _BORROWED_FILES = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"),
@@ -76,6 +81,8 @@ def build(target: str, scratch: Path) -> Root:
     base = Root(scratch / "image")
     _run(["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _RELEASE, str(base.folder)])
     (base.folder / "usr/bin/python").symlink_to("python3")
+    for folder in _LEFT_OUT:
+        shutil.rmtree(base.folder / folder, ignore_errors=True)
     for file in filter(os.path.exists, _BORROWED_FILES):
         shutil.copy(file, f"{base.folder}{file}")
     return _build_stage(target, stages, scratch, base, {})
