@@ -11,24 +11,31 @@ ENV ORT_DISABLE_TELEMETRY=1 \
     PYTHONUNBUFFERED=1
 
 # The constraint files are complete, so they double as lists of what to install: the
-# dependencies become a layer that no change of the code rebuilds.
+# dependencies become a layer that no change of the code rebuilds. The base's pip installs, so
+# that the image has none.
 FROM base AS build-cpu
 WORKDIR /src
-RUN python -m venv /opt/venv
+RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-cpu.txt constraints/
-RUN pip install --no-deps --requirement constraints/serve-cpu.txt
+# Taken out is what the service never loads: the hub's client that `tokenizers` brings, numpy's
+# tests, and the C library that ONNX Runtime's Python module holds itself.
+RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-cpu.txt \
+    && pip --python /opt/venv uninstall --yes hf-xet huggingface-hub \
+    && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \
+        -exec rm -r {} + \
+    && rm -f /opt/venv/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.*
 COPY pyproject.toml README.md LICENSE ./
 COPY service/ service/
-RUN pip install --no-deps .
+RUN pip --python /opt/venv install --no-deps .
 
 FROM base AS build-gpu
 WORKDIR /src
-RUN python -m venv /opt/venv
+RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-gpu.txt constraints/
-RUN pip install --no-deps --requirement constraints/serve-gpu.txt
+RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-gpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY service/ service/
-RUN pip install --no-deps .
+RUN pip --python /opt/venv install --no-deps .
 
 FROM base AS runtime
 RUN groupadd --gid 10001 ml-decoder \

@@ -23,10 +23,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bundle lock clean
+.PHONY: help serve test test-scale lint format bundle lock clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|gpu, BUNDLE, HOST, PORT), no torch
 	ML_DECODER_BUNDLE=$(BUNDLE) ML_DECODER_HOST=$(HOST) ML_DECODER_PORT=$(PORT) \
@@ -34,6 +34,9 @@ serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|gpu, BUNDLE, HOST, POR
 
 test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
 	$(DEV_BIN)/python -m pytest $(TESTS)
+
+test-scale: $(DEV)/.ray ## Test replicas behind nginx and Ray at length (needs nginx and PostgreSQL)
+	SCALE_TEST=full $(DEV_BIN)/python -m pytest tests/scale -m "slow or not slow"
 
 lint: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
 	$(DEV_BIN)/ruff check .
@@ -70,7 +73,7 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 
 # The serving sets are resolved within the development set, so that all three agree.
 lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
-	$(DEV_BIN)/python constraints/lock.py dev > $(DEV)/dev.txt
+	$(DEV_BIN)/python constraints/lock.py dev,ray > $(DEV)/dev.txt
 	$(DEV_BIN)/python constraints/lock.py cpu,fast,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
 	$(DEV_BIN)/python constraints/lock.py fast,gpu,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
 	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt constraints/
@@ -87,6 +90,10 @@ clean: ## Remove the environments and everything that tools leave behind
 
 $(DEV)/.installed: pyproject.toml constraints/dev.txt | $(DEV)/bin/python
 	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev]'
+	@touch $@
+
+$(DEV)/.ray: $(DEV)/.installed
+	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev,ray]'
 	@touch $@
 
 $(SERVE)/.installed: pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python

@@ -1,7 +1,8 @@
 """The command: `python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-In: arguments. Out: a bundle, its story on stderr, an exit code (0 written, 2 not).
-Next: `build.py`.
+In: arguments. Out: a bundle, its story on stderr, an exit code (0 written, 2 not). With
+`--triton DIR` also a model repository, of the new bundle or of one that is there (`--bundle`).
+Next: `build.py`, `triton.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from export.build import ExportRequest, build_bundle
 from export.errors import ExportError
 from export.open_source import OpenRequest
 from export.source import SourceHints
+from export.triton import write_repository
 from models.data import DataError
 from models.layouts import CheckpointError
-from service.bundle import BundleError
+from service.bundle import BundleError, load_bundle
 from service.card import Precision
 
 _EXIT_NOT_WRITTEN = 2
@@ -27,14 +29,29 @@ _EXIT_NOT_WRITTEN = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exports as the command line says; returns the exit code."""
-    request = _to_request(_make_parser().parse_args(arguments))
+    given = _read_arguments(arguments)
     _tell_story()
     try:
-        build_bundle(request)
+        if given.bundle is None:
+            bundle = build_bundle(_to_request(given))
+        else:
+            bundle = load_bundle(given.bundle)
+        if given.triton is not None:
+            write_repository(given.triton, bundle, given.triton_precision)
     except (ExportError, CheckpointError, DataError, BundleError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
     return 0
+
+
+def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _make_parser()
+    given = parser.parse_args(arguments)
+    if given.bundle is None and None in (given.checkpoint, given.out):
+        parser.error("--checkpoint and --out are needed, or --bundle and --triton")
+    if given.bundle is not None and (given.triton is None or given.checkpoint is not None):
+        parser.error("--bundle goes with --triton, and not with --checkpoint")
+    return given
 
 
 def _tell_story() -> None:
@@ -95,8 +112,11 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="weights: ours, or the authors' layouts")
-    add("--out", type=Path, required=True, help="folder of the bundle; its name names the model")
+    add("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
+    add("--out", type=Path, help="folder of the bundle; its name names the model")
+    add("--triton", type=Path, help="folder of a Triton model repository to write as well")
+    add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")
+    add("--bundle", type=Path, help="for --triton: a finished bundle, instead of --checkpoint")
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="fp32,fp16,int8 or some; int8 needs --photos")
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")

@@ -7,6 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+# Debian keeps the server's programs here, off the path; the newest version comes last.
+_DEBIAN_FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
 
 class Postgres:
     """A server of its own in a folder of its own, reached by a socket there."""
@@ -32,14 +35,20 @@ class Postgres:
     def stop(self) -> None:
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
 
-    def _run(self, *command: str) -> None:
-        subprocess.run([*self._as_user, *command], check=True, capture_output=True, cwd="/")
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*self._as_user, str(_find_program(program)), *arguments]
+        subprocess.run(command, check=True, capture_output=True, cwd="/")
 
 
 def find_missing() -> str | None:
-    for program in ("initdb", "pg_ctl", "postgres"):
-        if shutil.which(program) is None:
+    for program in ("initdb", "pg_ctl"):
+        if _find_program(program) is None:
             return f"no {program} here"
     if getpass.getuser() == "root" and shutil.which("runuser") is None:
         return "no runuser here"
     return None
+
+
+def _find_program(name: str) -> str | None:
+    folders = (shutil.which(name, path=str(folder)) for folder in reversed(_DEBIAN_FOLDERS))
+    return next(filter(None, folders), None) or shutil.which(name)

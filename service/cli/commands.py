@@ -1,8 +1,9 @@
-"""The command line: `ml-decoder serve`, `predict`, `labels`, `info` and `export`.
+"""The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info` and `export`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people or JSON lines for
 programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
-`server.py` for `serve`, `photos.py` for `predict`, `labels.py` for `labels`.
+`server.py` for `serve`, `photos.py` for `predict`, `bulk.py` for `bulk`, `labels.py` for
+`labels`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ import typer
 
 from service.bundle import BundleError, load_bundle
 from service.cli import labels
+from service.cli.bulk import BULK_SETTINGS, bulk
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.overlays import write_overlays
 from service.cli.photos import label_photos
+from service.cli.questions import (
+    CandidateLabels,
+    Exclude,
+    Include,
+    LabelSets,
+    Threshold,
+    TopK,
+    make_query,
+)
 from service.errors import ServiceError, StartError, StoreIncompatible
-from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
 from service.http.server import run_server
 from service.logs import configure_logs
@@ -69,33 +79,27 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     photos: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
-    top_k: Annotated[str | None, typer.Option(metavar="INT", help="Most labels a photo.")] = None,
-    threshold: Annotated[
-        str | None, typer.Option(metavar="SCORE", help="Least score, 0 to 1, or: calibrated.")
-    ] = None,
-    include: Annotated[list[str] | None, typer.Option(help="Only this; repeatable.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Never this; repeatable.")] = None,
-    label_set: Annotated[list[str] | None, typer.Option(help="From this set; repeatable.")] = None,
-    candidate_label: Annotated[
-        list[str] | None, typer.Option(help="A label for this call alone; repeatable.")
-    ] = None,
+    top_k: TopK = None,
+    threshold: Threshold = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    label_set: LabelSets = None,
+    candidate_label: CandidateLabels = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Write pictures of where each label was found.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a photo.")] = False,
 ) -> None:
     """Label photos with the service's own pipeline, without a server."""
-    asked = {
-        "top_k": top_k,
-        "threshold": threshold,
-        "include": include,
-        "exclude": exclude,
-        "label_set": label_set,
-        "candidate_labels": candidate_label,
-        "explain": "overlay" if explain else None,
-    }
-    given = {name: value for name, value in asked.items() if value not in (None, [])}
-    query = merge_parameters(Parameters(), given)
+    query = make_query(
+        top_k=top_k,
+        threshold=threshold,
+        include=include,
+        exclude=exclude,
+        label_set=label_set,
+        candidate_labels=candidate_label,
+        explain="overlay" if explain else None,
+    )
     configure_logs("error")
     if not asyncio.run(_predict_all(photos, query, settings, as_json)):
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -143,6 +147,7 @@ _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": 
 
 app.command()(add_setting_flags(serve))
 app.command()(add_setting_flags(predict, _PREDICT_SETTINGS))
+app.command()(add_setting_flags(bulk, BULK_SETTINGS))
 app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
-from service.http.problems import describe_problem
+from service.http.problems import describe_failure
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
@@ -87,7 +87,4 @@ async def _label_photo(
         except OSError as error:
             return LabelledPhoto(path, None, error.strerror or "cannot be read")
         except (ImageError, BusyError, InferenceFailed) as error:
-            problem = describe_problem(error)
-            return LabelledPhoto(
-                path, None, " ".join(filter(None, (problem.title, problem.detail)))
-            )
+            return LabelledPhoto(path, None, describe_failure(error))

@@ -230,3 +230,9 @@ def describe_problem(error: Exception, request_id: str | None = None) -> Problem
     if isinstance(error, InvalidParameters):
         problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
     return problem
+
+
+def describe_failure(error: Exception) -> str:
+    """Returns what a client may know of `error` as one line of text."""
+    problem = describe_problem(error)
+    return " ".join(filter(None, (problem.title, problem.detail)))

@@ -1,62 +1,80 @@
-"""The Compose files, checked against the specification by a parser of its own."""
+"""The Compose file, checked against the specification by a parser of its own."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from compose_spec import PyCompose
 
+from service.settings import Settings
 from tests.project.dockerfile import parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
-CPU_FILE = ROOT / "docker-compose.yml"
-GPU_FILE = ROOT / "deploy" / "docker-compose.gpu.yml"
+FILE = ROOT / "docker-compose.yml"
+TEXT = FILE.read_text(encoding="utf-8")
+OURS = ("ml-decoder", "ml-decoder-gpu", "replica")
+PROFILES = {
+    "cpu": {"ml-decoder"},
+    "gpu": {"ml-decoder-gpu"},
+    "scale": {"replica", "proxy", "postgres"},
+}
 
 
-def read_compose(path: Path) -> dict[str, Any]:
+def read_compose(text: str) -> dict[str, Any]:
     """The file as plain data; raises `ValueError` where it breaks the specification."""
-    content: dict[str, Any] = PyCompose.from_yaml(path.read_text(encoding="utf-8")).to_dict()
+    # The parser knows no merge keys (`<<`), which belong to YAML.
+    plain = yaml.safe_dump(yaml.safe_load(text))
+    content: dict[str, Any] = PyCompose.from_yaml(plain).to_dict()
     return content
 
 
-def read_service(path: Path, name: str = "ml-decoder") -> dict[str, Any]:
-    """One service of the file."""
-    return dict(read_compose(path)["services"][name])
+SERVICES: dict[str, dict[str, Any]] = read_compose(TEXT)["services"]
 
 
-def test_misspelt_key_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "compose.yml"
-    path.write_text(CPU_FILE.read_text(encoding="utf-8").replace("read_only", "readonly"))
+def test_misspelt_key_is_refused() -> None:
     with pytest.raises(ValueError, match="readonly"):
-        read_compose(path)
+        read_compose(TEXT.replace("read_only", "readonly"))
 
 
-def test_default_runs_on_the_cpu() -> None:
-    service = read_service(CPU_FILE)
-    assert service["build"]["target"] == "cpu"
-    assert service["ports"] == ["8000:8000"]
-    assert "deploy" not in service
+@pytest.mark.parametrize("profile", PROFILES)
+def test_profile_starts_these_services(profile: str) -> None:
+    started = {name for name, it in SERVICES.items() if profile in it["profiles"]}
+    assert started == PROFILES[profile]
 
 
-def test_state_outlives_the_container() -> None:
-    content = read_compose(CPU_FILE)
-    (mount,) = read_service(CPU_FILE)["volumes"]
+def test_without_a_profile_the_cpu_is_taken() -> None:
+    lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
+    assert "COMPOSE_PROFILES=cpu" in lines
+    assert "deploy" not in SERVICES["ml-decoder"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_answers_at_port_8000(profile: str) -> None:
+    ports = [port for name in PROFILES[profile] for port in SERVICES[name].get("ports", ())]
+    assert [port.split(":")[0] for port in ports] == ["8000"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_target_is_a_stage_of_the_dockerfile(name: str) -> None:
+    stages = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    target = SERVICES[name]["build"]["target"]
+    assert target in {stage.name for stage in stages}
+    assert target == ("gpu" if name.endswith("gpu") else "cpu")
+
+
+@pytest.mark.parametrize("name", ["ml-decoder", "ml-decoder-gpu"])
+def test_state_outlives_the_container(name: str) -> None:
+    (mount,) = SERVICES[name]["volumes"]
     volume, _, folder = mount.partition(":")
-    assert volume in content["volumes"]
+    assert volume in read_compose(TEXT)["volumes"]
     assert folder in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-
-
-def test_nothing_but_the_service_starts_without_a_profile() -> None:
-    services = read_compose(CPU_FILE)["services"]
-    assert [name for name, service in services.items() if "profiles" not in service] == [
-        "ml-decoder"
-    ]
 
 
 @pytest.mark.parametrize("name", ["prometheus", "grafana"])
 def test_monitoring_is_for_this_machine_alone_and_reads_what_is_there(name: str) -> None:
-    service = read_service(CPU_FILE, name)
+    service = SERVICES[name]
     assert service["profiles"] == ["monitoring"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert service["cap_drop"] == ["ALL"]
@@ -68,28 +86,56 @@ def test_monitoring_is_for_this_machine_alone_and_reads_what_is_there(name: str)
             assert mount.endswith(":ro")
 
 
-def test_container_cannot_change_itself_or_gain_privileges() -> None:
-    service = read_service(CPU_FILE)
+def test_gpu_is_reserved() -> None:
+    (device,) = SERVICES["ml-decoder-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
+    service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_override_changes_the_target_and_asks_for_a_gpu() -> None:
-    assert read_compose(GPU_FILE)["services"].keys() == {"ml-decoder"}
-    service = read_service(GPU_FILE)
-    assert service["build"] == {"target": "gpu"}
-    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
+@pytest.mark.parametrize("name", OURS)
+def test_stop_is_given_longer_than_the_drain(name: str) -> None:
+    grace = SERVICES[name]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) >= Settings.model_fields["drain_seconds"].default + 5
 
 
-@pytest.mark.parametrize("path", [CPU_FILE, GPU_FILE], ids=lambda path: path.name)
-def test_target_is_a_stage_of_the_dockerfile(path: Path) -> None:
-    stages = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
-    assert read_service(path)["build"]["target"] in {stage.name for stage in stages}
+def test_replicas_keep_nothing_and_start_when_their_database_is_there() -> None:
+    replica = SERVICES["replica"]
+    assert "volumes" not in replica
+    assert replica["environment"]["ML_DECODER_LABEL_STORE"].startswith("postgresql://")
+    assert replica["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert SERVICES["proxy"]["depends_on"]["replica"]["condition"] == "service_healthy"
+    for name in ("postgres", "proxy"):
+        assert SERVICES[name]["healthcheck"]["test"]
 
 
-def test_command_in_the_comment_names_the_override() -> None:
-    named = re.findall(r"-f (\S+)", CPU_FILE.read_text(encoding="utf-8"))
-    assert [ROOT / name for name in named] == [CPU_FILE, GPU_FILE]
+def test_password_stands_in_no_file_of_the_repository() -> None:
+    secret = read_compose(TEXT)["secrets"]["postgres_password"]["file"]
+    assert f"/{secret}" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    url = SERVICES["replica"]["environment"]["ML_DECODER_LABEL_STORE"]
+    assert re.fullmatch(r"postgresql://\w+@postgres/\w+", url)
+
+
+def test_proxy_fills_in_every_variable_of_the_configuration_that_the_tests_run() -> None:
+    template = (ROOT / "deploy" / "nginx" / "default.conf.template").read_text(encoding="utf-8")
+    proxy = SERVICES["proxy"]
+    assert set(re.findall(r"\$\{(\w+)\}", template)) == set(proxy["environment"])
+    assert proxy["volumes"] == ["./deploy/nginx:/etc/nginx/templates:ro"]
+    published = proxy["ports"][0].split(":")[1]
+    assert proxy["environment"]["ML_DECODER_LISTEN"] == published
+    exposed = dict(
+        line for stage in _stages() for line in stage.instructions if line[0] == "EXPOSE"
+    )
+    for servers in ("ML_DECODER_SERVERS", "ML_DECODER_LABEL_SERVERS"):
+        assert f"server replica:{exposed['EXPOSE']} resolve" in proxy["environment"][servers]
+
+
+def _stages() -> list[Any]:
+    return list(parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8")))

@@ -56,9 +56,9 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "extras"),
     [
-        ("serve-cpu", ("cpu", "otel", "postgres")),
-        ("serve-gpu", ("gpu", "otel", "postgres")),
-        ("dev", ("cpu", "export", "otel", "postgres", "train", "dev")),
+        ("serve-cpu", ("cpu", "fast", "otel", "postgres")),
+        ("serve-gpu", ("fast", "gpu", "otel", "postgres")),
+        ("dev", ("bulk", "cpu", "export", "fast", "otel", "postgres", "ray", "train", "dev")),
     ],
 )
 def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:

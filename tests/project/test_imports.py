@@ -15,19 +15,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("service", "export", "models")
 
-# What the base install and the extras `cpu`, `gpu` and `otel` bring, by import name.
+# What the base install and the extras of the service bring, by import name.
 SERVICE_PACKAGES = {
     "PIL",
+    "cv2",
+    "simplejpeg",
     "fastapi",
     "numpy",
     "onnxruntime",
     "opentelemetry",
     "prometheus_client",
+    "pyarrow",
     "pydantic",
     "pydantic_core",
     "pydantic_settings",
     "python_multipart",
     "pythonjsonlogger",
+    "ray",
     "rich",
     "sqlalchemy",
     "starlette",
@@ -45,6 +49,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.scoring",
     "service.errors",
     "service.labels.definition",
+    "service.labels.encoding",
 )
 
 

@@ -1,0 +1,111 @@
+"""Photos to tag: a folder, a list of files, or the same in an object store.
+
+In: a path or a URL (`s3://bucket/photos`, `gs://...`, any scheme that pyarrow knows). Out: the
+names of the photos, which the results are filed under, and the bytes behind a name. Next:
+`tagging.py`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyarrow import fs
+
+from service.errors import StartError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+"""File name endings, in any case, of what is taken from a folder; a list may name anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoStore:
+    """Where photos are read from; may be sent to other processes.
+
+    Attributes:
+        filesystem: local or remote.
+        folder: names are relative to it.
+    """
+
+    filesystem: fs.FileSystem
+    folder: str
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Returns the first `max_bytes` of a photo's file, and one more where there are more.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self.filesystem.open_input_stream(posixpath.join(self.folder, name)) as stream:
+            content: bytes = stream.read(max_bytes + 1)
+            return content
+
+
+def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
+    """Finds the photos of a folder, or those that a text file lists.
+
+    Args:
+        location: a folder, which is searched with all that is below it, hidden files left out;
+            or a text file with one name a line, relative to where the file is.
+
+    Returns:
+        The store, and the names in it without repetitions: a folder's sorted, a list's in its
+        order.
+
+    Raises:
+        StartError: there is no such folder or list, or no photo in it.
+    """
+    filesystem, path = open_filesystem(location)
+    try:
+        kind = filesystem.get_file_info(path).type
+        if kind == fs.FileType.Directory:
+            store = PhotoStore(filesystem, path)
+            names = _search_folder(store)
+        elif kind == fs.FileType.File:
+            store = PhotoStore(filesystem, posixpath.dirname(path))
+            names = _read_list(filesystem, path)
+        else:
+            raise StartError(f"{location}: no such folder or list")
+    except OSError as error:
+        raise StartError(f"{location}: {error.strerror or 'cannot be read'}") from error
+    if not names:
+        raise StartError(f"{location} has no photos")
+    return store, names
+
+
+def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
+    """Returns the file system of a path or URL, and the path in it.
+
+    Raises:
+        StartError: no file system is known for the URL, or it cannot be reached.
+    """
+    try:
+        if "://" in location:
+            filesystem, path = fs.FileSystem.from_uri(location)
+            return filesystem, str(path)
+        return fs.LocalFileSystem(), str(Path(location).absolute())
+    except (ValueError, OSError, ImportError) as error:  # pyarrow's errors are among these
+        raise StartError(f"{location}: no such file system can be used") from error
+
+
+def _search_folder(store: PhotoStore) -> list[str]:
+    found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
+    files = (info.path for info in found if info.type == fs.FileType.File)
+    names = (posixpath.relpath(path, store.folder) for path in files)
+    return sorted(name for name in names if _is_photo(name))
+
+
+def _is_photo(name: str) -> bool:
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    return not hidden and name.lower().endswith(ENDINGS)
+
+
+def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
+    with filesystem.open_input_stream(path) as stream:
+        content: bytes = stream.read()
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise StartError(f"{path} is neither a folder nor a list in UTF-8") from error
+    return list(dict.fromkeys(filter(None, (line.strip() for line in lines))))

@@ -1,0 +1,90 @@
+"""The story of a bulk run in one process: photos -> what is left to do -> records -> parts.
+
+In: a `BulkJob`. Out: Parquet parts and `Totals`. It drives the service's own pipeline, so scores
+are those that clients see. Next: `ray_run.py`, which does the same on many machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.bulk.parts import Record, open_parts
+from service.bulk.photos import open_photos
+from service.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.pipeline import open_pipeline
+from service.selection import Query
+from service.settings import Settings
+
+Report = Callable[["Totals", int], None]
+"""Called after each photo: what there is so far, and how many photos this run has to tag."""
+
+
+@dataclass(frozen=True)
+class BulkJob:
+    """What to tag and where to.
+
+    Attributes:
+        photos: folder or list, a path or a URL.
+        out: folder of the results, a path or a URL.
+        query: what is asked of every photo.
+        settings: of the pipeline.
+        part_size: photos in one file; a run that is killed tags at most so many again.
+    """
+
+    photos: str
+    out: str
+    query: Query
+    settings: Settings
+    part_size: int
+
+
+@dataclass
+class Totals:
+    """What came of a run.
+
+    Attributes:
+        tagged: photos that got labels in this run.
+        failed: photos of this run that cannot be used; their rows say why.
+        skipped: photos that an earlier run had done.
+    """
+
+    tagged: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+async def run_bulk(job: BulkJob, report: Report) -> Totals:
+    """Tags all photos that are not done yet.
+
+    Raises:
+        StartError: photos, results or pipeline cannot be used as asked.
+        BundleError: the bundle is absent, damaged or inconsistent.
+        ServiceError: the query does not fit the label sets, or the model cannot be run; what
+            was filed stays, and the next run goes on.
+    """
+    store, names = open_photos(job.photos)
+    pipeline = open_pipeline(prepare_settings(job.settings))
+    await pipeline.start()
+    try:
+        selection = await pipeline.select(job.query)
+        with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
+            done = parts.read_done()
+            left = [name for name in names if name not in done]
+            totals = Totals(skipped=len(names) - len(left))
+            report(totals, len(left))
+            records: list[Record] = []
+            async for record in tag_photos(pipeline, selection, store, left):
+                records.append(record)
+                if record["error"] is None:
+                    totals.tagged += 1
+                else:
+                    totals.failed += 1
+                if len(records) == job.part_size or totals.tagged + totals.failed == len(left):
+                    await asyncio.to_thread(parts.write, records)
+                    records = []
+                report(totals, len(left))
+            return totals
+    finally:
+        await pipeline.drain()

@@ -1,0 +1,110 @@
+"""Tagging: names of photos -> records, through a pipeline that is kept busy.
+
+In: a started pipeline, a selection and names. Out: one record for each name, in order. Enough
+photos are under way to keep every core and the next batch busy, and no more than that are in
+memory. A photo that cannot be used costs only itself; a model that cannot be run ends the run.
+Next: `parts.py`, which files the records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from service.bulk.parts import Record
+from service.bulk.photos import PhotoStore
+from service.errors import ImageError
+from service.http.problems import describe_failure
+from service.pipeline import Pipeline, Prediction
+from service.selection import Selection
+from service.settings import Settings
+
+# A full batch in every worker, one waiting, and as many being read or decoded.
+_BATCHES_UNDER_WAY = 4
+_LEAST_PHOTOS_UNDER_WAY = 32
+# Nobody waits for a single photo, so it waits for as long as it takes.
+_DEADLINE_MS = 3_600_000.0
+_QUEUE_SIZE = 4096
+
+
+def prepare_settings(settings: Settings) -> Settings:
+    """Returns the settings with a queue and a deadline for work that nobody waits for."""
+    patient = {"queue_size": _QUEUE_SIZE, "deadline_ms": _DEADLINE_MS}
+    return settings.model_copy(update=patient)
+
+
+def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
+    """Returns all that the results depend on, as JSON values.
+
+    Args:
+        pipeline: what answers.
+        selection: what is asked, from which versions of the label sets.
+        location: of the photos, path or URL.
+    """
+    card = pipeline.bundle.card
+    return {
+        "model": {"name": card.name, "version": card.version},
+        "precision": pipeline.settings.precision,
+        "label_sets": [{"name": s.name, "version": s.version} for s in selection.sets],
+        "query": {k: v for k, v in asdict(selection.query).items() if v not in (None, ())},
+        "photos": location if "://" in location else str(Path(location).absolute()),
+    }
+
+
+async def tag_photos(
+    pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
+) -> AsyncIterator[Record]:
+    """Tags photos and yields their records in order.
+
+    Raises:
+        InferenceFailed: the model cannot be run.
+        UnavailableError: the pipeline does not take requests.
+    """
+    engine = pipeline.engine
+    under_way = max(
+        _LEAST_PHOTOS_UNDER_WAY, _BATCHES_UNDER_WAY * engine.workers * engine.max_batch_size
+    )
+    under_way = min(under_way, pipeline.settings.queue_size)
+    tasks: deque[asyncio.Task[Record]] = deque()
+    try:
+        for name in names:
+            tasks.append(asyncio.create_task(_tag_photo(pipeline, selection, store, name)))
+            if len(tasks) >= under_way:
+                yield await tasks.popleft()
+        while tasks:
+            yield await tasks.popleft()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tag_photo(
+    pipeline: Pipeline, selection: Selection, store: PhotoStore, name: str
+) -> Record:
+    limit = pipeline.settings.max_body_bytes
+    try:
+        data = await asyncio.to_thread(store.read, name, limit)
+        if len(data) > limit:
+            return _record(name, error=f"The file is larger than {limit} bytes")
+        return _record(name, await pipeline.predict(data, selection))
+    except OSError as error:
+        # Not its own text, which names paths.
+        return _record(name, error=os.strerror(error.errno) if error.errno else "cannot be read")
+    except ImageError as error:
+        return _record(name, error=describe_failure(error))
+
+
+def _record(name: str, found: Prediction | None = None, error: str | None = None) -> Record:
+    return {
+        "photo": name,
+        "width": found and found.width,
+        "height": found and found.height,
+        "labels": None if found is None else [asdict(label) for label in found.labels],
+        "error": error,
+    }

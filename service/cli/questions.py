@@ -1,0 +1,37 @@
+"""Questions: the options of `predict` and `bulk` that say which labels are wanted.
+
+In: texts from the command line. Out: a `Query`, checked by the rules of the HTTP parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.http.parameters import Parameters, merge_parameters
+from service.selection import Query
+
+TopK = Annotated[str | None, typer.Option(metavar="INT", help="Most labels a photo.")]
+Threshold = Annotated[
+    str | None, typer.Option(metavar="SCORE", help="Least score, 0 to 1, or: calibrated.")
+]
+Include = Annotated[list[str] | None, typer.Option(help="Only this; repeatable.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Never this; repeatable.")]
+LabelSets = Annotated[list[str] | None, typer.Option(help="From this set; repeatable.")]
+CandidateLabels = Annotated[
+    list[str] | None, typer.Option(help="A label for this call alone; repeatable.")
+]
+
+
+def make_query(**asked: str | list[str] | None) -> Query:
+    """Returns the query that options ask for.
+
+    Args:
+        **asked: the parameters of `/predict` by name; None and an empty list are not given.
+
+    Raises:
+        InvalidParameters: a value is of the wrong type or out of range.
+    """
+    given = {name: value for name, value in asked.items() if value not in (None, [])}
+    return merge_parameters(Parameters(), given)

@@ -1,0 +1,54 @@
+"""The service on Ray Serve: the same app, one copy a replica.
+
+In: settings from the environment of the replicas (`ML_DECODER_*`, see `deploy/ray/serve.yaml`).
+Out: `app`, which `serve run` and `serve deploy` find by name. Ray starts and stops replicas by
+the number of requests that wait or run; a replica takes requests when its model is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from ray import serve
+
+from service.http.app import create_app
+from service.http.hosting import PipelineHost
+from service.logs import configure_logs
+from service.settings import Settings
+
+
+def build_app() -> FastAPI:
+    """Returns the app of one replica; called there, so nothing of it has to be sent."""
+    settings = Settings()
+    configure_logs(settings.log_level, settings.log_format)
+    app = create_app(PipelineHost(settings))
+    app.router.lifespan_context = _live
+    return app
+
+
+@asynccontextmanager
+async def _live(app: FastAPI) -> AsyncIterator[None]:
+    # Unlike under `ml-decoder serve`, nobody asks /readyz: Ray routes to a replica once it has
+    # started, so it has started when the model is open.
+    host: PipelineHost = app.state.host
+    await host.open()
+    if host.failure is not None:
+        raise host.failure
+    yield
+    await host.drain()
+
+
+class MLDecoder:
+    """A replica; Ray makes it an ASGI app."""
+
+    app: FastAPI
+
+    def check_health(self) -> None:
+        """Raises where the replica does not answer any more; Ray then starts another."""
+        host: PipelineHost = self.app.state.host
+        host.check_ready()
+
+
+app = serve.deployment(serve.ingress(build_app)(MLDecoder), name="ml-decoder").bind()

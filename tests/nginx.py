@@ -1,0 +1,93 @@
+"""A real nginx for tests, with the configuration that is deployed (Debian: `nginx-light`)."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+TEMPLATE = Path(__file__).parents[1] / "deploy" / "nginx" / "default.conf.template"
+_PATIENCE_SECONDS = 60.0
+# What an image brings around our part: where it may write, and who it is.
+_MAIN = """{user}
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log warn;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/default.conf;
+}}
+"""
+
+
+class Nginx:
+    """A proxy on a port of its own in front of servers on other ports of this machine."""
+
+    def __init__(self, folder: Path, server_ports: Sequence[int]) -> None:
+        self.port = find_free_port()
+        self.log = folder / "error.log"
+        (folder / "default.conf").write_text(
+            render_template(
+                {
+                    "ML_DECODER_LISTEN": f"127.0.0.1:{self.port}",
+                    "ML_DECODER_SERVERS": _list_servers(server_ports, max_fails=1),
+                    "ML_DECODER_LABEL_SERVERS": _list_servers(server_ports, max_fails=0),
+                }
+            )
+        )
+        # The workers of a root's nginx would be somebody who may not enter pytest's folders.
+        user = "user root;" if getpass.getuser() == "root" else ""
+        main = folder / "nginx.conf"
+        main.write_text(_MAIN.format(folder=folder, user=user))
+        command = ["nginx", "-p", str(folder), "-e", str(self.log), "-c", str(main)]
+        self._process = subprocess.Popen(command)
+        self._wait_until_it_listens()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(_PATIENCE_SECONDS)
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                assert self._process.poll() is None, self.log.read_text()
+                assert time.monotonic() < deadline, "nginx does not listen"
+                time.sleep(0.02)
+            else:
+                return
+
+
+def render_template(variables: Mapping[str, str]) -> str:
+    """Fills in the template as envsubst does; a variable without a value fails."""
+    return re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], TEMPLATE.read_text())
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def find_missing() -> str | None:
+    return "no nginx here" if shutil.which("nginx") is None else None
+
+
+def _list_servers(ports: Sequence[int], max_fails: int) -> str:
+    rules = f"max_fails={max_fails} fail_timeout=2s"
+    return "\n".join(f"server 127.0.0.1:{port} {rules};" for port in ports)

@@ -1,0 +1,162 @@
+"""The Kubernetes files, rendered by kubectl and checked against the schemas of their kinds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+from pydantic import BaseModel
+
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "deploy" / "k8s"
+# The oldest minor version that is checked; what it knows, newer ones do.
+VERSION = "1.31"
+CUSTOM: dict[str, type[BaseModel]] = {
+    "ScaledObject": ScaledObject,
+    "ServiceMonitor": ServiceMonitor,
+}
+QUEUE_METRIC = "ml_decoder_queue_size"
+KINDS = {
+    "base": {
+        "Namespace", "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget",
+        "ServiceMonitor",
+    },
+    "keda": {
+        "Namespace", "Deployment", "Service", "ScaledObject", "PodDisruptionBudget",
+        "ServiceMonitor",
+    },
+}  # fmt: skip
+
+
+@cache
+def render(folder: str) -> dict[str, Any]:
+    """What `kubectl apply -k` would apply, by kind."""
+    kubectl = Path(sys.executable).with_name("kubectl")
+    command = [str(kubectl), "kustomize", str(K8S / folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
+
+
+def read_kserve() -> dict[str, Any]:
+    text = (K8S / "kserve" / "inferenceservice.yaml").read_text()
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def check_custom(document: dict[str, Any]) -> None:
+    """Checks a custom resource; a key that its schema lacks counts as an error."""
+    model = CUSTOM[document["kind"]].model_validate(document)
+    read = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert read == document
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    return dict(only)
+
+
+def pods() -> list[Any]:
+    served = render("base")["Deployment"]["spec"]["template"]["spec"]
+    kserve = read_kserve()["spec"]["predictor"]
+    return [pytest.param(served, id="deployment"), pytest.param(kserve, id="kserve")]
+
+
+@pytest.mark.parametrize("folder", KINDS)
+def test_kustomization_gives_these_objects_and_each_fits_its_schema(folder: str) -> None:
+    documents = render(folder)
+    assert set(documents) == KINDS[folder]
+    for kind, document in documents.items():
+        if kind in CUSTOM:
+            check_custom(document)
+        else:
+            kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_misspelt_keys_are_refused() -> None:
+    documents = render("keda")
+    service = documents["Service"] | {"spec": {"portz": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, VERSION, strict=True)
+    monitor = documents["ServiceMonitor"]
+    with pytest.raises(AssertionError):
+        check_custom(monitor | {"spec": monitor["spec"] | {"endpointz": []}})
+
+
+def test_everything_selects_the_pods_of_the_deployment() -> None:
+    documents = render("base")
+    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert documents["Service"]["spec"]["selector"].items() <= labels.items()
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert documents[kind]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    monitored = documents["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= documents["Service"]["metadata"]["labels"].items()
+    for kind, target in (("HorizontalPodAutoscaler", "base"), ("ScaledObject", "keda")):
+        scaled = render(target)[kind]["spec"]["scaleTargetRef"]["name"]
+        assert scaled == documents["Deployment"]["metadata"]["name"]
+
+
+def test_both_autoscalers_follow_the_same_queue() -> None:
+    (metric,) = render("base")["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    (trigger,) = render("keda")["ScaledObject"]["spec"]["triggers"]
+    adapter = yaml.safe_load((K8S / "prometheus-adapter.yaml").read_text())
+    assert metric["pods"]["metric"]["name"] == QUEUE_METRIC
+    assert adapter["rules"]["custom"][0]["name"]["matches"] == QUEUE_METRIC
+    assert QUEUE_METRIC in trigger["metadata"]["query"]
+    assert metric["pods"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    security = container(pod)["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]] == ["/tmp"]
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any]) -> None:
+    assert container(pod)["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container(pod)["livenessProbe"]["httpGet"]["path"] == "/livez"
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_variables_are_settings(pod: dict[str, Any]) -> None:
+    for variable in container(pod)["env"]:
+        assert variable["name"].removeprefix("ML_DECODER_").lower() in Settings.model_fields
+
+
+def test_pod_is_given_time_to_drain_after_it_is_off_the_list() -> None:
+    pod = render("base")["Deployment"]["spec"]["template"]["spec"]
+    _, pause = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
+    drain = Settings.model_fields["drain_seconds"].default
+    assert pod["terminationGracePeriodSeconds"] >= int(pause) + drain + 5
+
+
+def test_pod_of_kserve_fits_the_schema_of_a_pod() -> None:
+    predictor = dict(read_kserve()["spec"]["predictor"])
+    kserve = ("minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
+    for key in (*kserve, "containerConcurrency", "timeout"):
+        assert predictor.pop(key)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": predictor}
+    kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
+def test_example_of_the_secret_is_what_the_pods_ask_for() -> None:
+    secret = yaml.safe_load((K8S / "secret.example.yaml").read_text())
+    kubernetes_validate.validate(secret, VERSION, strict=True)
+    (variable,) = container(render("base")["Deployment"]["spec"]["template"]["spec"])["env"]
+    asked = variable["valueFrom"]["secretKeyRef"]
+    assert asked["name"] == secret["metadata"]["name"]
+    assert asked["key"] in secret["stringData"]

@@ -1,0 +1,204 @@
+"""Runs the steps of the Dockerfile without a container engine, and weighs the result.
+
+In: the target (`cpu` or `gpu`) and, as root on Debian with `debootstrap`, a folder for the roots.
+Out: each stage built in a root file system of its own, by `chroot`; the service started there
+with the image's user, command and variables, asked by the image's health check, and stopped by
+SIGTERM; and the size in MB. The base image is stood for by a minimal Debian of the same release
+with its Python 3.11. Run by hand: `python -m tests.project.try_dockerfile cpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.project.dockerfile import Stage, parse_dockerfile
+
+ROOT = Path(__file__).parents[2]
+_RELEASE = "bookworm"
+_PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
+# What Debian's images are made without (the "slim" ones without the second line).
+_LEFT_OUT = (
+    *("var/cache/apt", "var/lib/apt/lists", "var/log"),
+    *("usr/share/doc", "usr/share/info", "usr/share/lintian", "usr/share/locale", "usr/share/man"),
+)
+# What this machine needs to reach its package index, and an image would not hold.
+_BORROWED_FILES = (
+    *("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"),
+    "/etc/ssl/certs/ca-certificates.crt",
+)
+_BORROWED_VARIABLES = ("PIP_CERT", "PIP_INDEX_URL", "SSL_CERT_FILE")
+_START_SECONDS = 120.0
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+@dataclass
+class Root:
+    """A stage that is being built.
+
+    Attributes:
+        folder: its file system.
+        environment: variables that it has set.
+        workdir: where commands run.
+        user: `uid:gid` of the commands; root by default.
+        command: what a container starts.
+        health: the command that asks whether it is well.
+    """
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    user: str = "0:0"
+    command: list[str] = field(default_factory=list)
+    health: list[str] = field(default_factory=list)
+
+    def copy(self, folder: Path) -> Root:
+        """Returns the same in another folder, as `FROM` begins a stage."""
+        _run(["cp", "--archive", "--reflink=auto", str(self.folder), str(folder)])
+        return replace(self, folder=folder, environment=dict(self.environment))
+
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """Returns the command line that runs a command inside."""
+        changed = ["chroot", f"--userspec={self.user}", str(self.folder)]
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        inside = ["sh", "-c", 'cd "$0" && exec "$@"', self.workdir, *command]
+        return [*changed, "/usr/bin/env", "-i", f"PATH={_PATH}", *variables, *inside]
+
+
+def build(target: str, scratch: Path) -> Root:
+    """Builds a target's stages in folders below `scratch`; returns the last one."""
+    stages = {stage.name: stage for stage in parse_dockerfile((ROOT / "Dockerfile").read_text())}
+    base = Root(scratch / "image")
+    _run(["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _RELEASE, str(base.folder)])
+    (base.folder / "usr/bin/python").symlink_to("python3")
+    for folder in _LEFT_OUT:
+        shutil.rmtree(base.folder / folder, ignore_errors=True)
+    for file in filter(os.path.exists, _BORROWED_FILES):
+        shutil.copy(file, f"{base.folder}{file}")
+    return _build_stage(target, stages, scratch, base, {})
+
+
+def _build_stage(
+    name: str, stages: dict[str, Stage], scratch: Path, base: Root, built: dict[str, Root]
+) -> Root:
+    if name not in stages:
+        return base
+    if name not in built:
+        stage = stages[name]
+        parent = _build_stage(stage.base, stages, scratch, base, built)
+        root = parent.copy(scratch / name)
+        steps = [step for step in stage.instructions if step[0] != "EXPOSE"]  # for people alone
+        for keyword, rest in steps:
+            print(f"[{name}] {keyword} {rest[:100]}", flush=True)
+            source = rest.split()[0].removeprefix("--from=")
+            if keyword == "COPY" and rest.startswith("--from="):
+                _build_stage(source, stages, scratch, base, built)
+            _take_step(root, keyword, rest, built)
+        built[name] = root
+    return built[name]
+
+
+def _take_step(root: Root, keyword: str, rest: str, built: dict[str, Root]) -> None:
+    match keyword:
+        case "RUN":
+            borrowed = [f"{k}={os.environ[k]}" for k in _BORROWED_VARIABLES if k in os.environ]
+            _run(root.enter(["/usr/bin/env", *borrowed, "sh", "-c", rest]))
+        case "COPY":
+            _copy(root, rest.split(), built)
+        case "ENV":
+            pairs = (pair.split("=", 1) for pair in rest.split())
+            root.environment |= {name: value.replace("$PATH", _PATH) for name, value in pairs}
+        case "WORKDIR":
+            root.workdir = rest
+            Path(f"{root.folder}{rest}").mkdir(parents=True, exist_ok=True)
+        case "USER":
+            root.user = rest
+        case "CMD":
+            root.command = json.loads(rest)
+        case "HEALTHCHECK":
+            root.health = json.loads(rest[rest.index("[") :])
+        case _:
+            raise NotImplementedError(f"{keyword} is not known here")
+
+
+def _copy(root: Root, words: list[str], built: dict[str, Root]) -> None:
+    origin = ROOT
+    if words[0].startswith("--from="):
+        origin = built[words.pop(0).removeprefix("--from=")].folder
+    *sources, target = words
+    for source in sources:
+        start = origin / source.lstrip("/")
+        goal = Path(f"{root.folder}{os.path.join(root.workdir, target)}")
+        if start.is_dir():
+            shutil.copytree(start, goal, symlinks=True, dirs_exist_ok=True, ignore=_ignore)
+        else:
+            is_folder = target.endswith("/") or goal.is_dir()
+            goal = goal / start.name if is_folder else goal
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(start, goal)
+
+
+def _ignore(folder: str, names: list[str]) -> list[str]:
+    # As .dockerignore does for what comes from the checkout.
+    return [name for name in names if name == "__pycache__" and folder.startswith(str(ROOT))]
+
+
+def try_service(root: Root, port: int) -> None:
+    """Starts the image's command, waits for its health check, and stops it in order."""
+    root.environment["ML_DECODER_PORT"] = str(port)
+    root.environment["ML_DECODER_HOST"] = "127.0.0.1"
+    with subprocess.Popen(root.enter(root.command)) as service:
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while subprocess.run(root.enter(root.health), check=False).returncode:
+                if service.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("the service did not become ready")
+                time.sleep(0.5)
+        finally:
+            service.send_signal(signal.SIGTERM)
+        if service.wait(60) != 0:
+            raise SystemExit(f"the service stopped with {service.returncode}")
+
+
+def weigh(folder: Path) -> float:
+    """Returns the size of a tree in MB (10^6 bytes)."""
+    done = subprocess.run(
+        ["du", "--summarize", "--bytes", str(folder)], check=True, capture_output=True, text=True
+    )
+    return int(done.stdout.split()[0]) / 1e6
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    """Builds, tries and weighs a target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=("cpu", "gpu"))
+    parser.add_argument("--port", type=int, default=18000, help="a free port")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        sys.exit("this needs root and debootstrap")
+    with tempfile.TemporaryDirectory(prefix="image-") as scratch:
+        os.chmod(scratch, 0o755)  # the image's user has to enter it
+        root = build(arguments.target, Path(scratch))
+        if arguments.target == "cpu":
+            try_service(root, arguments.port)
+        base = weigh(Path(scratch) / "image")
+        whole = weigh(root.folder)
+        print(f"{arguments.target}: {whole:.0f} MB, of which {base:.0f} MB are Debian and Python")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Several replicas on one PostgreSQL behind one nginx, and clients that load them."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2 as httpx
+
+from tests.e2e.server_process import ServerProcess
+from tests.nginx import Nginx, find_free_port
+from tests.photos import make_photo
+
+PATIENCE_SECONDS = 120.0
+
+
+class Replicas:
+    """Servers on fixed ports, so that one that is started again is found by the proxy."""
+
+    def __init__(self, bundle: Path, store: str, folder: Path, count: int) -> None:
+        self._command = ("serve", "--bundle", str(bundle), "--device", "cpu")
+        self._store = store
+        self.ports = [find_free_port() for _ in range(count)]
+        self._servers = [self._start(port) for port in self.ports]
+        for index in range(count):
+            self.wait_until_ready(index)
+        self.proxy = Nginx(folder, self.ports)
+
+    def open_client(self, index: int | None = None) -> httpx.Client:
+        """Returns a client of one replica, or of the proxy."""
+        port = self.proxy.port if index is None else self.ports[index]
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS)
+
+    def wait_until_ready(self, index: int) -> None:
+        self._servers[index].open_client().close()
+
+    def kill(self, index: int) -> None:
+        self._servers[index].send_signal(signal.SIGKILL)
+        self._servers[index].wait()
+
+    def stop(self, index: int) -> int:
+        """Stops one in order (SIGTERM) and returns its exit code."""
+        self._servers[index].send_signal(signal.SIGTERM)
+        return self._servers[index].wait()
+
+    def start(self, index: int) -> None:
+        self._servers[index] = self._start(self.ports[index])
+        self.wait_until_ready(index)
+
+    def close(self) -> None:
+        self.proxy.stop()
+        for server in self._servers:
+            server.__exit__(None, None, None)
+
+    def _start(self, port: int) -> ServerProcess:
+        options = ("--port", str(port), "--label-store", self._store, "--intra-op-threads", "1")
+        return ServerProcess(*self._command, *options)
+
+
+class Load:
+    """Clients that predict and register through the proxy until the block ends.
+
+    Attributes:
+        predicted: status -> number of predictions; -1 where no answer came.
+        refused: registrations that were not acknowledged: status and name.
+        acknowledged: names of the label sets whose registration was acknowledged.
+    """
+
+    def __init__(self, replicas: Replicas, prefix: str, predicting: int, registering: int) -> None:
+        self.predicted: Counter[int] = Counter()
+        self.refused: list[tuple[int, str]] = []
+        self.acknowledged: list[str] = []
+        self._replicas = replicas
+        self._prefix = prefix
+        self._numbers = itertools.count()
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(predicting + registering)
+        self._work = [self._threads.submit(self._run, self._predict) for _ in range(predicting)]
+        self._work += [self._threads.submit(self._run, self._register) for _ in range(registering)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        self._threads.shutdown()
+        for work in self._work:
+            work.result()
+
+    def wait_for_more(self, predictions: int, registrations: int) -> None:
+        """Returns once so many more were answered."""
+        with self._changed:
+            wanted = (self.predicted[200] + predictions, len(self.acknowledged) + registrations)
+            arrived = self._changed.wait_for(
+                lambda: self.predicted[200] >= wanted[0] and len(self.acknowledged) >= wanted[1],
+                PATIENCE_SECONDS,
+            )
+        assert arrived, (self.predicted, len(self.acknowledged), self.refused)
+
+    def _run(self, step: object) -> None:
+        assert callable(step)
+        with self._replicas.open_client() as client:
+            while not self._stopping.is_set():
+                step(client, next(self._numbers))
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _predict(self, client: httpx.Client, number: int) -> None:
+        try:
+            answer = client.post("/predict", files={"image": make_photo(number % 8)})
+            status = answer.status_code
+        except httpx.HTTPError:
+            status = -1
+        with self._changed:
+            self.predicted[status] += 1
+
+    def _register(self, client: httpx.Client, number: int) -> None:
+        name = f"{self._prefix}{number}"
+        try:
+            answer = client.post("/labels", json={"name": name, "labels": [f"a {name}", "b"]})
+            status = answer.status_code
+        except httpx.HTTPError:
+            status = -1
+        with self._changed:
+            # 200: its first attempt was committed by a replica that did not live to say so.
+            if status in (200, 201):
+                self.acknowledged.append(name)
+            else:
+                self.refused.append((status, name))

@@ -1,0 +1,146 @@
+"""Ray Serve and Ray Data on a small cluster of this machine: the same answers as without Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from service.bundle import Bundle
+from tests.nginx import find_free_port
+from tests.photos import make_photo
+from tests.scale.ray_cluster import ROOT, START_SECONDS, RayCluster
+
+CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
+PHOTOS = 24
+# The same photos in batches of other sizes.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed (extra `ray`)")
+    # Ray's sockets lie in its folder, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        running = RayCluster(Path(folder), cpus=3)
+        yield running
+        running.stop()
+
+
+def fill_in(config: dict[str, Any], bundle: Bundle, port: int) -> dict[str, Any]:
+    """The deployed configuration with a port, a bundle and a size that fit a test."""
+    config["http_options"] |= {"host": "127.0.0.1", "port": port}
+    (deployment,) = config["applications"][0]["deployments"]
+    deployment["autoscaling_config"] |= {"max_replicas": 1}
+    deployment["ray_actor_options"]["num_cpus"] = 1
+    variables = deployment["ray_actor_options"]["runtime_env"]["env_vars"]
+    variables |= {"ML_DECODER_BUNDLE": str(bundle.path), "PYTHONPATH": str(ROOT)}
+    return config
+
+
+def wait_until_it_serves(client: httpx.Client, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if client.get("/readyz").status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(log.read_text())
+
+
+def test_ray_serve_answers_as_the_service_does(
+    cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    port = find_free_port()
+    config = tmp_path / "serve.yaml"
+    deployed = yaml.safe_load(CONFIG.read_text())
+    config.write_text(yaml.safe_dump(fill_in(deployed, open_bundle, port)))
+    with (
+        cluster.serving(config),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        wait_until_it_serves(client, tmp_path / "serve.log")
+        answer = client.post("/predict", files={"image": make_photo(1)}, params={"top_k": 5})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["model"]["name"] == open_bundle.card.name
+        made = client.post("/labels", json={"name": "mine", "labels": ["red", "blue"]})
+        assert made.status_code == 201
+        asked = {"label_set": "mine", "threshold": "0"}
+        mine = client.post("/predict", files={"image": make_photo(1)}, params=asked)
+        assert {label["label"] for label in mine.json()["labels"]} == {"red", "blue"}
+        refused = client.post("/predict", files={"image": b"junk"})
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
+        assert scores(answer.json()["labels"]) == predict_here(open_bundle, tmp_path)
+
+
+def predict_here(bundle: Bundle, folder: Path) -> Any:
+    photo = folder / "photo.png"
+    photo.write_bytes(make_photo(1))
+    command = [sys.executable, "-m", "service", "predict", "--json", "--top-k", "5"]
+    done = subprocess.run(
+        [*command, "--bundle", str(bundle.path), "--device", "cpu", str(photo)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    return pytest.approx(scores(json.loads(done.stdout)["labels"]), abs=TOLERANCE)
+
+
+def scores(labels: list[dict[str, Any]]) -> dict[str, float]:
+    return {label["label"]: label["score"] for label in labels}
+
+
+def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
+    cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for number in range(PHOTOS):
+        (photos / f"{number:03}.png").write_bytes(make_photo(number))
+    (photos / "bad.jpg").write_bytes(b"junk")
+    first = run_bulk(cluster, open_bundle, photos, out)
+    assert first == {"tagged": PHOTOS, "failed": 1, "skipped": 0}
+
+    # As if the run had been killed before its last part.
+    lost = sorted(out.glob("part-*.parquet"))[0]
+    rows = pq.read_table(lost).num_rows
+    lost.unlink()
+    again = run_bulk(cluster, open_bundle, photos, out)
+    assert again["tagged"] + again["failed"] == rows
+    assert again["skipped"] == PHOTOS + 1 - rows
+
+    table = pq.read_table(out)
+    names = table.column("photo").to_pylist()
+    assert sorted(names) == sorted(path.name for path in photos.iterdir())
+    errors = dict(zip(names, table.column("error").to_pylist(), strict=True))
+    assert [name for name, error in errors.items() if error] == ["bad.jpg"]
+
+
+def run_bulk(cluster: RayCluster, bundle: Bundle, photos: Path, out: Path) -> dict[str, int]:
+    command = [sys.executable, "-m", "service", "bulk", str(photos), str(out), "--json"]
+    options = ("--ray", "--workers", "2", "--part-size", "5", "--top-k", "2", "--device", "cpu")
+    done = subprocess.run(
+        [*command, *options, "--bundle", str(bundle.path), "--label-store", "memory"],
+        cwd=ROOT,
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    totals: dict[str, int] = json.loads(done.stdout)
+    return totals

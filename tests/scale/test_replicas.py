@@ -1,0 +1,152 @@
+"""Three replicas, one PostgreSQL and one nginx: what holds while replicas come and go.
+
+The proxy's configuration is the one in `deploy/nginx`. `SCALE_TEST=full` (`make test-scale`) asks
+for more rounds and holds the service to its two seconds; without it a few rounds show the same.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests import nginx
+from tests.photos import make_photo
+from tests.postgres import Postgres
+from tests.scale.replicas import Load, Replicas
+
+FULL = os.environ.get("SCALE_TEST") == "full"
+COUNT = 3
+KILLS = 6 if FULL else 1
+ROLLING = COUNT if FULL else 1
+PREDICTING, REGISTERING = (6, 2) if FULL else (3, 1)
+# The promise is two seconds; a machine that is busy with other tests may take longer.
+CONVERGED_SECONDS = 2.0 if FULL else 30.0
+
+
+@pytest.fixture(scope="module")
+def replicas(open_bundle: Bundle, postgres: Postgres) -> Iterator[Replicas]:
+    missing = nginx.find_missing()
+    if missing is not None:
+        pytest.skip(f"nginx: {missing}")
+    with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
+        running = Replicas(open_bundle.path, postgres.url, Path(folder), COUNT)
+        yield running
+        running.close()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
+        time.sleep(0.02)
+
+
+def predict(client: httpx.Client, label_set: str) -> int:
+    photo = {"image": make_photo()}
+    status: int = client.post("/predict", files=photo, params={"label_set": label_set}).status_code
+    return status
+
+
+def stored_names(client: httpx.Client) -> set[str]:
+    listed = client.get("/labels").json()["label_sets"]
+    return {entry["name"] for entry in listed if entry["origin"] == "store"}
+
+
+def is_served(client: httpx.Client, label_set: str) -> bool:
+    return predict(client, label_set) == 200
+
+
+def are_stored(client: httpx.Client, names: list[str]) -> bool:
+    return set(names) <= stored_names(client)
+
+
+def delete_all(replicas: Replicas) -> None:
+    with replicas.open_client() as client:
+        for name in stored_names(client):
+            client.delete(f"/labels/{name}")
+
+
+def assert_all_are_served_by_all(replicas: Replicas, names: list[str]) -> None:
+    for index in range(COUNT):
+        with replicas.open_client(index) as client:
+            wait_for(partial(are_stored, client, names), CONVERGED_SECONDS)
+            assert predict(client, names[-1]) == 200
+
+
+def test_label_registered_through_one_replica_is_served_by_all(replicas: Replicas) -> None:
+    for index in range(COUNT):
+        with replicas.open_client(index) as client:
+            made = client.post("/labels", json={"name": f"from{index}", "labels": ["x"]})
+        assert made.status_code == 201
+        for other in range(COUNT):
+            with replicas.open_client(other) as client:
+                wait_for(partial(is_served, client, f"from{index}"), CONVERGED_SECONDS)
+    delete_all(replicas)
+
+
+def test_killed_replica_loses_no_acknowledged_label_and_no_request(replicas: Replicas) -> None:
+    with Load(replicas, "kill", PREDICTING, REGISTERING) as load:
+        for round_number in range(KILLS):
+            load.wait_for_more(20, 5)
+            replicas.kill(round_number % COUNT)
+            load.wait_for_more(20, 5)
+            replicas.start(round_number % COUNT)
+    # What was in flight in the killed replica was sent to another.
+    assert set(load.predicted) == {200}, (load.predicted, replicas.proxy.log.read_text())
+    assert load.refused == []
+    assert_all_are_served_by_all(replicas, load.acknowledged)
+    delete_all(replicas)
+
+
+def test_rolling_restart_fails_no_request(replicas: Replicas) -> None:
+    with Load(replicas, "roll", PREDICTING, REGISTERING) as load:
+        for index in range(ROLLING):
+            load.wait_for_more(10, 3)
+            assert replicas.stop(index) == 0
+            load.wait_for_more(10, 3)
+            replicas.start(index)
+        load.wait_for_more(10, 3)
+    assert set(load.predicted) == {200}, (load.predicted, replicas.proxy.log.read_text())
+    assert load.refused == []
+    assert_all_are_served_by_all(replicas, load.acknowledged)
+    delete_all(replicas)
+
+
+def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
+    replicas: Replicas, postgres: Postgres
+) -> None:
+    with replicas.open_client() as client:
+        postgres.stop()
+        try:
+            # Every replica refuses several times over, and all of them go on predicting.
+            for number in range(2 * COUNT):
+                refused = client.post("/labels", json={"name": f"n{number}", "labels": ["x"]})
+                assert refused.status_code == 503
+                assert refused.json()["code"] == "store_unavailable"
+                assert predict(client, "trained") == 200
+        finally:
+            postgres.start()
+        wait_for(
+            lambda: (
+                client.post("/labels", json={"name": "again", "labels": ["x"]}).status_code == 201
+            ),
+            30.0,
+        )
+    delete_all(replicas)
+
+
+def test_proxy_passes_request_ids_on_and_hides_metrics(replicas: Replicas) -> None:
+    with replicas.open_client() as client:
+        sent = {"X-Request-ID": "through-the-proxy"}
+        assert client.get("/livez", headers=sent).headers["x-request-id"] == "through-the-proxy"
+        assert len(client.get("/livez").headers["x-request-id"]) == 32
+        assert client.get("/metrics").status_code == 404
+        assert predict(client, "trained") == 200

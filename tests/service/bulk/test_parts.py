@@ -1,0 +1,97 @@
+"""Tests of the result folder: whole parts, one question, one run at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from service.bulk.parts import QUESTION_FILE, Record, open_parts
+from service.errors import StartError
+
+QUESTION: dict[str, Any] = {"model": "tiny", "query": {"top_k": 2}}
+LABEL = {"label": "cat", "score": 0.5, "threshold": 0.4, "source": "trained", "calibrated": True}
+
+
+def record(name: str, error: str | None = None) -> Record:
+    found = {"width": 4, "height": 3, "labels": [LABEL]}
+    nothing = {"width": None, "height": None, "labels": None}
+    return {"photo": name, "error": error, **(found if error is None else nothing)}
+
+
+def test_what_was_written_is_done_and_readable(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path / "out"), QUESTION) as parts:
+        assert parts.read_done() == set()
+        parts.write([record("a"), record("b", error="broken")])
+        parts.write([record("c")])
+    with open_parts(str(tmp_path / "out"), QUESTION) as parts:
+        assert parts.read_done() == {"a", "b", "c"}
+    rows = {row["photo"]: row for row in pq.read_table(tmp_path / "out").to_pylist()}
+    assert rows["a"] == record("a") | {"labels": [LABEL | {"threshold": pytest.approx(0.4)}]}
+    assert rows["b"] == record("b", error="broken")
+
+
+def test_part_that_is_written_twice_stands_once(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a")])
+        parts.write([record("a")])
+    assert pq.read_table(tmp_path).column("photo").to_pylist() == ["a"]
+
+
+def test_what_a_killed_run_left_half_is_removed_and_not_done(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a")])
+    half = tmp_path / ".part-0123.parquet.77.tmp"
+    half.write_bytes(b"PAR1")
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        assert parts.read_done() == {"a"}
+    assert not half.exists()
+
+
+def test_other_question_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a")])
+    other = QUESTION | {"model": "large"}
+    with pytest.raises(StartError, match=QUESTION_FILE), open_parts(str(tmp_path), other):
+        pytest.fail("it was opened")
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        assert parts.read_done() == {"a"}
+
+
+def test_parts_without_a_question_are_refused(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a")])
+    (tmp_path / QUESTION_FILE).unlink()
+    with pytest.raises(StartError, match="parts but no"), open_parts(str(tmp_path), QUESTION):
+        pytest.fail("it was opened")
+
+
+def test_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        with (
+            pytest.raises(StartError, match="another run"),
+            open_parts(str(tmp_path), QUESTION),
+        ):
+            pytest.fail("it was opened")
+        parts.write([record("a")])
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        assert parts.read_done() == {"a"}
+
+
+def test_damaged_part_is_named(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a")])
+        (tmp_path / "part-77.parquet").write_bytes(b"junk")
+        with pytest.raises(StartError, match=r"part-77\.parquet cannot be read"):
+            parts.read_done()
+
+
+def test_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(StartError, match="file/out"),
+        open_parts(str(tmp_path / "file" / "out"), QUESTION),
+    ):
+        pytest.fail("it was opened")

@@ -1,0 +1,68 @@
+"""Tests of finding photos in folders and lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.bulk.photos import open_photos
+from service.errors import StartError
+from tests.photos import make_photo
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.PNG", "a.jpg", "sub/deep/c.webp", ".hidden.jpg", ".cache/d.jpg", "notes.md"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_photo())
+    return tmp_path / "photos"
+
+
+def test_folder_gives_its_photos_sorted_and_no_hidden_files(folder: Path) -> None:
+    store, names = open_photos(str(folder))
+    assert names == ["a.jpg", "b.PNG", "sub/deep/c.webp"]
+    assert store.read(names[2], 10_000_000) == make_photo()
+
+
+def test_list_gives_its_lines_once_relative_to_itself(folder: Path) -> None:
+    listed = folder.parent / "list.txt"
+    absolute = str(folder / "a.jpg")
+    listed.write_text(f"photos/b.PNG\n\n{absolute}\nphotos/b.PNG\nphotos/gone.jpg\n")
+    store, names = open_photos(str(listed))
+    assert names == ["photos/b.PNG", absolute, "photos/gone.jpg"]
+    assert [len(store.read(name, 5)) for name in names[:2]] == [6, 6]
+    with pytest.raises(FileNotFoundError):
+        store.read("photos/gone.jpg", 5)
+
+
+def test_url_names_a_file_system(folder: Path) -> None:
+    assert open_photos(folder.as_uri())[1] == open_photos(str(folder))[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: str(path / "none"), "no such folder or list"),
+        (lambda path: str(path), "has no photos"),
+        (lambda _path: "nosuch://bucket/photos", "no such file system"),
+    ],
+)
+def test_place_without_photos_stops_the_start(
+    tmp_path: Path, folder: Path, make: object, reason: str
+) -> None:
+    assert callable(make)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(StartError, match=reason):
+        open_photos(make(empty))
+    assert open_photos(str(folder))[1]
+
+
+def test_picture_taken_for_a_list_stops_the_start(tmp_path: Path, folder: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(StartError, match="neither a folder nor a list"):
+        open_photos(str(picture))
+    assert open_photos(str(folder))[1]

@@ -1,0 +1,164 @@
+"""Bulk runs in this process and, killed, as a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from service.bulk.run import BulkJob, Totals, run_bulk
+from service.bundle import Bundle
+from service.errors import StartError, UnknownLabelSet
+from service.selection import Query
+from service.settings import Settings
+from tests.photos import encode_picture, make_photo, make_picture
+
+ROOT = Path(__file__).parents[3]
+# Files hold float32, and a photo's batch may be of any size.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(11):
+        (folder / f"{number:02}.png").write_bytes(make_photo(number))
+    (folder / "broken.jpg").write_bytes(b"junk")
+    return folder
+
+
+def make_job(bundle: Bundle, photos: Path, out: Path, **changes: Any) -> BulkJob:
+    settings = Settings(
+        bundle=bundle.path, device="cpu", label_store="memory", max_body_bytes=10_000_000
+    )
+    asked = {"query": Query(top_k=2), "settings": settings, "part_size": 4, **changes}
+    return BulkJob(str(photos), str(out), **asked)
+
+
+def run(job: BulkJob) -> tuple[Totals, list[int]]:
+    """Runs the job; returns the totals and how many photos were done at each report."""
+    seen: list[int] = []
+    totals = asyncio.run(run_bulk(job, lambda now, _to_do: seen.append(now.tagged + now.failed)))
+    return totals, seen
+
+
+def read_rows(out: Path) -> dict[str, dict[str, Any]]:
+    rows = pq.read_table(out).to_pylist()
+    assert max(Counter(row["photo"] for row in rows).values()) == 1, "a photo stands twice"
+    return {row["photo"]: row for row in rows}
+
+
+def test_every_photo_has_a_row_and_a_bad_one_says_why(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    totals, seen = run(make_job(tiny_bundle, photos, tmp_path / "out"))
+    assert totals == Totals(tagged=11, failed=1, skipped=0)
+    assert seen == list(range(13))
+    rows = read_rows(tmp_path / "out")
+    assert set(rows) == {path.name for path in photos.iterdir()}
+    assert rows["broken.jpg"]["error"] == "The image is damaged or no image"
+    assert rows["broken.jpg"]["labels"] is None
+    assert {len(row["labels"]) for row in rows.values() if row["error"] is None} == {2}
+
+
+def test_rows_hold_what_the_pipeline_answers(
+    open_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    query = Query(label_set=("everyday", "trained"), threshold=0.0)
+    run(make_job(open_bundle, photos, tmp_path / "out", query=query))
+    row = read_rows(tmp_path / "out")["03.png"]
+    assert (row["width"], row["height"]) == (48, 32)
+    scores = [label["score"] for label in row["labels"]]
+    assert scores == sorted(scores, reverse=True)
+    command = [sys.executable, "-m", "service", "predict", "--json", "--threshold", "0"]
+    sets = ("--label-set", "everyday", "--label-set", "trained", "--device", "cpu")
+    done = subprocess.run(
+        [*command, *sets, "--bundle", str(open_bundle.path), str(photos / "03.png")],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    alone = json.loads(done.stdout)["labels"]
+    assert [label["label"] for label in row["labels"]] == [label["label"] for label in alone]
+    assert scores == pytest.approx([label["score"] for label in alone], abs=TOLERANCE)
+
+
+def test_second_run_does_only_what_is_left(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    job = make_job(tiny_bundle, photos, tmp_path / "out")
+    run(job)
+    assert run(job)[0] == Totals(skipped=12)
+    (photos / "new.png").write_bytes(make_photo(77))
+    assert run(job)[0] == Totals(tagged=1, skipped=12)
+    assert len(read_rows(tmp_path / "out")) == 13
+
+
+def test_file_over_the_limit_and_file_that_is_gone_cost_only_themselves(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("photos/00.png\nphotos/gone.png\nphotos/big.png\n")
+    (photos / "big.png").write_bytes(bytes(10_000_001))
+    totals, _ = run(make_job(tiny_bundle, listed, tmp_path / "out"))
+    assert totals == Totals(tagged=1, failed=2)
+    rows = read_rows(tmp_path / "out")
+    assert rows["photos/gone.png"]["error"] == "No such file or directory"
+    assert "larger than 10000000 bytes" in rows["photos/big.png"]["error"]
+
+
+def test_question_that_cannot_be_asked_writes_nothing(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    job = make_job(tiny_bundle, photos, tmp_path / "out", query=Query(label_set=("none",)))
+    with pytest.raises(UnknownLabelSet):
+        run(job)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_question_on_the_same_folder_is_refused(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    run(make_job(tiny_bundle, photos, tmp_path / "out"))
+    with pytest.raises(StartError, match="another model, label set, query or input"):
+        run(make_job(tiny_bundle, photos, tmp_path / "out", query=Query(top_k=3)))
+    assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
+
+
+def test_killed_run_goes_on_without_a_photo_twice_or_missing(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    # Large enough that a part takes a moment: the kill falls between two parts.
+    for number in range(60):
+        picture = make_picture(number, 900, 700)
+        (photos / f"{number:03}.png").write_bytes(encode_picture(picture, compress_level=1))
+    command = [sys.executable, "-m", "service", "bulk", str(photos), str(out), "--top-k", "2"]
+    flags = ("--bundle", str(tiny_bundle.path), "--device", "cpu", "--part-size", "3")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for kill in range(2):
+        with subprocess.Popen([*command, *flags], cwd=ROOT, env=environment) as process:
+            deadline = time.monotonic() + 120
+            while len(list(out.glob("part-*"))) < 3 * (kill + 1) and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+    before = read_rows(out)
+    assert 0 < len(before) < 60, "the kills came too late to show anything"
+    done = subprocess.run(
+        [*command, *flags], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{60 - len(before)} tagged, 0 failed, {len(before)} done before\n"
+    assert set(read_rows(out)) == {path.name for path in photos.iterdir()}

@@ -1,0 +1,87 @@
+"""Tests of `ml-decoder bulk` as a command; what it does is tested in `tests/service/bulk`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.bundle import Bundle
+from service.cli import bulk as command
+from service.cli import commands as cli
+from tests.photos import make_photo
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_bundle: Bundle
+) -> Run:
+    """Runs `ml-decoder bulk`; returns exit code, stdout and stderr."""
+    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(tiny_bundle.path))
+
+    def run_main(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ml-decoder", "bulk", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        code = stopped.value.code
+        return (code if isinstance(code, int) else 0), out, err
+
+    return run_main
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(make_photo(number))
+    return folder
+
+
+def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    assert run(photos, tmp_path / "a") == (0, "3 tagged, 0 failed, 0 done before\n", "")
+    (photos / "bad.jpg").write_bytes(b"junk")
+    code, out, err = run(photos, tmp_path / "a", "--json")
+    assert (code, err) == (1, "")
+    assert json.loads(out) == {"tagged": 0, "failed": 1, "skipped": 3}
+    assert run(photos, tmp_path / "a")[0] == 0  # nothing was left to do
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--label-set", "none"), "A label set is unknown: 'none'."),
+        (("--top-k", "0"), "top_k: "),
+        (("--bundle", "/none"), "/none is not a bundle"),
+    ],
+)
+def test_error_that_a_person_can_mend_is_one_line(
+    run: Run, photos: Path, tmp_path: Path, flags: tuple[str, str], reason: str
+) -> None:
+    code, out, err = run(photos, tmp_path / "out", *flags)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert reason in err
+    assert run(photos, tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--ray",)])
+def test_missing_package_is_named_with_its_extra(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    missing, extra = ("ray", "ray") if flags else ("pyarrow", "bulk")
+    with monkeypatch.context() as patch:
+        found = {"pyarrow": object(), "ray": object()} | {missing: None}
+        patch.setattr(command.importlib.util, "find_spec", found.__getitem__)
+        code, _, err = run(photos, tmp_path / "out", *flags)
+    assert code == 2
+    assert err == f"ml-decoder: bulk needs {missing}: pip install 'ml-decoder-serve[{extra}]'\n"
+    assert run(photos, tmp_path / "out")[0] == 0
