@@ -17,6 +17,7 @@ from service.http.access import Access
 from service.http.answers import add_problem_handlers
 from service.http.hosting import PipelineHost
 from service.http.routes import health, info, labels, predict
+from service.http.routes.page import add_page
 from service.settings import Settings
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -39,6 +40,8 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
+        docs_url=None,  # `page.py` has one that loads nothing from other hosts
+        redoc_url=None,
         redirect_slashes=False,
         lifespan=_live,
     )
@@ -47,6 +50,7 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
     app.add_middleware(Access)
     for router in (predict.router, labels.router, info.router, health.router):
         app.include_router(router)
+    add_page(app)
     return app
 
 

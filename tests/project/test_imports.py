@@ -19,6 +19,7 @@ PARTS = ("service", "export", "models")
 SERVICE_PACKAGES = {
     "PIL",
     "fastapi",
+    "fastapi_offline",
     "numpy",
     "onnxruntime",
     "pydantic",

@@ -1,0 +1,76 @@
+// Results: labels as bars with their scores and threshold marks.
+//
+// In: the labels to show, best first. Out: a list in the page; a label that is pressed is handed
+// to `onPress`, to be looked for in the photo.
+
+/**
+ * Makes one column of labels.
+ *
+ * `shared` holds names that the other column shows too; `onPress` is null where there are no maps;
+ * `pressed` is the label whose map is shown.
+ */
+export function makeColumn({ title, labels, note, shared, threshold, onPress, pressed }) {
+  const column = document.createElement("div");
+  column.className = "column";
+  const heading = document.createElement("h3");
+  heading.textContent = title;
+  const list = document.createElement("ol");
+  list.setAttribute("aria-label", `Labels of ${title}`);
+  for (const label of labels) {
+    const row = makeRow(label, threshold ?? label.threshold, shared.has(label.label), onPress);
+    row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
+    if (!onPress) row.firstChild.removeAttribute("aria-pressed");
+    list.append(row);
+  }
+  const foot = document.createElement("p");
+  foot.className = "quiet";
+  foot.textContent = note;
+  column.append(heading, list, foot);
+  return column;
+}
+
+function makeRow(label, threshold, isShared, onPress) {
+  const body = document.createElement(onPress ? "button" : "div");
+  body.className = "label";
+  if (onPress) {
+    body.type = "button";
+    body.dataset.label = label.label;
+    body.addEventListener("click", () => onPress(label));
+  }
+  const passes = label.score >= threshold;
+  body.append(
+    makeText("name", label.label),
+    makeBar(label.score, threshold, passes),
+    makeText("score", label.score.toFixed(3)),
+    makeText("spoken", describe(label, threshold, passes)),
+    makeText("kind", [label.source === "zero_shot" && "zero-shot", isShared && "in both"]
+      .filter(Boolean).join(", ")),
+  );
+  const item = document.createElement("li");
+  item.append(body);
+  return item;
+}
+
+function describe(label, threshold, passes) {
+  const own = label.calibrated ? "its own threshold" : "the threshold";
+  return `, ${passes ? "above" : "below"} ${own} of ${threshold.toFixed(2)}. `;
+}
+
+function makeText(className, text) {
+  const span = document.createElement("span");
+  span.className = className;
+  span.textContent = text;
+  return span;
+}
+
+function makeBar(score, threshold, passes) {
+  const bar = makeText("bar", "");
+  bar.setAttribute("aria-hidden", "true"); // the score is a text beside it
+  bar.title = `threshold ${threshold.toFixed(2)}`;
+  const fill = makeText(passes ? "fill passes" : "fill", "");
+  const mark = makeText("mark", "");
+  fill.style.setProperty("width", `${100 * score}%`);
+  mark.style.setProperty("left", `${100 * threshold}%`);
+  bar.append(fill, mark);
+  return bar;
+}
