@@ -15,11 +15,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("service", "export", "models")
 
-# What the base install and the extras `cpu` and `gpu` bring, by import name.
+# What the base install and the extras `client`, `cpu` and `gpu` bring, by import name.
 SERVICE_PACKAGES = {
     "PIL",
     "fastapi",
     "fastapi_offline",
+    "httpx",
+    "httpx_retries",
     "numpy",
     "onnxruntime",
     "pydantic",

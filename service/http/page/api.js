@@ -55,8 +55,7 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
-/** Query string of lists of values by parameter. */
-export function encodeQuery(query) {
+function encodeQuery(query) {
   const pairs = Object.entries(query).flatMap(([name, values]) => values.map((v) => [name, v]));
   return new URLSearchParams(pairs).toString();
 }

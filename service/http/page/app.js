@@ -15,6 +15,8 @@ import { makeCurl, makePython } from "./snippets.js";
 
 const QUIET_MS = 400; // a slider that moves is not read out at every step
 
+const TITLES = { candidate_labels: "your own" };
+
 const byId = (id) => document.getElementById(id);
 const shown = {
   photo: null,
@@ -188,7 +190,7 @@ function drawColumn(column, picked, i, controls) {
   const { labels } = column.answer;
   const count = labels.length < MOST_LABELS ? `${labels.length}` : `the best ${MOST_LABELS}`;
   return makeColumn({
-    title: column.answer.label_sets.map((set) => set.name).join(" + "),
+    title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
     labels: picked[i],
     note: `${picked[i].length} of ${count} labels`,
     shared: other,
@@ -231,6 +233,7 @@ async function copy(id) {
 
 function startKey() {
   byId("key").value = readKey();
+  byId("key-open").hidden = readKey() === "";
   byId("key-open").addEventListener("click", () => openKey(byId("key-form").hidden));
   byId("key-form").addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -241,6 +244,7 @@ function startKey() {
 }
 
 function openKey(isOpen) {
+  byId("key-open").hidden = false;
   byId("key-form").hidden = !isOpen;
   byId("key-open").setAttribute("aria-expanded", String(isOpen));
   (isOpen ? byId("key") : byId("key-open")).focus();

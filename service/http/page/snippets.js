@@ -3,17 +3,20 @@
 // In: the photo's name and the parameters. Out: a curl command and a Python script with the
 // project's client. A key is never written out: both read it from the environment.
 
-import { encodeQuery } from "./api.js";
-
 const KEY_VARIABLE = "ML_DECODER_API_KEY";
 
 export function makeCurl(url, photoName, query, hasKey) {
-  const key = hasKey ? [`  -H "Authorization: Bearer $${KEY_VARIABLE}"`] : [];
-  const parameters = encodeQuery(query);
-  const target = `${url}predict${parameters && `?${parameters}`}`;
   // Quotes tell curl that a comma or semicolon belongs to the name.
-  const file = `image=@"${photoName.replace(/["\\]/g, "\\$&")}"`;
-  return [`curl ${quoteShell(target)}`, ...key, `  -F ${quoteShell(file)}`].join(" \\\n");
+  const file = photoName.replace(/["\\]/g, "\\$&");
+  const fields = Object.entries(query).flatMap(([name, values]) =>
+    values.map((value) => `  --form-string ${quoteShell(`${name}=${value}`)}`),
+  );
+  return [
+    `curl ${quoteShell(`${url}predict`)}`,
+    ...(hasKey ? [`  -H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
+    `  -F ${quoteShell(`image=@"${file}"`)}`,
+    ...fields,
+  ].join(" \\\n");
 }
 
 export function makePython(url, photoName, query, hasKey) {
@@ -41,7 +44,8 @@ function writeValue(name, values) {
 }
 
 function quoteShell(text) {
-  return `'${text.replaceAll("'", "'\\''")}'`;
+  const isPlain = /^[\w./:@=-]+$/.test(text);
+  return isPlain ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 function quotePython(text) {
