@@ -87,7 +87,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
     splits = None if request.photos is None else read_splits(request.photos, source.label_names)
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     if opened is not None:
-        variants = add_open_head(variants, opened, source, splits, request.compact_weights)
+        variants = add_open_head(variants, opened, request.compact_weights)
     labels = tuple(Label(name=name) for name in source.label_names)
     metrics: tuple[Metric, ...] = ()
     if splits is not None:

@@ -89,11 +89,16 @@ class Bundle:
         return self.manifest.card
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns the precisions that every graph for images has, fp32 first."""
-        graphs = self.manifest.graphs
-        variants = [graphs[graph] for graph in graphs if graph not in _LABEL_PRECISIONS]
+        """Returns the precisions that the encoder has, fp32 first; see `image_precision`."""
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-        return tuple(p for p in order if all(p in graph for graph in variants))
+        return tuple(p for p in order if p in self.manifest.graphs["encoder"])
+
+    def image_precision(self, graph: GraphName, precision: Precision) -> Precision:
+        """Returns in which precision a graph for images runs where `precision` is asked for.
+
+        A head that gains nothing by it may lack a precision; it runs in fp32 then.
+        """
+        return precision if precision in self.manifest.graphs.get(graph, {}) else "fp32"
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
         """Returns the precision in which a graph for labels runs; None where it is not there.
@@ -291,6 +296,9 @@ def _check_graphs(path: Path, manifest: Manifest) -> None:
 
 
 def _check_variants(path: Path, manifest: Manifest) -> None:
+    for graph, variants in manifest.graphs.items():
+        if graph not in _LABEL_PRECISIONS and "fp32" not in variants:
+            raise BundleError(f"{path.name}: {graph} lacks the variant fp32")
     allowed = _LABEL_PRECISIONS["text_encoder"]
     if not manifest.graphs.get("text_encoder", {}).keys() <= set(allowed):
         raise BundleError(f"{path.name}: text_encoder comes as {' or '.join(allowed)}")

@@ -203,7 +203,7 @@ def _flatten(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(canvas, image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _cut_strip(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from service.bundle import Bundle, BundleError
 from service.labels.definition import Embeddings
-from service.sessions import check_tensors, open_session
+from service.sessions import Place, check_tensors, open_session
 
 MAX_TOKENS = 128
 """Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
@@ -58,7 +58,7 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     if precision is None or bundle.card.open_head is None:
         return None
     width = bundle.card.open_head.embedding_space.width
-    session = open_session(bundle, "text_encoder", "cpu", precision, threads)
+    session = open_session(bundle, "text_encoder", Place("cpu", precision, threads))
     ids = ("int64", (None,))
     check_tensors("text_encoder", session.get_inputs(), input_ids=ids, attention_mask=ids)
     check_tensors("text_encoder", session.get_outputs(), embeddings=("float", (width,)))

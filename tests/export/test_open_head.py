@@ -63,8 +63,8 @@ def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
             num_prototypes=num_prototypes,
         )
     ).eval()
-    if head.conse is not None:
-        head.conse.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
+    if head.votes is not None:
+        head.votes.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
     return head
 
 
@@ -115,6 +115,9 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
         "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
     }  # fmt: skip
     assert bundle.precisions() == ("fp32", "fp16", "int8")
+    assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [
+        "fp32", "fp16", "fp32",
+    ]  # fmt: skip
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
     assert bundle.card.open_head is not None
