@@ -296,7 +296,7 @@ def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
     for _ in range(60):
         page.keyboard.press("Tab")
         name = page.evaluate(
-            "(e => e === document.body ? '' : e.id || e.title || e.dataset.label || e.value "
+            "(e => e === document.body ? '' : e.id || e.ariaLabel || e.title || e.dataset.label || e.value "
             "|| e.innerText)(document.activeElement)"
         )
         if not name or name in reached:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 _BLOCK = re.compile(
@@ -41,7 +42,7 @@ def read_snippets(path: Path, name: str) -> list[Snippet]:
     text = path.read_text()
     found: list[Snippet] = []
     matches = list(_BLOCK.finditer(text))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    for match, following in zip_longest(matches, matches[1:]):
         line = text.count("\n", 0, match.start("code"))
         answers = None
         if following and following["language"] == "json":

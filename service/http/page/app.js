@@ -31,7 +31,7 @@ let speaking = 0;
 async function start() {
   startLabels(ask, showProblem);
   byId("ask").addEventListener("submit", (event) => event.preventDefault());
-  for (const id of ["threshold", "top-k"]) byId(id).addEventListener("input", render);
+  byId("top-k").addEventListener("input", render);
   for (const radio of document.querySelectorAll("[name=mode]")) {
     radio.addEventListener("change", render);
   }
@@ -193,6 +193,7 @@ function drawColumn(column, picked, i, controls) {
     title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
     labels: picked[i],
     note: `${picked[i].length} of ${count} labels`,
+    own: new Set(column.candidates),
     shared: other,
     threshold: controls.mode === "number" ? controls.threshold : null,
     onPress: shown.maps === "yes" ? (label) => pressLabel(column, label) : null,

@@ -6,10 +6,10 @@
 /**
  * Makes one column of labels.
  *
- * `shared` holds names that the other column shows too; `onPress` is null where there are no maps;
+ * `own` holds names that the user typed, `shared` those that the other column shows too; `onPress` is null where there are no maps;
  * `pressed` is the label whose map is shown.
  */
-export function makeColumn({ title, labels, note, shared, threshold, onPress, pressed }) {
+export function makeColumn({ title, labels, note, own, shared, threshold, onPress, pressed }) {
   const column = document.createElement("div");
   column.className = "column";
   const heading = document.createElement("h3");
@@ -17,7 +17,8 @@ export function makeColumn({ title, labels, note, shared, threshold, onPress, pr
   const list = document.createElement("ol");
   list.setAttribute("aria-label", `Labels of ${title}`);
   for (const label of labels) {
-    const row = makeRow(label, threshold ?? label.threshold, shared.has(label.label), onPress);
+    const kinds = [own.has(label.label) && "your own", shared.has(label.label) && "in both"];
+    const row = makeRow(label, threshold ?? label.threshold, kinds.filter(Boolean), onPress);
     row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
     if (!onPress) row.firstChild.removeAttribute("aria-pressed");
     list.append(row);
@@ -29,7 +30,7 @@ export function makeColumn({ title, labels, note, shared, threshold, onPress, pr
   return column;
 }
 
-function makeRow(label, threshold, isShared, onPress) {
+function makeRow(label, threshold, kinds, onPress) {
   const body = document.createElement(onPress ? "button" : "div");
   body.className = "label";
   if (onPress) {
@@ -43,8 +44,7 @@ function makeRow(label, threshold, isShared, onPress) {
     makeBar(label.score, threshold, passes),
     makeText("score", label.score.toFixed(3)),
     makeText("spoken", describe(label, threshold, passes)),
-    makeText("kind", [label.source === "zero_shot" && "zero-shot", isShared && "in both"]
-      .filter(Boolean).join(", ")),
+    makeText("kind", kinds.join(", ")),
   );
   const item = document.createElement("li");
   item.append(body);
@@ -52,8 +52,8 @@ function makeRow(label, threshold, isShared, onPress) {
 }
 
 function describe(label, threshold, passes) {
-  const own = label.calibrated ? "its own threshold" : "the threshold";
-  return `, ${passes ? "above" : "below"} ${own} of ${threshold.toFixed(2)}. `;
+  const source = label.source === "zero_shot" ? "zero-shot" : "trained";
+  return `, ${passes ? "above" : "below"} the threshold of ${threshold.toFixed(2)}, ${source}. `;
 }
 
 function makeText(className, text) {
