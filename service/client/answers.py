@@ -40,6 +40,7 @@ class ScoredLabel(_Answer):
         calibrated: whether the threshold is the label's own.
         map: where the model looked, [rows][columns] of 0..1 over the image; None unless asked for
             with `explain`.
+        overlay: the map as a data URL of a PNG; None unless asked for with `explain="overlay"`.
     """
 
     label: str
@@ -48,6 +49,7 @@ class ScoredLabel(_Answer):
     source: Literal["trained", "zero_shot"]
     calibrated: bool
     map: list[list[float]] | None = None
+    overlay: str | None = None
 
 
 class Timings(_Answer):

@@ -49,7 +49,7 @@ class Question(TypedDict, total=False):
         label_set: names of label sets to answer from.
         candidate_labels: labels for this request alone.
         min_version: answer from label sets of this version or later.
-        explain: add to each label a map of where the model looked.
+        explain: add to each label a map of where the model looked; `overlay` a picture as well.
     """
 
     top_k: int
@@ -59,7 +59,7 @@ class Question(TypedDict, total=False):
     label_set: Sequence[str]
     candidate_labels: Sequence[str]
     min_version: int
-    explain: bool
+    explain: bool | Literal["overlay"]
 
 
 @dataclass(frozen=True)

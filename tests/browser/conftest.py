@@ -14,7 +14,8 @@ from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
+MAP = [[0.0, 0.0, 0.1], [0.0, 0.1, 0.2], [0.0, 0.2, 0.8]]
 
 
 @dataclass
@@ -22,13 +23,14 @@ class Visit:
     """A page that is open on a service, and what it has done so far.
 
     Attributes:
-        maps: whether the service is made to answer with attention maps; None leaves it alone.
+        maps: the map that the service is made to answer with for every open label; None has
+            none.
         asked: query strings of the predictions that the page asked for.
     """
 
     page: Page
     url: str
-    maps: bool = False
+    maps: list[list[float]] | None = None
     hosts: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -90,23 +92,28 @@ def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
             else None
         ),
     )
+    page.route("**/info", lambda route: answer_info(route, visit))
     page.route("**/predict?*explain=true*", lambda route: answer_map(route, visit))
     yield visit
     assert visit.complaints == []
     assert visit.hosts == {address.split("/")[2]}
 
 
+def answer_info(route: Route, visit: Visit) -> None:
+    """Answers as a service that has attention maps of its open labels, or none."""
+    response = route.fetch()
+    info = response.json()
+    info["head"]["maps"] = False
+    info["open_head"]["maps"] = visit.maps is not None
+    route.fulfill(response=response, json=info)
+
+
 def answer_map(route: Route, visit: Visit) -> None:
-    """Answers as a service with attention maps, or as one that does not know the parameter."""
-    if not visit.maps:
-        error = {"where": "query", "name": "explain", "reason": "Extra inputs are not permitted"}
-        problem = {"title": "A parameter is not valid", "code": "invalid_parameters"}
-        route.fulfill(status=422, json={**problem, "status": 422, "errors": [error]})
-        return
+    """Answers with the maps of the visit."""
     response = route.fetch(url=route.request.url.replace("&explain=true", ""))
     answer = response.json()
     for label in answer["labels"]:
-        label["map"] = [[0.0, 0.0, 0.1], [0.0, 0.1, 0.2], [0.0, 0.2, 0.8]]
+        label["map"] = visit.maps
     route.fulfill(response=response, json=answer)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.browser.conftest import Visit
+from tests.browser.conftest import MAP, Visit
 
 Scheme = Literal["light", "dark"]
 
@@ -25,7 +25,7 @@ def fill_page(visit: Visit) -> None:
     page.get_by_label("Compare with").select_option("everyday")
     page.check("[value=best]")
     page.locator(".column").nth(1).wait_for()
-    page.locator("button.label").first.click()
+    page.get_by_role("button", name="yak").click()
     page.locator("#map").wait_for()
     page.wait_for_timeout(600)  # the summary waits for the slider to rest
 
@@ -41,7 +41,7 @@ def keep_screenshot(visit: Visit, name: str) -> None:
 def test_page_fits_its_width_and_breaks_no_accessibility_rule(
     visit: Visit, scheme: Scheme, width: int
 ) -> None:
-    visit.maps = True
+    visit.maps = MAP
     visit.page.set_viewport_size({"width": width, "height": 844})
     visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     fill_page(visit)

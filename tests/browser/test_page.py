@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Visit
+from tests.browser.conftest import MAP, Visit
 from tests.e2e.server_process import ROOT
 from tests.photos import make_photo
 
@@ -57,7 +57,6 @@ def test_first_sample_is_labelled_as_the_service_does(visit: Visit, samples: Pat
 
 def test_slider_and_limit_ask_the_service_for_nothing(visit: Visit, samples: Path) -> None:
     page = visit.open()
-    settle(page, visit, 1)
     before = len(visit.asked)
     slider = page.get_by_label("Threshold for every label")
     for value in ("0", "0.5", "0.52"):
@@ -127,13 +126,15 @@ def test_two_label_sets_stand_side_by_side(visit: Visit, samples: Path) -> None:
 
 
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
-    visit.maps = True
+    visit.maps = MAP
     page = visit.open()
+    page.get_by_label("everyday").check()
     show_best(page)
-    first = page.locator("button.label").first
-    first.click()
-    expect(page.locator("#map-caption")).to_contain_text("bottom right")
-    expect(first).to_have_attribute("aria-pressed", "true")
+    lamp = page.get_by_role("button", name="lamp")
+    lamp.click()
+    expect(page.locator("#map-caption")).to_contain_text("“lamp”, most of all bottom right")
+    expect(lamp).to_have_attribute("aria-pressed", "true")
+    assert parse_qs(visit.asked[-1])["include"] == ["lamp"]
     alpha = """canvas => [[1, 1], [0.83, 0.83]].map(([x, y]) => {
         const at = [Math.floor(canvas.width * x) - 1, Math.floor(canvas.height * y) - 1];
         return canvas.getContext('2d').getImageData(...at, 1, 1).data[3];
@@ -144,14 +145,29 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
     assert far > 190
     page.keyboard.press("Escape")
     expect(page.locator("#map")).to_be_hidden()
-    expect(first).to_have_attribute("aria-pressed", "false")
+    expect(lamp).to_have_attribute("aria-pressed", "false")
 
 
-def test_labels_are_no_buttons_where_the_service_has_no_maps(visit: Visit) -> None:
+def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
+    visit.maps = [[0.0, 0.0], [0.0, 0.0]]
     page = visit.open()
+    page.get_by_label("everyday").check()
     show_best(page)
-    settle(page, visit, 2)
-    assert parse_qs(visit.asked[1])["explain"] == ["true"]
+    page.get_by_role("button", name="lamp").click()
+    expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
+    expect(page.locator("#map")).to_be_hidden()
+
+
+def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_label("everyday").check()
+    show_best(page)
+    expect(page.locator(".column h3")).to_have_text("trained + everyday")
+    assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
+    visit.maps = None
+    visit.open()
+    show_best(page)
     expect(page.locator("button.label")).to_have_count(0)
     assert rows(page)
 
@@ -167,7 +183,7 @@ def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> N
     )
     expect(page.get_by_role("button", name="own0.png")).to_have_attribute("aria-current", "true")
     expect(page.get_by_role("button", name="own1.png")).to_be_visible()
-    settle(page, visit, 3)
+    settle(page, visit, 2)
     assert rows(page) == ask(visit.url, tmp_path / "own0.png", top_k=10)
     seen.append(rows(page))
     for i, (event, field) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
@@ -181,7 +197,7 @@ def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> N
             }""",
             [event, field, list(make_photo(5 + i))],
         )
-        settle(page, visit, 4 + i)
+        settle(page, visit, 3 + i)
         assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
         assert rows(page) not in seen
         seen.append(rows(page))
@@ -288,24 +304,25 @@ def test_model_card_opens_and_closes(visit: Visit) -> None:
     expect(card).to_be_hidden()
 
 
+_FOCUSED = """(e => e === document.body ? '' :
+    e.id || e.ariaLabel || e.title || e.dataset.label || e.value || e.innerText
+)(document.activeElement)"""
+
+
 def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
-    visit.maps = True
+    visit.maps = MAP
     page = visit.open()
-    expect(page.locator("button.label").first).to_be_visible()
-    reached = []
-    for _ in range(60):
+    page.get_by_label("everyday").check()
+    show_best(page)
+    expect(page.locator("button.label")).to_have_count(3)
+    reached: list[str] = []
+    while len(reached) == len(set(reached)):  # once around
         page.keyboard.press("Tab")
-        name = page.evaluate(
-            "(e => e === document.body ? '' : e.id || e.ariaLabel || e.title || e.dataset.label || e.value "
-            "|| e.innerText)(document.activeElement)"
-        )
-        if not name or name in reached:
-            break
-        reached.append(name)
+        reached += filter(None, [page.evaluate(_FOCUSED)])
     for name in ("card-open", "files", "Sample: cat", "candidates", "keep-name", "keep", "top-k"):
         assert name in reached
     assert {"trained", "everyday", "compare", "curl", "python"} <= set(reached)
-    assert set(rows(page)) <= set(reached)
+    assert {"lamp", "table", "chair"} <= set(reached)
     page.locator("button.label").first.focus()
     page.keyboard.press("Space")
     expect(page.locator("#map")).to_be_visible()

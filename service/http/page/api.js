@@ -15,7 +15,6 @@ export class Problem extends Error {
     super([body.title, reason].filter(Boolean).join(": "));
     this.status = status;
     this.code = body.code ?? "";
-    this.values = body.errors ?? [];
   }
 
   get needsKey() {

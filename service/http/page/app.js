@@ -22,7 +22,6 @@ const shown = {
   photo: null,
   info: null,
   columns: [], // { sets, candidates, answer }, one or two
-  maps: "unknown", // whether the service has attention maps: unknown, yes, no
   pressed: null, // { column, label }
 };
 let asking = new AbortController();
@@ -92,7 +91,6 @@ async function ask() {
     shown.columns = columns;
     byId("alert").hidden = true;
     hideMap();
-    findMaps(signal);
   } catch (error) {
     if (!signal.aborted) showProblem(error);
   } finally {
@@ -105,20 +103,10 @@ async function askColumn({ sets, candidates }, signal) {
   return { sets, candidates, answer: await predict(shown.photo, query, signal) };
 }
 
-/** Finds out once whether labels can be looked for in the photo; only then they are buttons. */
-async function findMaps(signal) {
-  const [column] = shown.columns;
-  if (shown.maps !== "unknown" || column.answer.labels.length === 0) return;
-  try {
-    const grid = await askMap(column, column.answer.labels[0].label, signal);
-    shown.maps = grid ? "yes" : "no";
-  } catch (error) {
-    if (signal.aborted) return;
-    if (error instanceof Problem && error.values.some((value) => value.name === "explain")) {
-      shown.maps = "no";
-    }
-  }
-  render();
+/** Whether the model can show where it found a label; the card says so of each head. */
+function hasMap(label) {
+  const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
+  return Boolean(head?.maps);
 }
 
 async function askMap(column, label, signal) {
@@ -137,10 +125,12 @@ async function pressLabel(column, label) {
   try {
     const grid = await askMap(column, label.label, asking.signal);
     if (shown.pressed?.column !== column || shown.pressed.label !== label.label) return;
-    if (grid) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
-    byId("map-caption").textContent = grid
+    const isFound = grid?.flat().some((weight) => weight > 0);
+    byId("map").hidden = !isFound;
+    if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
+    byId("map-caption").textContent = isFound
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(grid)}.`
-      : `The model has no map for “${label.label}”.`;
+      : `No part of the photo speaks for “${label.label}”.`;
   } catch (error) {
     if (!asking.signal.aborted) showProblem(error);
   }
@@ -196,7 +186,8 @@ function drawColumn(column, picked, i, controls) {
     own: new Set(column.candidates),
     shared: other,
     threshold: controls.mode === "number" ? controls.threshold : null,
-    onPress: shown.maps === "yes" ? (label) => pressLabel(column, label) : null,
+    hasMap,
+    onPress: (label) => pressLabel(column, label),
     pressed: shown.pressed?.column === column ? shown.pressed.label : null,
   });
 }

@@ -89,6 +89,6 @@ function makeChoice(set, isChosen) {
   const count = document.createElement("span");
   count.className = "quiet";
   count.textContent = `${set.num_labels} ${set.num_labels === 1 ? "label" : "labels"}`;
-  label.append(box, ` ${set.name} `, count);
+  label.append(box, set.name, count);
   return label;
 }

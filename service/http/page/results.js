@@ -6,10 +6,10 @@
 /**
  * Makes one column of labels.
  *
- * `own` holds names that the user typed, `shared` those that the other column shows too; `onPress` is null where there are no maps;
- * `pressed` is the label whose map is shown.
+ * `own` holds names that the user typed, `shared` those that the other column shows too; labels
+ * for which `hasMap` holds can be pressed; `pressed` is the one whose map is shown.
  */
-export function makeColumn({ title, labels, note, own, shared, threshold, onPress, pressed }) {
+export function makeColumn({ title, labels, note, own, shared, threshold, hasMap, onPress, pressed }) {
   const column = document.createElement("div");
   column.className = "column";
   const heading = document.createElement("h3");
@@ -18,9 +18,9 @@ export function makeColumn({ title, labels, note, own, shared, threshold, onPres
   list.setAttribute("aria-label", `Labels of ${title}`);
   for (const label of labels) {
     const kinds = [own.has(label.label) && "your own", shared.has(label.label) && "in both"];
-    const row = makeRow(label, threshold ?? label.threshold, kinds.filter(Boolean), onPress);
-    row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
-    if (!onPress) row.firstChild.removeAttribute("aria-pressed");
+    const press = hasMap(label) ? onPress : null;
+    const row = makeRow(label, threshold ?? label.threshold, kinds.filter(Boolean), press);
+    if (press) row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
     list.append(row);
   }
   const foot = document.createElement("p");

@@ -12,7 +12,7 @@ from service.http.parameters import Parameters
 from service.labels.definition import OpenLabel
 
 # Attention maps may be served by a newer service than this one.
-NEWER = {"map", "explain"}
+NEWER = {"map", "overlay", "explain"}
 
 
 @pytest.mark.parametrize(
