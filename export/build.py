@@ -21,6 +21,7 @@ from export.open_calibrate import calibrate_label_sets, choose_threshold
 from export.open_source import OpenRequest, OpenSource, read_open_source
 from export.open_variants import add_open_head
 from export.photos import Splits, read_splits
+from export.ready_sets import embed_label_set
 from export.search import signal_to_noise
 from export.source import Source, SourceHints, read_source
 from export.text import build_text_graph
@@ -117,7 +118,10 @@ def _open_up(
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets=calibrate_label_sets(opened, source, splits, graphs),
+        label_sets=[
+            embed_label_set(opened, text, record)
+            for record in calibrate_label_sets(opened, source, splits, graphs)
+        ],
     )
 
 

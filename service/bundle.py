@@ -22,14 +22,14 @@ from pydantic import Field, ValidationError
 from service.card import Device, Label, ModelCard, Precision, Record, Sha256
 from service.errors import InvalidLabelSet
 from service.labels.definition import Definition, LabelSetRecord, check_embeddings
-from service.labels.files import parse_label_set
+from service.labels.files import pack_label_set, parse_label_set
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
-# Ready label sets are files of this form: `label_set.everyday.json`.
-_SET_PREFIX, _SET_ENDING = "label_set.", ".json"
+# Ready label sets are files of this form: `label_set.everyday.npz`.
+_SET_PREFIX = "label_set."
 
 GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "text_encoder"]
 """The graphs of a bundle:
@@ -156,14 +156,15 @@ class BundleDraft:
         labels: one entry per logit, in order; empty where there is no trained head.
         graphs: graph -> precision -> serialized ONNX model.
         tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
-        label_sets: ready label sets of open labels.
+        label_sets: ready label sets of open labels; one whose labels all have embeddings, as a
+            definition, costs the service no encoding of texts at its start.
     """
 
     card: ModelCard
     labels: Sequence[Label] = ()
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
     tokenizer: bytes | None = None
-    label_sets: Sequence[LabelSetRecord] = ()
+    label_sets: Sequence[LabelSetRecord | Definition] = ()
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -228,9 +229,12 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
     if draft.tokenizer is not None:
         put(TOKENIZER_FILE, draft.tokenizer)
-    for record in draft.label_sets:
-        name = f"{_SET_PREFIX}{record.name}{_SET_ENDING}"
-        put(name, _dump(record.model_dump(mode="json", exclude_none=True)))
+    for labels in draft.label_sets:
+        if isinstance(labels, Definition):
+            put(f"{_SET_PREFIX}{labels.name}.npz", pack_label_set(labels))
+        else:
+            content = _dump(labels.model_dump(mode="json", exclude_none=True))
+            put(f"{_SET_PREFIX}{labels.name}.json", content)
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
     (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
 
@@ -352,8 +356,9 @@ def _check_label_set(bundle: Bundle, definition: Definition) -> None:
 
 def _parse_label_set(file: str, content: bytes) -> Definition:
     try:
-        name = file.removeprefix(_SET_PREFIX).removesuffix(_SET_ENDING)
-        return parse_label_set(content, _SET_ENDING, name)
+        ending = Path(file).suffix
+        name = file.removeprefix(_SET_PREFIX).removesuffix(ending)
+        return parse_label_set(content, ending, name)
     except InvalidLabelSet as error:
         raise BundleError(f"{file}: {error.reason}") from error
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ImageFile import ImageFile
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.exif import UPRIGHT, read_orientation, split_jpeg
+from service.jpeg import shrink_jpeg
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Pillow's names of the formats that are read."""
@@ -118,13 +120,12 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     try:
         image, orientation = _open(data, max_pixels)
         width, height = image.size
-        _draft(image, contract, orientation)
-        image = _flatten(image)
         if orientation in _SIDEWAYS:
             width, height = height, width
-        if orientation != UPRIGHT:
-            image = image.transpose(_UPRIGHT_TURNS[orientation])
-        return DecodedImage(resize_image(image, contract), width, height)
+        pixels = _shrink(image, contract, orientation)
+        if pixels is None:
+            pixels = _decode_whole(image, contract, orientation)
+        return DecodedImage(pixels, width, height)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -132,6 +133,31 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     except Exception as error:
         # Pillow's readers raise nearly every type there is on damaged files.
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
+
+
+def _shrink(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray | None:
+    """Returns the pixels of a usual JPEG the short way; None of any other picture."""
+    usual = image.format == "JPEG" and image.mode in {"RGB", "L"}
+    if not usual or contract.resize_mode != "squash" or contract.interpolation == "nearest":
+        return None
+    assert isinstance(image, ImageFile)
+    assert isinstance(image.fp, _MeteredFile)
+    height, width = contract.height, contract.width
+    if orientation in _SIDEWAYS:
+        height, width = width, height
+    pixels = shrink_jpeg(image.fp.getvalue(), width, height, _DRAFT_OVERSAMPLING)
+    if pixels is None or orientation == UPRIGHT:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
+
+
+def _decode_whole(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray:
+    """Returns the pixels of any picture, Pillow's way."""
+    _draft(image, contract, orientation)
+    image = _flatten(image)
+    if orientation != UPRIGHT:
+        image = image.transpose(_UPRIGHT_TURNS[orientation])
+    return resize_image(image, contract)
 
 
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
