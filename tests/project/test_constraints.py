@@ -58,7 +58,7 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
     [
         ("serve-cpu", ("cpu", "postgres")),
         ("serve-gpu", ("gpu", "postgres")),
-        ("dev", ("cpu", "export", "postgres", "train", "dev")),
+        ("dev", ("client", "cpu", "export", "postgres", "train", "dev")),
     ],
 )
 def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:

@@ -74,7 +74,7 @@ def lay_out(folder: Path) -> None:
     (folder / "bundles").mkdir()
     for bundle in (ROOT / "bundles").iterdir():
         (folder / "bundles" / bundle.name).symlink_to(bundle)
-    write_folder(folder / "FOLDER")
+    write_folder(folder / "FOLDER", LABELS)
     facts = {"training_data": "coloured noise"}
     write_checkpoint(folder / "model.safetensors", make_network(), LABELS, facts)
     (folder / "bin").mkdir()
