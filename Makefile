@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-scale lint format bundle lock clean
+.PHONY: help serve test test-scale lint format reference bundle lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,9 @@ lint: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
 format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
 	$(DEV_BIN)/ruff format .
+
+reference: $(DEV)/.installed ## Write docs/api.md from the OpenAPI document
+	$(DEV_BIN)/python -m tests.project.api_reference > docs/api.md
 
 TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
 TRAIN_OPEN = $(DEV_BIN)/python -m models.train_open --data $(DATA) --cache $(RUN)/cache_open \

@@ -1,9 +1,9 @@
-"""The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info` and `export`.
+"""The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info`, `export` and `bench`.
 
-In: arguments and `ML_DECODER_*` variables. Out: text for people or JSON lines for
+In: arguments and `ML_DECODER_*` variables. Out: text for people, JSON lines or CSV for
 programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
 `server.py` for `serve`, `photos.py` for `predict`, `bulk.py` for `bulk`, `labels.py` for
-`labels`.
+`labels`, `bench.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import runpy
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,10 +21,20 @@ import typer
 from service.bundle import BundleError, load_bundle
 from service.cli import labels
 from service.cli.bulk import BULK_SETTINGS, bulk
-from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
+from service.cli.console import (
+    dump_bundle,
+    dump_photo,
+    show_bundle,
+    show_load,
+    show_photo,
+    show_progress,
+    write_csv,
+    write_csv_head,
+    write_json,
+)
 from service.cli.flags import add_setting_flags
 from service.cli.overlays import write_overlays
-from service.cli.photos import label_photos
+from service.cli.photos import find_photos, label_photos
 from service.cli.questions import (
     CandidateLabels,
     Exclude,
@@ -49,36 +60,70 @@ _PREDICT_SETTINGS = (
     *("label_store", "label_sets", "default_label_set"),
 )
 
+_EPILOG = """Exit codes: 0 done, 1 some photo has no labels, 2 cannot start as asked.
+
+--install-completion makes the shell complete commands and flags."""
+
+
+class Format(StrEnum):
+    """How `predict` writes what it found."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
 app = typer.Typer(
     name="ml-decoder",
     help="Multi-label tags for photos, by ML-Decoder.",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=_EPILOG,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def show_help(context: typer.Context) -> None:
+    """Multi-label tags for photos, by ML-Decoder."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
     """Runs the command line; an error that a person can mend is one line on stderr."""
     try:
-        app()
+        # Not standalone: typer would draw a box of several lines around an error.
+        code = app(prog_name="ml-decoder", standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} (--help tells more)")
+    except typer.Abort:
+        _fail("stopped")
     except (StartError, BundleError, StoreIncompatible) as error:
         _fail(str(error))
     except ServiceError as error:
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
         _fail("; ".join(values) or ": ".join(filter(None, (problem.title, problem.detail))))
+    raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def serve(settings: Settings) -> None:
-    """Answer predictions over HTTP until SIGTERM or Ctrl+C."""
+    """Answer predictions over HTTP until SIGTERM or Ctrl+C; the address shows a page for people.
+
+    ml-decoder serve --bundle bundles/my-model --port 8000
+    """
     run_server(settings)
 
 
 def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
-    photos: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    photos: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PHOTO...", help="Image files, or folders of them.", show_default=False
+        ),
+    ],
     top_k: TopK = None,
     threshold: Threshold = None,
     include: Include = None,
@@ -88,9 +133,20 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     explain: Annotated[
         bool, typer.Option("--explain", help="Write pictures of where each label was found.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a photo.")] = False,
+    output: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="A table a photo, a JSON object a photo, or a CSV row a label."
+        ),
+    ] = Format.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Label photos with the service's own pipeline, without a server."""
+    """Label photos with the service's own pipeline, without a server.
+
+    ml-decoder predict photo.jpg --top-k 3
+
+    ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
+    """
     query = make_query(
         top_k=top_k,
         threshold=threshold,
@@ -101,7 +157,8 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
         explain="overlay" if explain else None,
     )
     configure_logs("error")
-    if not asyncio.run(_predict_all(photos, query, settings, as_json)):
+    chosen = Format.JSON if as_json else output
+    if not asyncio.run(_predict_all(find_photos(photos), query, settings, chosen)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -109,7 +166,10 @@ def info(
     bundle: Annotated[Path, typer.Argument(help="Folder of the bundle.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Verify a bundle and show its model card."""
+    """Verify a bundle and show its model card.
+
+    ml-decoder info bundles/ml-decoder-lite0
+    """
     verified = load_bundle(bundle)
     if as_json:
         write_json(dump_bundle(verified))
@@ -126,15 +186,63 @@ def export(context: typer.Context) -> None:
     runpy.run_module("export", run_name="__main__", alter_sys=True)
 
 
-async def _predict_all(photos: list[Path], query: Query, settings: Settings, as_json: bool) -> bool:
-    complete = True
-    async for found in label_photos(photos, query, settings):
-        photo = found if query.explain is None else await asyncio.to_thread(write_overlays, found)
-        if as_json:
-            write_json(dump_photo(photo))
-        else:
-            show_photo(photo)
-        complete = complete and photo.failure is None
+def bench(  # noqa: PLR0913 - a command has a parameter for each flag
+    *,
+    photos: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PHOTO...]", help="Image files or folders; none: a sample.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Address of the service.")] = "http://localhost:8000",
+    clients: Annotated[int, typer.Option(min=1, max=1000, help="How many send at once.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="How long.")] = 10.0,
+    label_set: Annotated[list[str] | None, typer.Option(help="Ask for this; repeatable.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ML_DECODER_API_KEY", help="Sent with every request.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Send photos to a running service for a while, and show rate and latencies.
+
+    ml-decoder bench --url http://localhost:8000 --clients 8 --seconds 10
+    """
+    if importlib.util.find_spec("httpx_retries") is None:
+        raise StartError("bench needs the client: pip install 'ml-decoder-serve[client]'")
+    # Only here: every other command has to work without the client.
+    from service.cli.bench import SAMPLE, Plan, run_bench
+
+    try:
+        contents = [path.read_bytes() for path in find_photos(photos or [SAMPLE])]
+    except OSError as error:
+        raise StartError(f"{error.filename}: {error.strerror}") from error
+    load = run_bench(Plan(url, contents, clients, seconds, api_key, label_set or ()))
+    if as_json:
+        write_json(load.dump())
+    else:
+        show_load(load)
+
+
+async def _predict_all(
+    photos: list[Path], query: Query, settings: Settings, output: Format
+) -> bool:
+    write = {
+        Format.TABLE: show_photo,
+        Format.JSON: lambda photo: write_json(dump_photo(photo)),
+        Format.CSV: write_csv,
+    }[output]
+    complete, begun = True, False
+    with show_progress(len(photos)) as advance:
+        async for found in label_photos(photos, query, settings):
+            photo = found
+            if query.explain is not None:
+                photo = await asyncio.to_thread(write_overlays, found)
+            if output is Format.CSV and not begun:
+                write_csv_head()  # not before the start, which may fail
+            begun = True
+            write(photo)
+            advance()
+            complete = complete and photo.failure is None
     return complete
 
 
@@ -151,3 +259,4 @@ app.command()(add_setting_flags(bulk, BULK_SETTINGS))
 app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)
+app.command()(bench)

@@ -1,28 +1,35 @@
-"""The console: labelled photos and bundles as tables for people or JSON for programs.
+"""The console: what was found, as tables for people or JSON and CSV for programs.
 
-In: a `LabelledPhoto` or a `Bundle`. Out: lines on stdout.
+In: a `LabelledPhoto`, a `Bundle`, a label set or a `Load`. Out: lines on stdout; progress and
+failures go to stderr.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from service.bundle import Bundle
 from service.calibration import Operating
 from service.card import Label
+from service.cli.load import Load
 from service.cli.photos import LabelledPhoto
 from service.labels.label_set import LabelSet
 from service.pipeline import Prediction
 from service.scoring import ScoredLabel
+
+_CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
 
 
 def write_json(record: dict[str, Any]) -> None:
@@ -73,6 +80,47 @@ def show_photo(photo: LabelledPhoto) -> None:
     Console().print(table)
 
 
+def write_csv_head() -> None:
+    """Writes the names of the columns of `write_csv`."""
+    _write_row(_CSV_COLUMNS)
+
+
+def write_csv(photo: LabelledPhoto) -> None:
+    """Writes a row for each label of a photo; one without labels gets a row that says why."""
+    path = str(photo.path)
+    if photo.prediction is None:
+        _write_row((path, "", "", "", "", "", photo.failure))
+        return
+    for label in photo.prediction.labels:
+        own = "true" if label.calibrated else "false"
+        score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
+        _write_row((path, label.label, score, threshold, label.source, own, ""))
+    if not photo.prediction.labels:
+        _write_row((path, "", "", "", "", "", ""))
+    sys.stdout.flush()
+
+
+@contextmanager
+def show_progress(total: int) -> Iterator[Callable[[], None]]:
+    """Shows a bar on stderr where a person watches; yields what is to be called at each step."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Where stdout is the same terminal, the results themselves show how far it is.
+    hidden = not console.is_terminal or sys.stdout.isatty()
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        task = progress.add_task("photos", total=total)
+        yield lambda: progress.advance(task)
+
+
+def show_load(load: Load) -> None:
+    """Shows the figures of a run of `bench`."""
+    table = Table(show_header=False)
+    for name, value in load.dump().items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        table.add_row(name.replace("_", " "), Text(text, justify="right"))
+    Console().print(table)
+
+
 def dump_bundle(bundle: Bundle) -> dict[str, Any]:
     """Returns a bundle's model card and labels as JSON values."""
     return {
@@ -115,6 +163,10 @@ def show_calibration(name: str, found: Mapping[str, Operating]) -> None:
         shares = (point.threshold, point.precision, point.recall)
         table.add_row(Text(label), *(f"{share:.3f}" for share in shares))
     Console().print(table)
+
+
+def _write_row(values: Sequence[str | None]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerow(values)
 
 
 def _card_table(bundle: Bundle) -> Table:

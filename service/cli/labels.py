@@ -42,7 +42,15 @@ _STORE_SETTINGS = (
 )
 _CALIBRATE_SETTINGS = (*_STORE_SETTINGS, "device", "precision", "max_pixels")
 
-app = typer.Typer(help="Label sets of your own, in the label store.", no_args_is_help=True)
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def show_help(context: typer.Context) -> None:
+    """Label sets of your own, in the label store."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a set.")]
@@ -59,7 +67,10 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a label set."""
+    """Register a label set; a running service on the same store has it within two seconds.
+
+    ml-decoder labels add zoo --label 'red panda' --label bamboo
+    """
     definition = _define(name, label, file)
 
     async def write(catalogue: Catalogue) -> LabelSet:
@@ -95,7 +106,10 @@ def calibrate(
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the thresholds of a registered set (best F1) from labelled photos."""
+    """Set the thresholds of a registered set (best F1) from labelled photos.
+
+    ml-decoder labels calibrate zoo --photos FOLDER --split val
+    """
     configure_logs("error")
     found: dict[str, Operating] = asyncio.run(calibrate_set(settings, name, photos, split))
     if as_json:

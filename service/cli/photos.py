@@ -1,4 +1,4 @@
-"""Photos: files on disk -> labels, through the service's pipeline but without a server.
+"""Photos: files and folders on disk -> labels, through the service's pipeline but without a server.
 
 In: paths and a `Query`. Out: one `LabelledPhoto` for each path, in order. A photo that
 cannot be used costs only itself. Next: `console.py`, which shows them.
@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import BusyError, ImageError, InferenceFailed
+from service.errors import BusyError, ImageError, InferenceFailed, StartError
 from service.http.problems import describe_failure
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
 
+# What the service reads; a folder's other files are no photos.
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp"})
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
 _PHOTOS_AT_ONCE = 16
 
@@ -36,6 +38,24 @@ class LabelledPhoto:
     prediction: Prediction | None
     failure: str | None = None
     overlays: tuple[Path, ...] = ()
+
+
+def find_photos(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files, and in place of a folder the photos in it and below, by name.
+
+    Raises:
+        StartError: a folder holds no photo.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)  # one that is not there is told like one that is broken
+            continue
+        inside = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in _SUFFIXES]
+        if not inside:
+            raise StartError(f"{path} holds no photo")
+        found.extend(inside)
+    return found
 
 
 async def label_photos(

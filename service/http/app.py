@@ -21,6 +21,7 @@ from service.http.answers import add_problem_handlers
 from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.hosting import PipelineHost
 from service.http.routes import health, info, labels, metrics, open_inference, predict
+from service.http.routes.page import add_page
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def create_app(
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
+        docs_url=None,  # `page.py` has one that loads nothing from other hosts
+        redoc_url=None,
         redirect_slashes=False,
         lifespan=_live,
         telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
@@ -68,6 +71,7 @@ def create_app(
     _add_metrics(app, host)
     for routes in (predict, labels, info, health, open_inference):
         app.include_router(routes.router)
+    add_page(app)
     return app
 
 

@@ -58,7 +58,10 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
     [
         ("serve-cpu", ("cpu", "fast", "otel", "postgres")),
         ("serve-gpu", ("fast", "gpu", "otel", "postgres")),
-        ("dev", ("bulk", "cpu", "export", "fast", "otel", "postgres", "ray", "train", "dev")),
+        (
+            "dev",
+            ("bulk", "client", "cpu", "export", "fast", "otel", "postgres", "ray", "train", "dev"),
+        ),
     ],
 )
 def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:

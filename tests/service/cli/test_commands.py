@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from service.bundle import Bundle
 from service.cli import commands as cli
 from service.cli.flags import name_flag, name_variable
 from service.settings import Settings
+from tests.fake_service import run_fake
 from tests.photos import make_photo
 
 Run = Callable[..., tuple[int, str, str]]
@@ -66,6 +68,38 @@ def test_json_is_one_object_for_each_photo_in_order(
     assert third["image"] == {"width": 48, "height": 32}
 
 
+def test_folder_stands_for_the_photos_in_it_and_below(
+    run: Run, tiny_bundle: Bundle, photos: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("no photo")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "d.PNG").write_bytes(make_photo(4))
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--json", tmp_path)
+    found = [json.loads(line)["photo"] for line in out.splitlines()]
+    assert found == sorted([*map(str, photos), str(tmp_path / "below" / "d.PNG")])
+    assert (code, err) == (1, ""), "a bar is only for who watches"
+
+
+def test_folder_without_photos_is_one_line(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, tmp_path)
+    assert (code, out) == (2, "")
+    assert err == f"ml-decoder: {tmp_path} holds no photo\n"
+
+
+def test_csv_has_a_row_for_each_label_and_each_failure(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    flags = ("--format", "csv", "--top-k", "2")
+    code, out, _ = run("predict", "--bundle", tiny_bundle.path, *flags, *photos)
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 1
+    assert [Path(row["photo"]).name for row in rows] == [
+        *("a[red].png", "a[red].png", "broken.png", "c.png", "c.png")
+    ]
+    assert rows[2]["error"] == "The image is damaged or no image"
+    assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
+
+
 def test_all_photos_good_is_exit_code_0(run: Run, tiny_bundle: Bundle, photos: list[Path]) -> None:
     assert run("predict", "--bundle", tiny_bundle.path, photos[0])[0] == 0
 
@@ -83,6 +117,8 @@ def test_photo_that_is_not_there_is_reported(run: Run, tiny_bundle: Bundle, tmp_
         (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
         (("--device", "toaster"), "--device or ML_DECODER_DEVICE: "),
         (("--bundle", "/none"), "/none is not a bundle"),
+        (("--topk", "3"), "No such option: --topk"),
+        (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
     ],
 )
 def test_error_that_a_person_can_mend_is_one_line(
@@ -149,3 +185,53 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
     )
     run("export", "--out", "x", "--help", "y")
     assert passed == [("export", ["ml-decoder export", "--out", "x", "--help", "y"])]
+
+
+def test_bare_command_shows_its_help(run: Run) -> None:
+    for arguments in ((), ("labels",)):
+        code, out, err = run(*arguments)
+        assert (code, err) == (0, "")
+        assert "Usage: ml-decoder" in out
+    assert "Exit codes" in run()[1]
+
+
+def test_every_command_shows_an_example(run: Run) -> None:
+    for command in ("serve", "predict", "info", "bench", "labels add", "labels calibrate"):
+        code, out, _ = run(*command.split(), "--help")
+        assert code == 0
+        assert out.count(f"ml-decoder {command} ") >= 2, "one in the usage, one to copy"
+
+
+def test_shell_completion_knows_the_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert "_ML_DECODER_COMPLETE" in run("--show-completion", "bash")[1]
+    monkeypatch.setenv("_ML_DECODER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "ml-decoder pre")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert run()[1].split() == ["predict"]
+
+
+def test_bench_counts_answers_and_errors(run: Run) -> None:
+    with run_fake() as (service, url):
+        code, out, err = run("bench", "--url", url, "--clients", 2, "--seconds", 0.3, "--json")
+        figures = json.loads(out)
+        assert (code, err, figures["errors"]) == (0, "", {})
+        assert figures["answers"] == len(service.requests) - 1, "the first one is not counted"
+        assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
+
+        service.answers = [(200, {}), (429, {"Retry-After": "9"})]
+        _, out, _ = run("bench", "--url", url, "--clients", 1, "--seconds", 0.1, "--json")
+        figures = json.loads(out)
+        assert figures["answers"] == 0
+        assert figures["errors"]["429"] > 0, "refusals are counted, not tried again"
+
+
+def test_bench_without_a_service_or_a_client_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = run("bench", "--url", "http://127.0.0.1:9")
+    assert (code, err) == (2, "ml-decoder: http://127.0.0.1:9: ConnectError\n")
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
+    code, _, err = run("bench")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "ml-decoder-serve[client]" in err

@@ -1,0 +1,41 @@
+"""Client: a running service from Python, typed; needs the extra `client` and nothing else of it.
+
+    from service.client import Client
+
+    with Client("http://localhost:8000") as client:
+        for label in client.predict("photo.jpg", top_k=3).labels:
+            print(label.label, label.score)
+
+In: photos and label sets. Out: the service's answers as objects. `calls.py` says what is sent,
+`answers.py` what comes back, `blocking.py` and `awaiting.py` send it. Nothing here imports the
+rest of the service.
+"""
+
+from service.client.answers import (
+    Answer,
+    Info,
+    LabelSet,
+    LabelSetSummary,
+    NewLabel,
+    ScoredLabel,
+)
+from service.client.awaiting import AsyncClient
+from service.client.blocking import Client
+from service.client.calls import Photo, Question
+from service.client.errors import ClientError, ServiceProblem, ServiceUnreachable
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "Client",
+    "ClientError",
+    "Info",
+    "LabelSet",
+    "LabelSetSummary",
+    "NewLabel",
+    "Photo",
+    "Question",
+    "ScoredLabel",
+    "ServiceProblem",
+    "ServiceUnreachable",
+]

@@ -1,0 +1,172 @@
+"""The client for asyncio; `blocking.py` is the same for ordinary code.
+
+In: calls. Out: their results. Connections are kept open and shared by tasks; a call that the
+service refuses for now is sent again when it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import httpx
+from httpx_retries import RetryTransport
+
+from service.client import calls
+from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewLabel
+from service.client.calls import Call, Photo, Question
+from service.client.errors import ClientError, ServiceUnreachable
+
+ResultT = TypeVar("ResultT")
+
+
+class AsyncClient:
+    """A running service; close it, or use it in an `async with` statement.
+
+    Every method raises `ServiceProblem` for an answer that is an error, and `ServiceUnreachable`
+    where none came.
+
+    Args:
+        url: address of the service.
+        api_key: sent with every request; None sends none.
+        timeout_seconds: most seconds without a byte, in each of a call's tries.
+        retries: how often a call is sent again that was refused with 429, 502 or 503, or whose
+            connection broke; `Retry-After` says when.
+        connections: most connections at a time.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://localhost:8000",
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 60.0,
+        retries: int = 5,
+        connections: int = 16,
+    ) -> None:
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        transport = RetryTransport(
+            httpx.AsyncHTTPTransport(limits=limits), calls.make_retry(retries)
+        )
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers=calls.make_headers(api_key),
+            timeout=timeout_seconds,
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
+        """Labels one photo.
+
+        Args:
+            photo: the content of an image file, or its path.
+            question: see `Question`.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        # A file may lie on a slow disk or network.
+        call = await asyncio.to_thread(calls.call_predict, photo, question)
+        return await self._send(call)
+
+    async def predict_many(
+        self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
+    ) -> AsyncIterator[Answer | ClientError | OSError]:
+        """Labels many photos, several at a time; the service batches them.
+
+        Args:
+            photos: any number; read as they are needed.
+            at_once: most requests under way.
+            question: see `Question`.
+
+        Yields:
+            For each photo, in order, its answer, or the error that it met.
+        """
+        waiting: deque[asyncio.Task[Answer | ClientError | OSError]] = deque()
+        places = asyncio.Semaphore(at_once)
+        try:
+            for photo in photos:
+                waiting.append(asyncio.create_task(self._try_predict(photo, question, places)))
+                if len(waiting) >= 2 * at_once:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def info(self) -> Info:
+        """Returns the model card."""
+        return await self._send(calls.call_info())
+
+    async def list_label_sets(self) -> list[LabelSetSummary]:
+        """Returns every label set, without its labels."""
+        return await self._send(calls.call_list())
+
+    async def read_label_set(self, name: str) -> LabelSet:
+        """Returns one label set with its labels."""
+        return await self._send(calls.call_read(name))
+
+    async def register_label_set(
+        self, name: str, labels: Sequence[str | NewLabel], *, embedding_space: str | None = None
+    ) -> LabelSet:
+        """Registers a label set; the same set once more is no error, another one is.
+
+        Args:
+            name: of the set.
+            labels: at least one.
+            embedding_space: fingerprint of the space of embeddings that the labels bring; the
+                service refuses another than its model's.
+        """
+        return await self._send(calls.call_register(name, labels, embedding_space))
+
+    async def replace_label_set(
+        self,
+        name: str,
+        labels: Sequence[str | NewLabel],
+        *,
+        embedding_space: str | None = None,
+        if_version: str | None = None,
+    ) -> LabelSet:
+        """Registers a label set or replaces it; with `if_version`, only that version."""
+        call = calls.call_replace(name, labels, embedding_space, if_version)
+        return await self._send(call)
+
+    async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
+        """Deletes a label set; with `if_version`, only that version."""
+        await self._send(calls.call_delete(name, if_version))
+
+    async def _try_predict(
+        self, photo: Photo, question: Question, places: asyncio.Semaphore
+    ) -> Answer | ClientError | OSError:
+        try:
+            async with places:
+                return await self.predict(photo, **question)
+        except (ClientError, OSError) as error:
+            return error
+
+    async def _send(self, call: Call[ResultT]) -> ResultT:
+        try:
+            response = await self._http.request(call.method, call.path, **call.options)
+        except httpx.TransportError as error:
+            raise ServiceUnreachable(f"{self._http.base_url}: {type(error).__name__}") from error
+        return call.finish(response)

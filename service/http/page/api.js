@@ -1,0 +1,85 @@
+// The service: requests out, answers or a `Problem` back.
+//
+// In: a photo and what is asked of it. Out: the service's JSON. A busy service is asked again after
+// its `Retry-After`. The API key, if any, lives in this tab's session storage.
+
+const KEY = "ml-decoder-key";
+const MOST_TRIES = 3;
+const LONGEST_WAIT_SECONDS = 10;
+
+/** What the service answers instead of labels (RFC 9457). */
+export class Problem extends Error {
+  constructor(status, body) {
+    const values = (body.errors ?? []).map((value) => `${value.name}: ${value.reason}`);
+    const reason = values.join("; ") || body.detail;
+    super([body.title, reason].filter(Boolean).join(": "));
+    this.status = status;
+    this.code = body.code ?? "";
+  }
+
+  get needsKey() {
+    return this.status === 401 || this.status === 403;
+  }
+}
+
+export function readKey() {
+  return sessionStorage.getItem(KEY) ?? "";
+}
+
+export function writeKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** Labels of one photo. `query` holds lists of values by parameter. */
+export async function predict(photo, query, signal) {
+  const body = new FormData();
+  body.append("image", photo.file, photo.name);
+  return (await send(`predict?${encodeQuery(query)}`, { method: "POST", body, signal })).body;
+}
+
+export async function readInfo() {
+  return (await send("info")).body;
+}
+
+export async function listLabelSets() {
+  return (await send("labels")).body.label_sets;
+}
+
+/** Registers a set; with `replace`, instead of the version that is there now. */
+export async function keepLabelSet(name, labels, replace) {
+  if (!replace) return (await send("labels", sendJson("POST", { name, labels }))).body;
+  const path = `labels/${encodeURIComponent(name)}`;
+  const { tag } = await send(path);
+  return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
+}
+
+function encodeQuery(query) {
+  const pairs = Object.entries(query).flatMap(([name, values]) => values.map((v) => [name, v]));
+  return new URLSearchParams(pairs).toString();
+}
+
+function sendJson(method, value, headers = {}) {
+  const body = JSON.stringify(value);
+  return { method, body, headers: { "Content-Type": "application/json", ...headers } };
+}
+
+async function send(path, options = {}) {
+  const key = readKey();
+  const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
+  for (let tries = 1; ; tries += 1) {
+    const response = await fetch(path, { ...options, headers });
+    if (response.ok) return { body: await response.json(), tag: response.headers.get("etag") };
+    const wait = Number(response.headers.get("retry-after"));
+    if (!wait || wait > LONGEST_WAIT_SECONDS || tries === MOST_TRIES) {
+      throw new Problem(response.status, await readProblem(response));
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait * 1000));
+    options.signal?.throwIfAborted();
+  }
+}
+
+async function readProblem(response) {
+  // A proxy in front of the service may answer with anything.
+  return response.json().catch(() => ({ title: `The service answered ${response.status}` }));
+}

@@ -1,0 +1,252 @@
+// The playground: a photo goes to the service, its labels come back.
+//
+// `photos.js` chooses the photo, `labels.js` what to look for, `api.js` asks the service once,
+// `scores.js` picks what the controls let through, `results.js` and `map.js` draw it,
+// `snippets.js` writes the same request down. This file holds what is shown and ties them.
+
+import { Problem, predict, readInfo, readKey, writeKey } from "./api.js";
+import { fillCard } from "./card.js";
+import { chosenSets, comparedSet, showSets, startLabels, tickSets, typedLabels } from "./labels.js";
+import { describePeak, drawMap } from "./map.js";
+import { startPhotos } from "./photos.js";
+import { makeColumn } from "./results.js";
+import { MOST_LABELS, choiceParameters, pickLabels, showParameters } from "./scores.js";
+import { makeCurl, makePython } from "./snippets.js";
+
+const QUIET_MS = 400; // a slider that moves is not read out at every step
+
+const TITLES = { candidate_labels: "your own" };
+
+const byId = (id) => document.getElementById(id);
+const shown = {
+  photo: null,
+  info: null,
+  columns: [], // { sets, candidates, answer }, one or two
+  pressed: null, // { column, label }
+};
+let asking = new AbortController();
+let speaking = 0;
+
+async function start() {
+  startLabels(ask, showProblem);
+  byId("ask").addEventListener("submit", (event) => event.preventDefault());
+  byId("top-k").addEventListener("input", render);
+  for (const radio of document.querySelectorAll("[name=mode]")) {
+    radio.addEventListener("change", render);
+  }
+  byId("threshold").addEventListener("input", () => chooseMode("number"));
+  byId("card-open").addEventListener("click", () => byId("card").showModal());
+  byId("card-close").addEventListener("click", () => byId("card").close());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && shown.pressed) hideMap();
+  });
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", () => copy(button.dataset.copy));
+  }
+  startKey();
+  const photos = startPhotos(choosePhoto);
+  if (await greet()) photos.chooseFirst();
+}
+
+/** Reads the model card and the label sets; false where the service does not tell. */
+async function greet() {
+  try {
+    shown.info = await readInfo();
+    byId("model").textContent = `${shown.info.model.name} ${shown.info.model.version}`;
+    fillCard(byId("card-body"), shown.info);
+    byId("own").hidden = !shown.info.open_head?.encodes_text;
+    await showSets(chosenSets());
+    byId("alert").hidden = true;
+    return true;
+  } catch (error) {
+    showProblem(error);
+    return false;
+  }
+}
+
+function choosePhoto(photo) {
+  shown.photo = photo;
+  byId("photo").src = photo.url;
+  byId("photo").alt = photo.title;
+  byId("frame").hidden = false;
+  byId("stage-hint").hidden = true;
+  ask();
+}
+
+/** Sends the photo once for each column, with room for every label that the controls may show. */
+async function ask() {
+  if (!shown.photo) return;
+  asking.abort();
+  asking = new AbortController();
+  const { signal } = asking;
+  const wanted = [{ sets: chosenSets(), candidates: typedLabels() }];
+  if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
+  byId("result-side").setAttribute("aria-busy", "true");
+  try {
+    const columns = await Promise.all(wanted.map((column) => askColumn(column, signal)));
+    if (wanted[0].sets.length + wanted[0].candidates.length === 0) {
+      columns[0].sets = columns[0].answer.label_sets.map((set) => set.name);
+      tickSets(columns[0].sets);
+    }
+    shown.columns = columns;
+    byId("alert").hidden = true;
+    hideMap();
+  } catch (error) {
+    if (!signal.aborted) showProblem(error);
+  } finally {
+    if (!signal.aborted) byId("result-side").setAttribute("aria-busy", "false");
+  }
+}
+
+async function askColumn({ sets, candidates }, signal) {
+  const query = { ...choiceParameters(sets, candidates), top_k: [String(MOST_LABELS)] };
+  return { sets, candidates, answer: await predict(shown.photo, query, signal) };
+}
+
+/** Whether the model can show where it found a label; the card says so of each head. */
+function hasMap(label) {
+  const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
+  return Boolean(head?.maps);
+}
+
+async function askMap(column, label, signal) {
+  const choice = choiceParameters(column.sets, column.candidates);
+  const query = { ...choice, include: [label], top_k: ["1"], explain: ["true"] };
+  return (await predict(shown.photo, query, signal)).labels[0]?.map ?? null;
+}
+
+async function pressLabel(column, label) {
+  if (shown.pressed?.column === column && shown.pressed.label === label.label) {
+    hideMap();
+    return;
+  }
+  shown.pressed = { column, label: label.label };
+  render();
+  try {
+    const grid = await askMap(column, label.label, asking.signal);
+    if (shown.pressed?.column !== column || shown.pressed.label !== label.label) return;
+    const isFound = grid?.flat().some((weight) => weight > 0);
+    byId("map").hidden = !isFound;
+    if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
+    byId("map-caption").textContent = isFound
+      ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(grid)}.`
+      : `No part of the photo speaks for “${label.label}”.`;
+  } catch (error) {
+    if (!asking.signal.aborted) showProblem(error);
+  }
+}
+
+function hideMap() {
+  shown.pressed = null;
+  byId("map").hidden = true;
+  byId("map-caption").textContent = "";
+  render();
+}
+
+function readControls() {
+  const topK = Number.parseInt(byId("top-k").value, 10);
+  return {
+    mode: document.querySelector("[name=mode]:checked").value,
+    threshold: Number(byId("threshold").value),
+    topK: Math.min(Math.max(topK || 1, 1), 200),
+  };
+}
+
+function chooseMode(mode) {
+  document.querySelector(`[name=mode][value=${mode}]`).checked = true;
+  render();
+}
+
+/** Draws what is shown; asks the service for nothing. */
+function render() {
+  const controls = readControls();
+  byId("threshold-value").textContent = controls.threshold.toFixed(2);
+  if (shown.columns.length === 0) return;
+  const picked = shown.columns.map(({ answer, candidates }) =>
+    pickLabels(answer.labels, controls, new Set(candidates)),
+  );
+  const focused = document.activeElement?.dataset?.label;
+  byId("results").replaceChildren(
+    ...shown.columns.map((column, i) => drawColumn(column, picked, i, controls)),
+  );
+  const again = focused && byId("results").querySelector(`[data-label="${CSS.escape(focused)}"]`);
+  again?.focus();
+  showSnippets(controls);
+  speak(picked[0]);
+}
+
+function drawColumn(column, picked, i, controls) {
+  const other = new Set((picked[1 - i] ?? []).map((label) => label.label));
+  const { labels } = column.answer;
+  const count = labels.length < MOST_LABELS ? `${labels.length}` : `the best ${MOST_LABELS}`;
+  return makeColumn({
+    title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
+    labels: picked[i],
+    note: `${picked[i].length} of ${count} labels`,
+    own: new Set(column.candidates),
+    shared: other,
+    threshold: controls.mode === "number" ? controls.threshold : null,
+    hasMap,
+    onPress: (label) => pressLabel(column, label),
+    pressed: shown.pressed?.column === column ? shown.pressed.label : null,
+  });
+}
+
+function showSnippets(controls) {
+  const [{ sets, candidates }] = shown.columns;
+  const query = { ...choiceParameters(sets, candidates), ...showParameters(controls) };
+  const url = new URL(".", document.baseURI).href;
+  const hasKey = readKey() !== "";
+  byId("curl").textContent = makeCurl(url, shown.photo.name, query, hasKey);
+  byId("python").textContent = makePython(url, shown.photo.name, query, hasKey);
+}
+
+function speak(labels) {
+  clearTimeout(speaking);
+  speaking = setTimeout(() => {
+    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "no label";
+    const more = labels.length > 3 ? ` and ${labels.length - 3} more` : "";
+    const ms = shown.columns[0].answer.timings.total_ms;
+    byId("summary").textContent = `${names}${more}, in ${ms.toFixed(0)} ms`;
+  }, QUIET_MS);
+}
+
+async function copy(id) {
+  const element = byId(id);
+  try {
+    await navigator.clipboard.writeText(element.textContent);
+    byId("copied").textContent = `Copied the ${id} request.`;
+  } catch {
+    // Browsers give no clipboard to pages of plain http on other hosts.
+    getSelection().selectAllChildren(element);
+    byId("copied").textContent = "Selected: copy it with Ctrl+C.";
+  }
+}
+
+function startKey() {
+  byId("key").value = readKey();
+  byId("key-open").hidden = readKey() === "";
+  byId("key-open").addEventListener("click", () => openKey(byId("key-form").hidden));
+  byId("key-form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    writeKey(byId("key").value.trim());
+    openKey(false);
+    if (await greet()) ask();
+  });
+}
+
+function openKey(isOpen) {
+  byId("key-open").hidden = false;
+  byId("key-form").hidden = !isOpen;
+  byId("key-open").setAttribute("aria-expanded", String(isOpen));
+  (isOpen ? byId("key") : byId("key-open")).focus();
+}
+
+function showProblem(error) {
+  byId("alert").textContent =
+    error instanceof Problem ? error.message : "The service cannot be reached.";
+  byId("alert").hidden = false;
+  if (error.needsKey) openKey(true);
+}
+
+start();

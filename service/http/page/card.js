@@ -1,0 +1,53 @@
+// Model card: what `/info` says, for people.
+//
+// In: the answer of `/info`. Out: tables in the dialog.
+
+export function fillCard(element, info) {
+  const space = info.open_head?.embedding_space;
+  const facts = {
+    Model: `${info.model.name} ${info.model.version}`,
+    Licence: info.license,
+    Backbone: info.provenance.backbone,
+    "Trained on": info.provenance.training_data,
+    Input: `${info.input.width} x ${info.input.height} pixels, ${info.input.resize_mode}`,
+    "Trained head": info.head && `${info.head.kind}, ${info.labels.length} labels, ${info.head.activation}`,
+    "Open head": space && `${info.open_head.kind}, ${space.encoder} (${space.width})`,
+    "Runs on": `${info.runtime.device} (${info.runtime.provider}), ${info.runtime.precision}`,
+  };
+  const rows = Object.entries(facts).filter(([, value]) => value);
+  const tables = [makeTable("Facts", [], rows)];
+  if (info.metrics.length > 0) tables.push(makeTable("Measured", METRIC_HEAD, info.metrics.map(metricRow)));
+  if (info.labels.length > 0) tables.push(makeTable("Trained labels", LABEL_HEAD, info.labels.map(labelRow)));
+  element.replaceChildren(...tables);
+}
+
+const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
+const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
+
+function metricRow(metric) {
+  return [metric.name, metric.precision, metric.value.toFixed(2), `${metric.images}, ${metric.dataset}`];
+}
+
+function labelRow(label) {
+  const share = (value) => (value == null ? "-" : value.toFixed(2));
+  return [label.name, share(label.threshold), share(label.precision), share(label.recall), label.positives ?? "-"];
+}
+
+function makeTable(title, head, rows) {
+  const table = document.createElement("table");
+  table.createCaption().textContent = title;
+  if (head.length > 0) fillRow(table.createTHead().insertRow(), head, "col");
+  const body = table.createTBody();
+  for (const row of rows) fillRow(body.insertRow(), row, "row");
+  return table;
+}
+
+function fillRow(element, values, scope) {
+  values.forEach((value, i) => {
+    const isHead = scope === "col" || i === 0;
+    const cell = document.createElement(isHead ? "th" : "td");
+    if (isHead) cell.scope = scope;
+    cell.textContent = value;
+    element.append(cell);
+  });
+}

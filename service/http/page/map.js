@@ -1,0 +1,68 @@
+// Maps: where in the photo the model looked for a label.
+//
+// In: a grid of weights [rows][columns], 0..1, over the part of the photo that the model saw. Out:
+// a veil over the photo that is thin where the weights are large.
+
+const DARKEST = 0.82;
+
+/** Draws the veil over `image` on `canvas`; `contract` is `input` of the model card. */
+export function drawMap(canvas, image, grid, contract) {
+  canvas.width = image.naturalWidth;
+  canvas.height = image.naturalHeight;
+  const context = canvas.getContext("2d");
+  const most = Math.max(...grid.flat(), Number.EPSILON);
+  const seen = findSeenPart(image.naturalWidth, image.naturalHeight, contract);
+  context.fillStyle = `rgb(8 12 24 / ${DARKEST})`;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.clearRect(seen.x, seen.y, seen.width, seen.height);
+  context.imageSmoothingQuality = "high";
+  context.drawImage(
+    makeVeil(padGrid(grid), most),
+    // One cell of padding on each side, so that the smoothing does not fade out at the edges.
+    seen.x - seen.width / grid[0].length,
+    seen.y - seen.height / grid.length,
+    (seen.width * (grid[0].length + 2)) / grid[0].length,
+    (seen.height * (grid.length + 2)) / grid.length,
+  );
+  canvas.hidden = false;
+}
+
+/** Place of the largest weight in words, for who cannot see the veil. */
+export function describePeak(grid) {
+  const flat = grid.flat();
+  const peak = flat.indexOf(Math.max(...flat));
+  const row = Math.floor(peak / grid[0].length) / Math.max(grid.length - 1, 1);
+  const column = (peak % grid[0].length) / Math.max(grid[0].length - 1, 1);
+  const vertical = row < 1 / 3 ? "top" : row > 2 / 3 ? "bottom" : "middle";
+  const horizontal = column < 1 / 3 ? "left" : column > 2 / 3 ? "right" : "centre";
+  return `${vertical} ${horizontal}`;
+}
+
+/** The part of a photo, in its pixels, that `service/images.py` hands to the model. */
+export function findSeenPart(width, height, contract) {
+  if (contract.resize_mode === "squash") return { x: 0, y: 0, width, height };
+  const frameWidth = contract.width / contract.crop_pct;
+  const frameHeight = contract.height / contract.crop_pct;
+  const scale = Math.max(frameWidth / width, frameHeight / height);
+  const seen = { width: contract.width / scale, height: contract.height / scale };
+  return { x: (width - seen.width) / 2, y: (height - seen.height) / 2, ...seen };
+}
+
+function padGrid(grid) {
+  const rows = grid.map((row) => [row[0], ...row, row.at(-1)]);
+  return [rows[0], ...rows, rows.at(-1)];
+}
+
+function makeVeil(grid, most) {
+  const veil = document.createElement("canvas");
+  veil.width = grid[0].length;
+  veil.height = grid.length;
+  const context = veil.getContext("2d");
+  grid.forEach((row, y) =>
+    row.forEach((weight, x) => {
+      context.fillStyle = `rgb(8 12 24 / ${DARKEST * (1 - weight / most)})`;
+      context.fillRect(x, y, 1, 1);
+    }),
+  );
+  return veil;
+}

@@ -1,0 +1,75 @@
+// Photos: dropped, pasted, picked or bundled; one of them is shown.
+//
+// In: files of the user and the samples of the service. Out: `{ name, file, url }` of the photo
+// that is chosen, handed to whoever called `startPhotos`.
+
+const SAMPLES = {
+  "chelsea.jpg": "cat",
+  "coffee.jpg": "cup of coffee",
+  "astronaut.jpg": "astronaut",
+  "rocket.jpg": "rocket at night",
+};
+
+/** Fills the strip with samples and listens; `onChoose` gets each photo that is chosen. */
+export function startPhotos(onChoose) {
+  const strip = document.getElementById("thumbs");
+  for (const [name, title] of Object.entries(SAMPLES)) {
+    strip.append(makeThumb({ name, url: `page/samples/${name}` }, `Sample: ${title}`, onChoose));
+  }
+  const take = (files) => takeFiles(files, strip, onChoose);
+  const input = document.getElementById("files");
+  input.addEventListener("change", () => {
+    take(input.files);
+    input.value = "";
+  });
+  document.addEventListener("paste", (event) => take(event.clipboardData?.files ?? []));
+  listenForDrops(take);
+  return { chooseFirst: () => strip.querySelector("button").click() };
+}
+
+function takeFiles(files, strip, onChoose) {
+  const thumbs = [...files].map((file, i) => {
+    const name = file.name || `pasted-${i + 1}.png`;
+    return makeThumb({ name, file, url: URL.createObjectURL(file) }, name, onChoose);
+  });
+  strip.prepend(...thumbs);
+  thumbs[0]?.querySelector("button").click();
+}
+
+function listenForDrops(take) {
+  const mark = (on) => document.body.classList.toggle("dropping", on);
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault(); // else the browser leaves the page for the photo
+    mark(true);
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) mark(false);
+  });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    mark(false);
+    take(event.dataTransfer?.files ?? []);
+  });
+}
+
+function makeThumb(photo, title, onChoose) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.title = title;
+  const image = document.createElement("img");
+  image.src = photo.url;
+  image.alt = title;
+  button.append(image);
+  button.addEventListener("click", async () => {
+    for (const other of document.querySelectorAll("#thumbs [aria-current]")) {
+      other.removeAttribute("aria-current");
+    }
+    button.setAttribute("aria-current", "true");
+    photo.file ??= await (await fetch(photo.url)).blob();
+    // While a sample was fetched, another photo may have been chosen.
+    if (button.hasAttribute("aria-current")) onChoose({ title, ...photo });
+  });
+  const item = document.createElement("li");
+  item.append(button);
+  return item;
+}

@@ -1,0 +1,71 @@
+"""Page: the playground at `/` and the API reference at `/docs`, all of it from this host.
+
+In: nothing. Out: HTML, styles, scripts and sample photos from `http/page/`, as they lie there;
+Swagger UI from the package `fastapi_offline`, which holds its files and no more than that. Next:
+`page/app.js`, where the playground begins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fastapi_offline
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import FileResponse
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+PAGE_FOLDER = Path(__file__).parents[1] / "page"
+SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
+
+# `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+class PageFiles(StaticFiles):
+    """The files of one folder, with the headers that keep a page to itself."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Answers with one file of the folder, 404 or 304."""
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def show_playground() -> FileResponse:
+    """Shows the playground."""
+    return FileResponse(PAGE_FOLDER / "index.html", headers=_HEADERS)
+
+
+@router.api_route("/docs", methods=["GET", "HEAD"])
+async def show_reference() -> FileResponse:
+    """Shows Swagger UI on the app's own OpenAPI document."""
+    return FileResponse(PAGE_FOLDER / "docs.html", headers=_HEADERS)
+
+
+def add_page(app: FastAPI) -> None:
+    """Adds the playground, the API reference and their files to an app."""
+    app.include_router(router)
+    app.mount("/page", PageFiles(directory=PAGE_FOLDER))
+    app.mount("/swagger-ui", PageFiles(directory=SWAGGER_FOLDER))

@@ -1,0 +1,122 @@
+"""A real Chromium on a real server; without one, these tests are skipped and say so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, sync_playwright
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+PATIENCE_MS = 60_000
+MAP = [[0.0, 0.0, 0.1], [0.0, 0.1, 0.2], [0.0, 0.2, 0.8]]
+
+
+@dataclass
+class Visit:
+    """A page that is open on a service, and what it has done so far.
+
+    Attributes:
+        maps: the map that the service is made to answer with for every open label; None has
+            none.
+        asked: query strings of the predictions that the page asked for.
+    """
+
+    page: Page
+    url: str
+    maps: list[list[float]] | None = None
+    hosts: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self) -> Page:
+        """Opens the playground and waits for the labels of the first sample."""
+        self.page.goto(self.url)
+        self.page.wait_for_selector("#results ol", state="attached")
+        self.page.wait_for_selector("[aria-busy=false]")
+        return self.page
+
+    def note(self, request: Request) -> None:
+        """Notes where a request goes."""
+        if not request.url.startswith(("blob:", "data:")):
+            self.hosts.add(request.url.split("/")[2])
+        if "/predict?" in request.url:
+            self.asked.append(request.url.split("?")[1])
+
+
+@pytest.fixture(scope="module")
+def address(open_bundle: Bundle) -> Iterator[str]:
+    """A service with the tiny open bundle, and a store of its own for each test file."""
+    flags = ("--bundle", str(open_bundle.path), "--label-store", "memory")
+    with (
+        ServerProcess("serve", "--port", "0", "--device", "cpu", *flags) as server,
+        server.open_client() as client,
+    ):
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Its sandbox does not start for root, which is what containers run tests as.
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        yield context
+
+
+@pytest.fixture
+def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
+    """A page; it may neither complain nor load anything from another host."""
+    visit = Visit(context.new_page(), address)
+    page = visit.page
+    page.on("request", visit.note)
+    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            visit.complaints.append(message.text)
+            if message.type == "error" and "the server responded" not in message.text
+            else None
+        ),
+    )
+    page.route("**/info", lambda route: answer_info(route, visit))
+    page.route("**/predict?*explain=true*", lambda route: answer_map(route, visit))
+    yield visit
+    assert visit.complaints == []
+    assert visit.hosts == {address.split("/")[2]}
+
+
+def answer_info(route: Route, visit: Visit) -> None:
+    """Answers as a service that has attention maps of its open labels, or none."""
+    response = route.fetch()
+    info = response.json()
+    info["head"]["maps"] = False
+    info["open_head"]["maps"] = visit.maps is not None
+    route.fulfill(response=response, json=info)
+
+
+def answer_map(route: Route, visit: Visit) -> None:
+    """Answers with the maps of the visit."""
+    response = route.fetch(url=route.request.url.replace("&explain=true", ""))
+    answer = response.json()
+    for label in answer["labels"]:
+        label["map"] = visit.maps
+    route.fulfill(response=response, json=answer)
+
+
+@pytest.fixture
+def samples() -> Path:
+    return Path(__file__).parents[2] / "service" / "http" / "page" / "samples"

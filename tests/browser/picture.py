@@ -1,0 +1,53 @@
+"""The picture of the playground in README: the default bundle on a sample.
+
+    python -m tests.browser.picture
+
+In: Chromium and the default bundle. Out: `docs/page.webp`.
+"""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from tests.browser.conftest import CHROMIUM
+from tests.e2e.server_process import ROOT, ServerProcess
+
+PICTURE = ROOT / "docs" / "page.webp"
+SIZE = {"width": 1200, "height": 860}
+
+
+def arrange(page: Page) -> None:
+    """Brings the page into the state that the picture shows."""
+    page.get_by_role("button", name="Sample: cup of coffee").click()
+    page.get_by_role("checkbox", name="everyday").check()
+    page.get_by_label("Any words").fill("coffee cup, latte art, laptop")
+    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    page.fill("#top-k", "8")
+    page.check("[value=best]")
+    page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    page.wait_for_timeout(1000)  # the summary waits until nothing moves
+
+
+def main() -> None:
+    """Writes the picture."""
+    store = ("--label-store", "memory")
+    with (
+        ServerProcess("serve", "--port", "0", "--device", "cpu", *store) as server,
+        server.open_client() as client,
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser,
+    ):
+        page = browser.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
+        page.goto(str(client.base_url))
+        page.locator(".label").first.wait_for()
+        arrange(page)
+        with Image.open(io.BytesIO(page.screenshot())) as picture:
+            picture.convert("RGB").save(PICTURE, quality=88, method=6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""How the playground looks: accessibility rules, phone width, light and dark.
+
+`SCREENSHOTS=folder` keeps a picture of every case, to be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.browser.conftest import MAP, Visit
+
+Scheme = Literal["light", "dark"]
+
+
+def fill_page(visit: Visit) -> None:
+    """Brings the page into the state that shows most at once."""
+    page = visit.open()
+    page.get_by_label("Any words").fill("a label that is rather long, yak")
+    page.get_by_role("heading", name="your own + trained").wait_for()
+    page.get_by_label("Compare with").select_option("everyday")
+    page.check("[value=best]")
+    page.locator(".column").nth(1).wait_for()
+    page.get_by_role("button", name="yak").click()
+    page.locator("#map").wait_for()
+    page.wait_for_timeout(600)  # the summary waits for the slider to rest
+
+
+def keep_screenshot(visit: Visit, name: str) -> None:
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_page_fits_its_width_and_breaks_no_accessibility_rule(
+    visit: Visit, scheme: Scheme, width: int
+) -> None:
+    visit.maps = MAP
+    visit.page.set_viewport_size({"width": width, "height": 844})
+    visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    fill_page(visit)
+    keep_screenshot(visit, f"{width}-{scheme}")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_accessible(visit)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_model_card_and_key_field_break_no_accessibility_rule(visit: Visit, scheme: Scheme) -> None:
+    page = visit.page
+    page.emulate_media(color_scheme=scheme)
+    visit.open()
+    page.evaluate("sessionStorage.setItem('ml-decoder-key', 'k')")
+    visit.open()
+    page.get_by_role("button", name="API key").click()
+    assert_accessible(visit)
+    page.get_by_role("button", name="Model card").click()
+    keep_screenshot(visit, f"card-{scheme}")
+    assert_accessible(visit)
+
+
+def assert_accessible(visit: Visit) -> None:
+    found = Axe().run(visit.page)
+    assert found.violations_count == 0, found.generate_report()

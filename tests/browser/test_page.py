@@ -1,0 +1,335 @@
+"""The playground in a real browser: what a person does, and what the page then shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx2 as httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import MAP, Visit
+from tests.e2e.server_process import ROOT
+from tests.photos import make_photo
+
+
+def rows(page: Page, column: int = 0) -> dict[str, float]:
+    """Labels of a column with the scores that stand beside them."""
+    items = page.locator(".column").nth(column).locator(".label")
+    names = items.locator(".name").all_inner_texts()
+    scores = items.locator(".score").all_inner_texts()
+    return dict(zip(names, map(float, scores), strict=True))
+
+
+def ask(address: str, photo: Path, **parameters: Any) -> dict[str, float]:
+    """What the service answers without the page, rounded as the page does."""
+    files = {"image": photo.read_bytes()}
+    response = httpx.post(f"{address}/predict", files=files, params=parameters, timeout=60)
+    assert response.status_code == 200, response.text
+    return {label["label"]: round(label["score"], 3) for label in response.json()["labels"]}
+
+
+def show_best(page: Page, top_k: int = 10) -> None:
+    page.check("[value=best]")
+    page.fill("#top-k", str(top_k))
+
+
+def settle(page: Page, visit: Visit, asked: int) -> None:
+    """Waits until the page has had the answer to this many predictions."""
+    while len(visit.asked) < asked:
+        page.wait_for_timeout(20)
+    page.wait_for_selector("[aria-busy=false]")
+
+
+def test_first_sample_is_labelled_as_the_service_does(visit: Visit, samples: Path) -> None:
+    page = visit.open()
+    photo = samples / "chelsea.jpg"
+    expect(page.get_by_role("img", name="Sample: cat").first).to_be_visible()
+    assert rows(page) == ask(visit.url, photo)
+    show_best(page, 3)
+    assert rows(page) == ask(visit.url, photo, top_k=3)
+    expect(page.locator("#summary")).to_contain_text("ms")
+
+
+def test_slider_and_limit_ask_the_service_for_nothing(visit: Visit, samples: Path) -> None:
+    page = visit.open()
+    before = len(visit.asked)
+    slider = page.get_by_label("Threshold for every label")
+    for value in ("0", "0.5", "0.52"):
+        slider.fill(value)
+        assert rows(page) == ask(visit.url, samples / "chelsea.jpg", threshold=value, top_k=10)
+    page.fill("#top-k", "2")
+    assert len(rows(page)) <= 2
+    assert len(visit.asked) == before
+
+
+def test_bars_and_marks_stand_where_score_and_threshold_are(visit: Visit) -> None:
+    page = visit.open()
+    show_best(page)
+    for row in page.locator(".label").all():
+        bar, fill, mark = (row.locator(part).bounding_box() for part in (".bar", ".fill", ".mark"))
+        assert bar is not None
+        assert fill is not None
+        assert mark is not None
+        score = float(row.locator(".score").inner_text())
+        assert fill["width"] / bar["width"] == pytest.approx(score, abs=0.02)
+        threshold = float(row.locator(".bar").get_attribute("title").split()[-1])  # type: ignore[union-attr]
+        assert (mark["x"] + 1 - bar["x"]) / bar["width"] == pytest.approx(threshold, abs=0.02)
+        passes = "passes" in (row.locator(".fill").get_attribute("class") or "")
+        assert passes == (score >= threshold)
+
+
+def test_chosen_label_sets_are_what_is_asked(visit: Visit, samples: Path) -> None:
+    page = visit.open()
+    show_best(page)
+    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="trained").uncheck()
+    expect(page.locator(".column h3")).to_have_text("everyday")
+    assert rows(page) == ask(visit.url, samples / "chelsea.jpg", label_set="everyday", top_k=10)
+
+
+def test_typed_labels_are_scored_at_once_and_kept_as_a_set(visit: Visit, samples: Path) -> None:
+    page = visit.open()
+    page.get_by_label("Any words").fill("yak, newt,  yak")
+    expect(page.locator(".column h3")).to_have_text("your own + trained")
+    own = ask(visit.url, samples / "chelsea.jpg", candidate_labels=["yak", "newt"], top_k=9)
+    assert own.items() <= rows(page).items(), "typed labels show whatever they score"
+
+    page.get_by_label("Keep as set").fill("zoo")
+    page.get_by_role("button", name="Keep").click()
+    expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as zoo")
+    expect(page.get_by_label("zoo")).to_be_checked()
+    kept = httpx.get(f"{visit.url}/labels/zoo").json()
+    assert [label["name"] for label in kept["labels"]] == ["yak", "newt"]
+
+    page.get_by_label("Any words").fill("crow")
+    page.get_by_label("Keep as set").fill("zoo")
+    page.get_by_role("button", name="Keep").click()
+    expect(page.locator("#keep-status")).to_contain_text("has other labels")
+    page.get_by_role("button", name="Replace it").click()
+    expect(page.locator("#keep-status")).to_contain_text("Kept 1 labels as zoo")
+    kept = httpx.get(f"{visit.url}/labels/zoo").json()
+    assert [label["name"] for label in kept["labels"]] == ["crow"]
+
+
+def test_two_label_sets_stand_side_by_side(visit: Visit, samples: Path) -> None:
+    page = visit.open()
+    show_best(page)
+    page.get_by_label("Compare with").select_option("everyday")
+    expect(page.locator(".column")).to_have_count(2)
+    assert rows(page, 0) == ask(visit.url, samples / "chelsea.jpg", top_k=10)
+    assert rows(page, 1) == ask(visit.url, samples / "chelsea.jpg", label_set="everyday", top_k=10)
+
+
+def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_label("everyday").check()
+    show_best(page)
+    lamp = page.get_by_role("button", name="lamp")
+    lamp.click()
+    expect(page.locator("#map-caption")).to_contain_text("“lamp”, most of all bottom right")
+    expect(lamp).to_have_attribute("aria-pressed", "true")
+    assert parse_qs(visit.asked[-1])["include"] == ["lamp"]
+    alpha = """canvas => [[1, 1], [0.83, 0.83]].map(([x, y]) => {
+        const at = [Math.floor(canvas.width * x) - 1, Math.floor(canvas.height * y) - 1];
+        return canvas.getContext('2d').getImageData(...at, 1, 1).data[3];
+    }).concat(canvas.getContext('2d').getImageData(1, 1, 1, 1).data[3])"""
+    corner, peak, far = page.locator("#map").evaluate(alpha)
+    assert peak < 40
+    assert corner < 60
+    assert far > 190
+    page.keyboard.press("Escape")
+    expect(page.locator("#map")).to_be_hidden()
+    expect(lamp).to_have_attribute("aria-pressed", "false")
+
+
+def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
+    visit.maps = [[0.0, 0.0], [0.0, 0.0]]
+    page = visit.open()
+    page.get_by_label("everyday").check()
+    show_best(page)
+    page.get_by_role("button", name="lamp").click()
+    expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
+    expect(page.locator("#map")).to_be_hidden()
+
+
+def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_label("everyday").check()
+    show_best(page)
+    expect(page.locator(".column h3")).to_have_text("trained + everyday")
+    assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
+    visit.maps = None
+    visit.open()
+    show_best(page)
+    expect(page.locator("button.label")).to_have_count(0)
+    assert rows(page)
+
+
+def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    show_best(page)
+    seen = [rows(page)]
+    for i in range(2):
+        (tmp_path / f"own{i}.png").write_bytes(make_photo(i))
+    page.get_by_label("Choose photos").set_input_files(
+        [tmp_path / "own0.png", tmp_path / "own1.png"]
+    )
+    expect(page.get_by_role("button", name="own0.png")).to_have_attribute("aria-current", "true")
+    expect(page.get_by_role("button", name="own1.png")).to_be_visible()
+    settle(page, visit, 2)
+    assert rows(page) == ask(visit.url, tmp_path / "own0.png", top_k=10)
+    seen.append(rows(page))
+    for i, (event, field) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
+        (tmp_path / "given.png").write_bytes(make_photo(5 + i))
+        page.evaluate(
+            """async ([event, field, bytes]) => {
+                const data = new DataTransfer();
+                data.items.add(new File([new Uint8Array(bytes)], `${event}.png`));
+                const Kind = event === 'drop' ? DragEvent : ClipboardEvent;
+                document.dispatchEvent(new Kind(event, { [field]: data, cancelable: true }));
+            }""",
+            [event, field, list(make_photo(5 + i))],
+        )
+        settle(page, visit, 3 + i)
+        assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
+        assert rows(page) not in seen
+        seen.append(rows(page))
+
+
+@pytest.mark.parametrize("name", ["plain.png", 'it\'s; a "b", \\c.png'])
+def test_copied_requests_give_what_is_shown(visit: Visit, tmp_path: Path, name: str) -> None:
+    page = visit.open()
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    (tmp_path / name).write_bytes(make_photo(3))
+    page.get_by_label("Choose photos").set_input_files(tmp_path / name)
+    page.get_by_label("everyday").check()
+    page.get_by_label("Any words").fill('it\'s a "yak"; newt & co')
+    show_best(page, 4)
+    expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
+    best = dict(sorted(rows(page).items(), key=lambda row: -row[1])[:4])
+
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.locator("#copied")).to_have_text("Copied the curl request.")
+    curl = page.evaluate("navigator.clipboard.readText()")
+    answer = httpx.Response(200, content=run(["bash", "-c", f"{curl} --silent"], tmp_path)).json()
+    assert {la["label"]: round(la["score"], 3) for la in answer["labels"]} == best
+
+    page.get_by_role("button", name="Copy as Python").click()
+    expect(page.locator("#copied")).to_have_text("Copied the python request.")
+    script = page.evaluate("navigator.clipboard.readText()")
+    printed = run([sys.executable, "-c", script], tmp_path).splitlines()
+    assert printed == [f"{label}: {score:.3f}" for label, score in best.items()]
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_broken_photo_is_told_and_the_next_one_is_labelled(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    (tmp_path / "broken.png").write_bytes(b"junk")
+    page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
+    expect(page.get_by_role("alert")).to_have_text("The image is damaged or no image")
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    show_best(page)
+    assert rows(page)
+
+
+def test_service_that_wants_a_key_gets_the_one_that_is_typed(visit: Visit) -> None:
+    page = visit.page
+    problem = {"status": 401, "title": "An API key is needed", "code": "unauthorised"}
+    page.route(
+        lambda url: url.endswith(("/info", "/labels")) or "/predict" in url,
+        lambda route: (
+            route.fallback()
+            if route.request.headers.get("authorization") == "Bearer sesame"
+            else route.fulfill(status=401, json=problem)
+        ),
+    )
+    page.goto(visit.url)
+    expect(page.get_by_role("alert")).to_have_text("An API key is needed")
+    expect(page.get_by_role("textbox", name="API key")).to_be_focused()
+    page.keyboard.type("sesame")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Sample: cat").click()
+    show_best(page)
+    expect(page.locator(".label").first).to_be_visible()
+    assert "sesame" not in page.content()
+    assert "$ML_DECODER_API_KEY" in page.locator("#curl").inner_text()
+
+
+def test_busy_service_is_asked_again(visit: Visit) -> None:
+    refused: list[str] = []
+
+    def refuse_once(route: Any) -> None:
+        if refused:
+            route.fallback()
+            return
+        refused.append(route.request.url)
+        problem = {"status": 429, "title": "The service is busy", "code": "queue_full"}
+        route.fulfill(status=429, headers={"Retry-After": "1"}, json=problem)
+
+    visit.page.route("**/predict?*", refuse_once)
+    page = visit.open()
+    show_best(page)
+    assert refused
+    assert rows(page)
+
+
+def test_model_card_opens_and_closes(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Model card").click()
+    card = page.get_by_role("dialog", name="Model card")
+    expect(card).to_contain_text("Apache-2.0")
+    expect(card.get_by_role("row", name="dog 0.60")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+_FOCUSED = """(e => e === document.body ? '' :
+    e.id || e.ariaLabel || e.title || e.dataset.label || e.value || e.innerText
+)(document.activeElement)"""
+
+
+def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_label("everyday").check()
+    show_best(page)
+    expect(page.locator("button.label")).to_have_count(3)
+    reached: list[str] = []
+    while len(reached) == len(set(reached)):  # once around
+        page.keyboard.press("Tab")
+        reached += filter(None, [page.evaluate(_FOCUSED)])
+    for name in ("card-open", "files", "Sample: cat", "candidates", "keep-name", "keep", "top-k"):
+        assert name in reached
+    assert {"trained", "everyday", "compare", "curl", "python"} <= set(reached)
+    assert {"lamp", "table", "chair"} <= set(reached)
+    page.locator("button.label").first.focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#map")).to_be_visible()
+    expect(page.locator("button.label").first).to_be_focused()
+
+
+def test_reference_shows_the_routes_and_loads_nothing_from_elsewhere(visit: Visit) -> None:
+    page = visit.page
+    page.goto(f"{visit.url}/docs")
+    expect(page.locator("#operations-predict-predict_predict_post")).to_be_visible()

@@ -1,0 +1,132 @@
+"""The API reference: the OpenAPI document as one page of Markdown.
+
+    python -m tests.project.api_reference > docs/api.md
+
+In: the app's OpenAPI document. Out: routes with parameters, bodies, answers and errors, then the
+shape of every answer. `test_api_reference.py` holds the page in `docs/` against it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from service.http.app import create_app
+from service.http.hosting import PipelineHost
+from service.settings import Settings
+
+JSON = dict[str, Any]
+_HEAD = """# API
+
+Made from the service's OpenAPI document by `make reference`; do not edit. A running service shows
+the same at `/docs`, to be tried out, and gives the document at `/openapi.json`.
+"""
+_PROBLEM_JSON = "application/problem+json"
+
+
+def read_openapi() -> JSON:
+    """Returns the OpenAPI document of an app with default settings."""
+    document: JSON = create_app(PipelineHost(Settings())).openapi()
+    return document
+
+
+def write_reference(document: JSON) -> str:
+    """Returns the page."""
+    routes = (
+        _write_route(method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    )
+    shapes = (
+        _write_shape(name, schema)
+        for name, schema in sorted(document["components"]["schemas"].items())
+        if "properties" in schema
+    )
+    return "\n".join([_HEAD, *routes, "## Shapes\n", *shapes]).rstrip() + "\n"
+
+
+def _write_route(method: str, path: str, operation: JSON) -> str:
+    lines = [f"## {method.upper()} {path}\n", operation.get("description", "").strip() + "\n"]
+    rows = [
+        (f"`{p['name']}`", p["in"], _name_type(p["schema"]), p.get("description", ""))
+        for p in operation.get("parameters", ())
+    ]
+    if rows:
+        lines += [*_write_table(("parameter", "in", "type", "meaning"), rows), ""]
+    body = operation.get("requestBody")
+    if body:
+        lines += ["Body:\n", *(f"- {text}" for text in _list_bodies(body)), ""]
+    good = {code: r for code, r in operation["responses"].items() if code < "400"}
+    lines += ["Answers:\n", *(f"- {code}: {_tell_answer(r)}" for code, r in good.items()), ""]
+    problems = list(_list_problems(operation["responses"]))
+    if problems:
+        lines += [*_write_table(("status", "code", "error"), problems), ""]
+    return "\n".join(lines)
+
+
+def _list_bodies(body: JSON) -> Iterator[str]:
+    for kind, content in body["content"].items():
+        fields = content["schema"].get("properties", {})
+        required = content["schema"].get("required", ())
+        names = [f"`{name}`{' (required)' if name in required else ''}" for name in fields]
+        yield f"`{kind}`: {', '.join(names)}" if names else f"`{kind}`: the image's bytes"
+
+
+def _tell_answer(response: JSON) -> str:
+    content = response.get("content", {}).get("application/json")
+    shape = _name_type(content["schema"]) if content and content["schema"] else "no body"
+    return f"{shape}. {response['description']}".removesuffix(". Successful Response")
+
+
+def _list_problems(responses: JSON) -> Iterator[tuple[str, ...]]:
+    for status, response in responses.items():
+        examples = response.get("content", {}).get(_PROBLEM_JSON, {}).get("examples", {})
+        for code, example in examples.items():
+            yield status, f"`{code}`", example["value"]["title"]
+
+
+def _write_shape(name: str, schema: JSON) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (
+            f"`{field}`",
+            _name_type(value) + ("" if field in required else ", optional"),
+            value.get("description", ""),
+        )
+        for field, value in schema["properties"].items()
+    ]
+    about = schema.get("description", "").split("\n\nAttributes:")[0]
+    return "\n".join([f"### {name}\n", f"{about}\n", *_write_table(_SHAPE_HEAD, rows), ""])
+
+
+_SHAPE_HEAD = ("field", "type", "meaning")
+
+
+def _name_type(schema: JSON) -> str:
+    """Returns a type in words; other shapes are named."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_name_type(option) for option in schema["anyOf"]))
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return " or ".join(f"`{value}`" for value in values)
+    if schema.get("type") == "array":
+        return f"list of {_name_type(schema.get('items', {}))}"
+    if "format" in schema or "contentEncoding" in schema:
+        return f"{schema['type']} ({schema.get('format') or schema['contentEncoding']})"
+    return str(schema.get("type", "any")).replace("object", "JSON object")
+
+
+def _write_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        cells = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(write_reference(read_openapi()))

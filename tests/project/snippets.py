@@ -1,0 +1,70 @@
+"""Snippets: the code blocks of the documents, and what they need to be run.
+
+In: a Markdown file. Out: its `Snippet`s. A comment `<!-- not run: why -->` before a block says that
+it cannot be run here; the test shows the reason. In a `console` block, lines after `$ ` are
+commands, up to a line that neither continues them nor begins with `$ `.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One code block.
+
+    Attributes:
+        place: `README.md:21`.
+        language: the word behind the backticks.
+        code: the text between them.
+        reason: why it cannot be run; None where it is.
+        answers: the JSON block right behind it, which shows what it prints; None without one.
+    """
+
+    place: str
+    language: str
+    code: str
+    reason: str | None
+    answers: str | None = None
+
+
+def read_snippets(path: Path, name: str) -> list[Snippet]:
+    """Returns the code blocks of a document."""
+    text = path.read_text()
+    found: list[Snippet] = []
+    matches = list(_BLOCK.finditer(text))
+    for match, following in zip_longest(matches, matches[1:]):
+        line = text.count("\n", 0, match.start("code"))
+        answers = None
+        if following and following["language"] == "json":
+            between = text[match.end() : following.start()]
+            answers = following["code"] if not between.strip() else None
+        found.append(
+            Snippet(f"{name}:{line}", match["language"], match["code"], match["reason"], answers)
+        )
+    return found
+
+
+def read_commands(code: str) -> str:
+    """Returns the commands of a `console` block as a shell script."""
+    commands: list[str] = []
+    open_quote = goes_on = False
+    for line in code.splitlines():
+        if line.startswith("$ "):
+            commands.append(line[2:])
+        elif goes_on or open_quote:
+            commands[-1] += "\n" + line
+        else:
+            continue  # what the command prints
+        goes_on = line.endswith("\\")
+        open_quote = commands[-1].count("'") % 2 == 1
+    return "\n".join(commands)

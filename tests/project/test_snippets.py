@@ -1,0 +1,157 @@
+"""Every code block of README and docs is run, in order, as a reader would who copies it.
+
+Each document gets a folder of its own with the files that the snippets name, and a service with the
+default bundle in place of `localhost:8000`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.checkpoints import write_checkpoint
+from tests.e2e.server_process import ROOT, ServerProcess
+from tests.export.tiny_network import LABELS, make_network, write_folder
+from tests.project.snippets import Snippet, read_commands, read_snippets
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    snippet
+    for document in DOCUMENTS
+    for snippet in read_snippets(document, str(document.relative_to(ROOT)))
+]
+RUN = {"console", "python"}
+PARSED = {"json"}
+DRAWN = {"mermaid", "text"}
+SECONDS = 240
+# Other processors round int8 otherwise.
+TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a document's snippets are run: its folder and its service."""
+
+    folder: Path
+    url: str
+
+
+@pytest.fixture(scope="module")
+def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]:
+    """A folder for each document, made when it is asked for, and one service for all."""
+    with ServerProcess(
+        "serve", "--port", "0", "--device", "cpu", "--label-store", "memory"
+    ) as server:
+        with server.open_client() as client:
+            url = str(client.base_url).rstrip("/")
+
+        class Desks(dict[str, Desk]):
+            def __missing__(self, name: str) -> Desk:
+                folder = tmp_path_factory.mktemp(name.replace("/", "_"))
+                lay_out(folder)
+                self[name] = Desk(folder, url)
+                return self[name]
+
+        yield Desks()
+
+
+def lay_out(folder: Path) -> None:
+    """Puts there what the snippets name: photos, a checkpoint, a labelled folder, the commands."""
+    samples = ROOT / "docs" / "photos"
+    for name in ("photo.jpg", "a.jpg", "b.jpg", "chelsea.jpg"):
+        shutil.copy(samples / "chelsea.jpg", folder / name)
+    shutil.copytree(samples, folder / "photos")
+    (folder / "docs").symlink_to(ROOT / "docs")
+    (folder / "bundles").mkdir()
+    for bundle in (ROOT / "bundles").iterdir():
+        (folder / "bundles" / bundle.name).symlink_to(bundle)
+    write_folder(folder / "FOLDER", LABELS)
+    facts = {"training_data": "coloured noise"}
+    write_checkpoint(folder / "model.safetensors", make_network(), LABELS, facts)
+    (folder / "bin").mkdir()
+    for name, arguments in (("python", ""), ("ml-decoder", "-m service ")):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        command.chmod(0o755)
+
+
+def run_snippet(snippet: Snippet, desk: Desk) -> str:
+    """Runs a block and returns what it prints; curl fails on every error of the service."""
+    code = snippet.code.replace("http://localhost:8000", desk.url)
+    code = code.replace("localhost:8000", desk.url.removeprefix("http://")).replace(
+        "Client()", f'Client("{desk.url}")'
+    )
+    if snippet.language == "python":
+        command = [sys.executable, "-c", code]
+    else:
+        strict = 'set -euo pipefail\ncurl() { command curl --fail-with-body -sS "$@"; }\n'
+        command = ["bash", "-c", strict + read_commands(code)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
+    environment |= {
+        "PATH": f"{desk.folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "XDG_STATE_HOME": str(desk.folder / "state"),
+        "ML_DECODER_DEVICE": "cpu",
+    }
+    done = subprocess.run(
+        command, cwd=desk.folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, f"{snippet.place}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
+def test_snippet_does_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) -> None:
+    if snippet.reason is not None:
+        pytest.skip(snippet.reason)
+    if snippet.language in PARSED:
+        json.loads(snippet.code)
+        return
+    if snippet.language in DRAWN:
+        return
+    assert snippet.language in RUN, f"{snippet.place}: name the language, or what cannot be run"
+    if shutil.which("curl") is None and "curl" in snippet.code:
+        pytest.skip("no curl")
+    printed = run_snippet(snippet, desks[snippet.place.split(":")[0]])
+    if snippet.answers is not None:
+        assert_same_answer(json.loads(printed), json.loads(snippet.answers))
+
+
+def assert_same_answer(real: dict[str, Any], shown: dict[str, Any]) -> None:
+    """Checks an answer of `/predict`, except for what differs from run to run."""
+    assert real.keys() == shown.keys()
+    assert real["timings"].keys() == shown["timings"].keys()
+    for name in ("model", "label_set", "label_sets", "image"):
+        assert real[name] == shown[name]
+    for ours, theirs in zip(real["labels"], shown["labels"], strict=True):
+        assert ours.keys() >= theirs.keys()
+        numbers = {
+            name: pytest.approx(ours[name], abs=TOLERANCE) for name in ("score", "threshold")
+        }
+        assert {**theirs, **numbers} == theirs
+
+
+def test_commands_are_told_from_what_they_print() -> None:
+    block = "$ a 'b\nc' \\\n  d\nprinted\n$ e\nprinted\n"
+    assert read_commands(block) == "a 'b\nc' \\\n  d\ne"
+
+
+def test_every_document_is_read() -> None:
+    assert {snippet.place.split(":")[0] for snippet in SNIPPETS} >= {
+        *("README.md", "docs/labels.md", "docs/client.md", "docs/tune.md", "docs/own-model.md"),
+        *("docs/train.md", "docs/thresholds.md"),
+    }
+    assert any(snippet.answers for snippet in SNIPPETS)
+    for document in DOCUMENTS:
+        count = document.read_text().count("\n```") // 2
+        name = str(document.relative_to(ROOT))
+        assert sum(snippet.place.startswith(f"{name}:") for snippet in SNIPPETS) == count

@@ -1,0 +1,90 @@
+"""The page's files: what is served, with which headers, and what is not."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.http.routes.page import PAGE_FOLDER
+from tests.serving import assert_problem
+
+FILES = sorted(
+    path.relative_to(PAGE_FOLDER).as_posix() for path in PAGE_FOLDER.rglob("*") if path.is_file()
+)
+PAGES = {"/": "index.html", "/docs": "docs.html"}
+
+
+class Reader(HTMLParser):
+    """Collects what a page loads, and whatever a strict policy would refuse."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.inline: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.inline += [name for name in given if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in given):
+            self.inline.append(tag)
+        if tag in ("script", "img", "link"):
+            self.loaded += [value for name in ("src", "href") if (value := given.get(name))]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_loads_only_files_that_this_service_has(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page = Reader(response.text)
+    assert page.inline == []
+    assert page.loaded
+    for address in page.loaded:
+        assert client.get(f"/{address}").status_code == 200, address
+
+
+def test_scripts_and_styles_name_no_other_host() -> None:
+    for name in FILES:
+        if name.endswith((".js", ".css", ".html")):
+            text = (PAGE_FOLDER / name).read_text()
+            assert not re.search(r"(?:https?:)?//[\w-]+\.\w", text.replace("// ", "")), name
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/page/app.js", "/page/nothing.js", "/swagger-ui/no.js"])
+def test_policy_forbids_everything_but_this_host(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    if response.status_code == 404:
+        assert_problem(response, 404, "not_found")
+        return
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "unsafe" not in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_every_file_is_served_as_its_type_and_known_again(client: TestClient) -> None:
+    types = {"css": "text/css", "js": "javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
+    for name in FILES:
+        response = client.get(f"/page/{name}")
+        assert response.content == (PAGE_FOLDER / name).read_bytes()
+        assert types.get(name.rsplit(".", 1)[-1], "text/") in response.headers["content-type"]
+        again = client.get(f"/page/{name}", headers={"If-None-Match": response.headers["etag"]})
+        assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/a%00b"]
+)
+def test_nothing_outside_of_the_folder_is_served(client: TestClient, path: str) -> None:
+    assert_problem(client.get(path), 404, "not_found")
+
+
+def test_page_takes_get_and_head_and_is_no_part_of_the_api(client: TestClient) -> None:
+    assert client.head("/").status_code == 200
+    assert client.head("/").content == b""
+    assert_problem(client.post("/"), 405, "method_not_allowed")
+    assert "/" not in client.get("/openapi.json").json()["paths"]
