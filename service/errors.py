@@ -35,6 +35,7 @@
     |   `-- Draining           stopping
     |-- InferenceFailed        the engine failed on a batch
     |   `-- OutOfMemory        it ran out of memory
+    |-- ServiceBroken          the service broke while it ran and has to be started again
     `-- StartError             the service cannot start as configured
 
 Messages are for logs. What clients read is fixed wording, chosen by class in
@@ -189,6 +190,10 @@ class InferenceFailed(ServiceError):
 
 class OutOfMemory(InferenceFailed):
     """The engine ran out of memory on a batch."""
+
+
+class ServiceBroken(ServiceError):
+    """The service broke while it ran; the message is one line for a person."""
 
 
 class StartError(ServiceError):

@@ -1,7 +1,7 @@
 """The command line: `ml-decoder serve`, `predict`, `labels`, `info` and `export`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people or JSON lines for
-programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
+programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke. Next:
 `server.py` for `serve`, `photos.py` for `predict`, `labels.py` for `labels`.
 """
 
@@ -21,7 +21,7 @@ from service.cli import labels
 from service.cli.console import dump_bundle, dump_photo, show_bundle, show_photo, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.photos import label_photos
-from service.errors import ServiceError, StartError, StoreIncompatible
+from service.errors import ServiceBroken, ServiceError, StartError, StoreIncompatible
 from service.http.parameters import Parameters, merge_parameters
 from service.http.problems import describe_problem
 from service.http.server import configure_logs, run_server
@@ -30,6 +30,7 @@ from service.settings import Settings
 
 EXIT_SOME_FAILED = 1
 EXIT_CANNOT_START = 2
+EXIT_BROKE = 3
 
 # The settings that matter where there is no server.
 _PREDICT_SETTINGS = (
@@ -52,6 +53,8 @@ def main() -> None:
         app()
     except (StartError, BundleError, StoreIncompatible) as error:
         _fail(str(error))
+    except ServiceBroken as error:
+        _fail(str(error), EXIT_BROKE)
     except ServiceError as error:
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
@@ -127,9 +130,9 @@ async def _predict_all(photos: list[Path], query: Query, settings: Settings, as_
     return complete
 
 
-def _fail(reason: str) -> NoReturn:
+def _fail(reason: str, code: int = EXIT_CANNOT_START) -> NoReturn:
     sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
-    raise SystemExit(EXIT_CANNOT_START)
+    raise SystemExit(code)
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -35,10 +35,12 @@ _PATIENCE_SECONDS = 120.0
 class ServerProcess:
     """Starts the command line, collects its stderr, and stops it at the end."""
 
+    program: tuple[str, ...] = ("-c", _START)
+
     def __init__(self, *arguments: str, **variables: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, *arguments],
+            [sys.executable, *self.program, *arguments],
             cwd=ROOT,
             env={**environment, "PYTHONPATH": str(ROOT), **variables},
             stderr=subprocess.PIPE,
@@ -86,6 +88,13 @@ class ServerProcess:
         """Returns host and port, once the server listens."""
         found = self.wait_for_line(_LISTENING)
         return found.group(1), int(found.group(2))
+
+    def read_memory(self, field: str = "VmRSS") -> int:
+        """Returns bytes of memory: resident now, or with `VmHWM` the most so far."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) * 1024
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
