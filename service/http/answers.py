@@ -8,6 +8,7 @@ to `access.py`, which sends `answer_unexpected`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -50,11 +51,16 @@ class ProblemResponse(JSONResponse):
 
     media_type = PROBLEM_JSON
 
-    def __init__(self, kind: ProblemKind, problem: Problem) -> None:
+    def __init__(
+        self, kind: ProblemKind, problem: Problem, retry_after_seconds: float | None = None
+    ) -> None:
         """Takes the status and the headers from `kind`, the body from `problem`."""
         headers = {}
-        if kind.retry_after_seconds is not None:
-            headers["Retry-After"] = str(kind.retry_after_seconds)
+        seconds = retry_after_seconds or kind.retry_after_seconds
+        if seconds is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+        if kind.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
         if kind.status == HTTPStatus.REQUEST_TIMEOUT:
             headers["Connection"] = "close"  # nobody is going to read the rest of the body
         super().__init__(problem.model_dump(exclude_none=True), kind.status, headers)
@@ -92,7 +98,9 @@ async def _answer_service_error(request: Request, error: Exception) -> ProblemRe
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s request_id=%s", kind.code, _request_id(request), exc_info=error)
-    return ProblemResponse(kind, describe_problem(error, _request_id(request)))
+    retry_after_seconds = getattr(error, "retry_after_seconds", None)
+    problem = describe_problem(error, _request_id(request))
+    return ProblemResponse(kind, problem, retry_after_seconds)
 
 
 async def _answer_validation_error(request: Request, error: Exception) -> ProblemResponse:

@@ -12,10 +12,14 @@ from contextlib import asynccontextmanager
 from importlib import metadata
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
+from service.http.browsers import PageGuard, read_origins
 from service.http.hosting import PipelineHost
+from service.http.keys import KeyRing
+from service.http.rates import RateLimiter
 from service.http.routes import health, info, labels, predict
 from service.settings import Settings
 
@@ -33,6 +37,9 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
 
     Args:
         host: who opens the pipeline; None opens what the environment's settings say.
+
+    Raises:
+        StartError: the keys, the rate limit or the origins of the settings are none.
     """
     host = host or PipelineHost(Settings())
     app = FastAPI(
@@ -44,10 +51,20 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
     )
     app.state.host = host
     add_problem_handlers(app)
+    _add_guards(app, host.settings)
     app.add_middleware(Access)
     for router in (predict.router, labels.router, info.router, health.router):
         app.include_router(router)
     return app
+
+
+def _add_guards(app: FastAPI, settings: Settings) -> None:
+    app.state.keys = KeyRing(settings)
+    app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+    origins = read_origins(settings.cors_origins)
+    if origins is not None:
+        app.add_middleware(CORSMiddleware, **origins)
+    app.add_middleware(PageGuard)
 
 
 @asynccontextmanager

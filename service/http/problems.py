@@ -33,7 +33,8 @@ class ProblemKind:
         code: stable name for programs.
         title: the same sentence every time.
         detail: makes the sentence about this one error; None where the title says all.
-        retry_after_seconds: when trying again makes sense; None where it never does.
+        retry_after_seconds: when trying again makes sense, where the error itself does not
+            know better; None where it never does.
     """
 
     status: int
@@ -62,6 +63,11 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     request_errors.RouteNotFound: ProblemKind(404, "not_found", "Not found", str),
     request_errors.MethodNotAllowed: ProblemKind(
         405, "method_not_allowed", "Method not allowed", str
+    ),
+    request_errors.Unauthorized: ProblemKind(401, "unauthorized", "A key is needed", str),
+    request_errors.Forbidden: ProblemKind(403, "forbidden", "The key does not permit this", str),
+    request_errors.RateLimited: ProblemKind(
+        429, "rate_limited", "Too many requests", str, retry_after_seconds=1
     ),
     request_errors.BodyTimeout: ProblemKind(
         408, "body_timeout", "The request body came too slowly", str

@@ -4,6 +4,9 @@
     `-- RequestError
         |-- RouteNotFound               no such path
         |-- MethodNotAllowed            the path exists, not with this method
+        |-- Unauthorized                no key, or an unknown one
+        |-- Forbidden                   a good key, but not for this
+        |-- RateLimited                 too many requests of one caller
         |-- BodyTimeout                 the body did not arrive in time
         |-- BodyTooLarge                more bytes than the route takes
         |-- MalformedBody               not the JSON, base64 or multipart it says it is
@@ -48,6 +51,32 @@ class MethodNotAllowed(RequestError):
 
     def __init__(self) -> None:
         super().__init__("The header Allow lists the methods of this path.")
+
+
+class Unauthorized(RequestError):
+    """The request has no key, or an unknown one."""
+
+    def __init__(self) -> None:
+        super().__init__("Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.")
+
+
+class Forbidden(RequestError):
+    """The key is good, but not for this route."""
+
+    def __init__(self) -> None:
+        super().__init__("Changing label sets takes an administration key.")
+
+
+class RateLimited(RequestError):
+    """The caller has sent as many requests as it may.
+
+    Attributes:
+        retry_after_seconds: when it may send the next one.
+    """
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__("Try again after the seconds in Retry-After.")
+        self.retry_after_seconds = retry_after_seconds
 
 
 class BodyTimeout(RequestError):

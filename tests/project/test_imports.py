@@ -19,8 +19,11 @@ PARTS = ("service", "export", "models")
 SERVICE_PACKAGES = {
     "PIL",
     "fastapi",
+    "httpcore2",
+    "limits",
     "numpy",
     "onnxruntime",
+    "pillow_heif",
     "pydantic",
     "pydantic_core",
     "pydantic_settings",

@@ -17,6 +17,7 @@ from service.errors import ImageError
 from service.http import request_errors
 from service.http.dependencies import Host, RequestId
 from service.http.disconnects import finish_or_leave
+from service.http.keys import PREDICT
 from service.http.multipart import FormShape
 from service.http.openapi import document_body, document_problems
 from service.http.parameters import (
@@ -27,6 +28,7 @@ from service.http.parameters import (
     refuse_repeats,
 )
 from service.http.problems import describe_problem
+from service.http.rates import LIMITED
 from service.http.request_errors import MalformedBody
 from service.http.schemas import (
     BatchAnswer,
@@ -52,6 +54,8 @@ _MANY_IMAGES = UploadShape(
     takes_raw_image=False,
 )
 _REQUEST_PROBLEMS = (
+    request_errors.Unauthorized,
+    request_errors.RateLimited,
     request_errors.MalformedBody,
     request_errors.BodyTimeout,
     request_errors.BodyTooLarge,
@@ -81,7 +85,7 @@ _IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyP
 
 QueryParameters = Annotated[Parameters, QueryString()]
 
-router = APIRouter(tags=["predict"], dependencies=[Depends(refuse_repeats)])
+router = APIRouter(tags=["predict"], dependencies=[PREDICT, LIMITED, Depends(refuse_repeats)])
 
 
 @router.post(
