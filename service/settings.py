@@ -120,6 +120,13 @@ class Settings(BaseSettings):
     """Origins of other sites whose pages may ask, with commas between, or * for all (default
     none)."""
 
+    url_input: bool = False
+    """Whether `/predict` takes the URL of an image, true or false: https on the public internet
+    alone (default false)."""
+
+    url_timeout_seconds: float = Field(default=10.0, gt=0.0)
+    """Seconds that fetching an image by its URL may take, redirects included (default 10)."""
+
     drain_seconds: float = Field(default=20.0, ge=0.0)
     """Seconds that running requests get to finish when the service stops (default 20)."""
 

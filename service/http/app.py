@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
 from service.http.browsers import PageGuard, read_origins
+from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
 from service.http.keys import KeyRing
 from service.http.rates import RateLimiter
@@ -60,6 +61,13 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
+    app.state.fetcher = None
+    if settings.url_input:
+        app.state.fetcher = Fetcher(
+            max_bytes=settings.max_body_bytes,
+            timeout_seconds=settings.url_timeout_seconds,
+            places=settings.queue_size,
+        )
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
     origins = read_origins(settings.cors_origins)
     if origins is not None:

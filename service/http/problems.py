@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field
 
 from service import errors
 from service.errors import InvalidLabelSet, QueryError, ServiceError
+from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
-from service.images import FORMATS
 
 _SHOWN_NAMES = 10
 _SHOWN_CHARACTERS = 80
@@ -94,6 +94,15 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     ),
     request_errors.InvalidParameters: ProblemKind(
         422, "invalid_parameters", "A parameter is not valid", str
+    ),
+    request_errors.UrlInputOff: ProblemKind(
+        422, "url_input_off", "This service takes no URLs of images", str
+    ),
+    request_errors.UrlNotUsable: ProblemKind(
+        422, "url_not_usable", "The image could not be fetched", str
+    ),
+    request_errors.OriginTimeout: ProblemKind(
+        504, "origin_timeout", "The image took too long to fetch", str
     ),
     errors.InvalidImage: ProblemKind(400, "invalid_image", "The image is damaged or no image"),
     errors.UnsupportedImage: ProblemKind(

@@ -17,9 +17,14 @@
         |   |-- UnknownField
         |   `-- RepeatedField
         |-- TooManyImages
+        |-- UrlError                    an image that is given by its URL
+        |   |-- UrlInputOff             the service fetches none
+        |   |-- UrlNotUsable            not https, not public, or no image comes
+        |   `-- OriginTimeout           it comes too slowly
         `-- InvalidParameters           values out of range, one line for each
 
-Raised by `multipart.py`, `uploads.py` and `parameters.py`; `problems.py` answers them.
+Raised by `keys.py`, `rates.py`, `multipart.py`, `uploads.py`, `parameters.py` and
+`fetching.py`; `problems.py` answers them.
 Every `str(error)` is a fixed sentence around numbers of ours and names that the client
 sent, so it may be shown to the client.
 """
@@ -145,6 +150,31 @@ class TooManyImages(RequestError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"This route takes at most {limit} image(s) in one request.")
+
+
+class UrlError(RequestError):
+    """The image behind a URL cannot be had."""
+
+
+class UrlInputOff(UrlError):
+    """The service fetches no URLs."""
+
+    def __init__(self) -> None:
+        super().__init__("Send the image itself.")
+
+
+class UrlNotUsable(UrlError):
+    """No image comes from there; which of the many reasons it is stays with us."""
+
+    def __init__(self) -> None:
+        super().__init__("The URL has to be https and public, and to answer with an image.")
+
+
+class OriginTimeout(UrlError):
+    """The image did not come within the time allowed, in seconds."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"The image did not arrive within {limit_seconds:g} seconds.")
 
 
 @dataclass(frozen=True)

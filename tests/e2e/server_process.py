@@ -20,7 +20,7 @@ import sys
 
 class Refuser:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "timm", "onnx"}:
+        if name.partition(".")[0] in {"torch", "timm", "onnx", "pillow_heif"}:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Refuser())

@@ -64,8 +64,9 @@ def test_broken_image_is_400(client: httpx.Client, data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"8BPS\0\1", b"%!PS-Adobe-3.0",
-     encode_picture(make_picture(0), "TIFF")],
-    ids=["svg", "pdf", "psd", "eps", "tiff"],
+     encode_picture(make_picture(0), "TIFF"), b"\0\0\0\x1cftypheic" + bytes(99),
+     b"\0\0\0\x1cftypavif" + bytes(99)],
+    ids=["svg", "pdf", "psd", "eps", "tiff", "heic", "avif"],
 )  # fmt: skip
 def test_unsupported_type_is_415_listing_the_supported(client: httpx.Client, data: bytes) -> None:
     problem = assert_problem(send_image(client, data), 415, "unsupported_image")

@@ -11,7 +11,7 @@ import pytest
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
-from tests.serving import assert_problem, send_image
+from tests.serving import assert_problem, assert_still_serving, send_image
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
 PETS = {"name": "pets", "labels": ["cat"]}
@@ -71,3 +71,36 @@ def test_key_that_is_too_short_stops_the_start_and_is_not_shown(
             assert server.wait() == 2
             assert "admin_keys" in server.stderr
             assert "tooshort" not in server.stderr
+
+
+def test_urls_are_off_by_default(client: httpx.Client) -> None:
+    body = {"url": "https://example.com/cat.jpg"}
+    refused = client.post("/predict", json=body, headers={"X-API-Key": PREDICT})
+    assert_problem(refused, 422, "url_input_off")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://127.0.0.1/x", "https://169.254.169.254/latest/meta-data", "https://[::1]/",
+     "https://2130706433/", "https://localhost/", "file:///etc/passwd", "http://example.com/"],
+)  # fmt: skip
+def test_url_that_leads_inside_is_refused_without_a_word_of_it(
+    fetching: httpx.Client, url: str
+) -> None:
+    problem = assert_problem(fetching.post("/predict", json={"url": url}), 422, "url_not_usable")
+    problem.pop("request_id")
+    # Word for word what is said of every other URL, so that nothing can be learnt from it.
+    other = fetching.post("/predict", json={"url": "https://no-such-host.invalid/"}).json()
+    other.pop("request_id")
+    assert problem == other
+
+
+@pytest.fixture(scope="module")
+def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
+    flags = ("--label-store", "memory", "--url-input", "true")
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        yield client
+        assert_still_serving(client)

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 import httpx2 as httpx
-import pytest
 
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess

@@ -7,6 +7,7 @@ their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -17,6 +18,7 @@ from service.errors import ImageError
 from service.http import request_errors
 from service.http.dependencies import Host, RequestId
 from service.http.disconnects import finish_or_leave
+from service.http.fetching import Fetcher
 from service.http.keys import PREDICT
 from service.http.multipart import FormShape
 from service.http.openapi import document_body, document_problems
@@ -29,7 +31,7 @@ from service.http.parameters import (
 )
 from service.http.problems import describe_problem
 from service.http.rates import LIMITED
-from service.http.request_errors import MalformedBody
+from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.schemas import (
     BatchAnswer,
     ImageAnswer,
@@ -40,14 +42,14 @@ from service.http.schemas import (
     name_label_sets,
     name_model,
 )
-from service.http.uploads import UploadedImage, UploadShape, read_upload
+from service.http.uploads import ImageUrl, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.selection import Query, Selection
 
 MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape(
-    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True
+    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True, takes_url=True
 )
 _MANY_IMAGES = UploadShape(
     FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS),
@@ -81,6 +83,11 @@ _REQUEST_PROBLEMS = (
     errors.Draining,
     errors.DeadlineExceeded,
 )
+_URL_PROBLEMS = (
+    request_errors.UrlInputOff,
+    request_errors.UrlNotUsable,
+    request_errors.OriginTimeout,
+)
 _IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 
 QueryParameters = Annotated[Parameters, QueryString()]
@@ -90,17 +97,21 @@ router = APIRouter(tags=["predict"], dependencies=[PREDICT, LIMITED, Depends(ref
 
 @router.post(
     "/predict",
-    responses=document_problems(*_REQUEST_PROBLEMS, *_IMAGE_PROBLEMS),
+    responses=document_problems(*_REQUEST_PROBLEMS, *_URL_PROBLEMS, *_IMAGE_PROBLEMS),
     openapi_extra=document_body(_ONE_IMAGE),
 )
 async def predict(
     request: Request, host: Host, request_id: RequestId, parameters: QueryParameters
 ) -> PredictAnswer:
-    """Labels one image: a form field, the bare body, or base64 in JSON."""
+    """Labels one image: a form field, the bare body, or base64 in JSON.
+
+    Where the service is set to fetch images, `url` may take the place of `image` in JSON.
+    """
     pipeline = host.pipeline
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    work = _label_one(pipeline, upload.images[0], query)
+    image = upload.images[0]
+    work = _label_one(pipeline, image, query, request.app.state.fetcher)
     selection, found = await finish_or_leave(request, work)
     return PredictAnswer(
         model=name_model(pipeline),
@@ -130,7 +141,8 @@ async def predict_batch(
     pipeline = host.pipeline
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    work = _label_all(pipeline, upload.images, query)
+    images = [image for image in upload.images if not isinstance(image, ImageUrl)]
+    work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
     return BatchAnswer(
         model=name_model(pipeline),
@@ -142,15 +154,20 @@ async def predict_batch(
 
 
 async def _label_one(
-    pipeline: Pipeline, image: UploadedImage, query: Query
+    pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query, fetcher: Fetcher | None
 ) -> tuple[Selection, ImageAnswer]:
-    data = image.decode()
+    if isinstance(image, ImageUrl):
+        if fetcher is None:
+            raise UrlInputOff
+        data = await fetcher.fetch(image.url)
+    else:
+        data = image.decode()
     selection = await pipeline.select(query)
     return selection, answer_image(await pipeline.predict(data, selection))
 
 
 async def _label_all(
-    pipeline: Pipeline, images: tuple[UploadedImage, ...], query: Query
+    pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
 ) -> tuple[Selection, list[ImageAnswer | ImageFailure]]:
     selection = await pipeline.select(query)
     try:
