@@ -35,11 +35,12 @@ serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|gpu, BUNDLE, HOST, POR
 test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
 	$(DEV_BIN)/python -m pytest $(TESTS)
 
-lint: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
+lint: $(DEV)/.installed ## Check style, formatting, types, the Dockerfile and known advisories
 	$(DEV_BIN)/ruff check .
 	$(DEV_BIN)/ruff format --check .
 	$(DEV_BIN)/mypy
 	$(DEV_BIN)/hadolint Dockerfile
+	$(DEV_BIN)/python constraints/audit.py
 
 format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .

@@ -165,7 +165,13 @@ class BusyError(ServiceError):
 
 
 class QueueFull(BusyError):
-    """No place in the queue; refused at once."""
+    """No place in the queue; refused at once.
+
+    Attributes:
+        retry_after_seconds: when there may be one; None where nobody knows.
+    """
+
+    retry_after_seconds: float | None = None
 
 
 class DeadlineExceeded(BusyError):

@@ -7,8 +7,6 @@ HEIC and AVIF are read where the extra `heif` is installed. Next: `images.py`, w
 
 from __future__ import annotations
 
-import importlib.util
-
 from PIL import AvifImagePlugin, features
 
 _ALWAYS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -33,10 +31,10 @@ _SNIFFED_BYTES = 1024
 
 
 def _find_formats() -> tuple[str, ...]:
-    if importlib.util.find_spec("pillow_heif") is None:
+    try:
+        import pillow_heif
+    except ImportError:
         return _ALWAYS
-    import pillow_heif
-
     # One photo, one thread: photos are decoded side by side. Nothing but the picture is read.
     pillow_heif.register_heif_opener(
         decode_threads=1, thumbnails=False, depth_images=False, aux_images=False

@@ -20,6 +20,7 @@ import numpy as np
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
+from service.drain_rate import DrainRate
 from service.engine import Engine, open_engine
 from service.errors import DeadlineExceeded, Draining, NotReady, QueueFull
 from service.images import DecodedImage, PixelArray, decode_image
@@ -111,6 +112,7 @@ class Pipeline:
         self._decoding = 0
         self._refused = 0
         self._active = 0
+        self._drain_rate = DrainRate()
         self._idle = asyncio.Event()
         self._idle.set()
         self._phase: Literal["loading", "ready", "draining"] = "loading"
@@ -163,6 +165,8 @@ class Pipeline:
             raise Draining("the pipeline is draining")
         if self.state != "ready":
             raise NotReady(f"the pipeline is {self.state}")
+        if not self._active:
+            self._drain_rate.note_start(time.perf_counter())
         self._active += 1
         self._idle.clear()
         try:
@@ -204,7 +208,15 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
-            return await self._answer(data, selection)
+            try:
+                prediction = await self._answer(data, selection)
+            except QueueFull as error:
+                error.retry_after_seconds = self._drain_rate.estimate_seconds(
+                    self.settings.queue_size, time.perf_counter()
+                )
+                raise
+            self._drain_rate.note_answer(time.perf_counter())
+            return prediction
 
     async def _answer(self, data: bytes, selection: Selection) -> Prediction:
         started = time.perf_counter()

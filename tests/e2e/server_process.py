@@ -47,6 +47,7 @@ class ServerProcess:
             text=True,
         )
         self._lines: list[str] = []
+        self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
@@ -72,9 +73,10 @@ class ServerProcess:
     def wait_for_line(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
         """Returns the first match of `pattern` in stderr, once it is there."""
         with self._changed:
-            found = self._changed.wait_for(
-                lambda: re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
+            self._changed.wait_for(
+                lambda: self._ended or re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
             )
+            found = re.search(pattern, "".join(self._lines))
         assert found, self.stderr
         return found
 
@@ -113,3 +115,6 @@ class ServerProcess:
             with self._changed:
                 self._lines.append(line)
                 self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
