@@ -8,6 +8,7 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 
@@ -17,7 +18,7 @@ from tests.faults.conftest import serve_command
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.photos import encode_picture, make_picture
-from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image
+from tests.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
 
 QUEUE_SIZE = 4
 # One thread, so that one photo that holds the engine holds all of it.
@@ -25,11 +26,11 @@ ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batc
 
 
 def occupy(
-    server: FaultyProcess, client: httpx.Client, clients: ThreadPoolExecutor
+    server: FaultyProcess, client: httpx.Client, clients: ThreadPoolExecutor, **asked: Any
 ) -> Future[httpx.Response]:
     """Sends a photo that holds the engine; returns when it does."""
     runs = server.count_runs()
-    held = clients.submit(send_image, client, make_fault("HOLD"))
+    held = clients.submit(send_image, client, make_fault("HOLD"), **asked)
     server.wait_for_line(rf"(?s)(run images=.*?){{{runs + 1}}}")
     return held
 
@@ -108,6 +109,26 @@ def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_p
         assert [held.result().status_code, taken.result().status_code] == [200, 200]
         assert_still_serving(client)
         assert server.count_runs() == runs + 2  # those that left were never run
+
+
+def test_label_set_that_is_deleted_under_a_request_answers_it(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        made = client.post("/labels", json={"name": "pets", "labels": ["cat", "newt"]})
+        assert made.status_code == 201
+        held = occupy(server, client, clients, params={"label_set": "pets", "top_k": 2})
+        assert client.delete("/labels/pets").status_code == 204
+        assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
+        late = send_image(client, params={"label_set": "pets"})
+        assert_problem(late, 422, "unknown_label_set")
+        server.release()
+        assert {label for label, _ in labels_of(held.result())} == {"cat", "newt"}
+        assert_still_serving(client)
 
 
 def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:

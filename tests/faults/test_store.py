@@ -127,6 +127,7 @@ def test_read_only_store_refuses_registrations_until_it_can_be_written(
         assert_problem(refused, 503, "store_unavailable")
         assert_still_serving(client)
         disk.allow("rw")
+        server.wait_for_line("the label store is back")
         assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
         assert_predictions_go_on(client)
 
