@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
+from service.http.body_budget import BodyBudget
 from service.http.browsers import PageGuard, read_origins
 from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
@@ -61,6 +62,7 @@ def create_app(host: PipelineHost | None = None) -> FastAPI:
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
+    app.state.budget = BodyBudget(settings.max_held_bytes)
     app.state.fetcher = None
     if settings.url_input:
         app.state.fetcher = Fetcher(

@@ -19,6 +19,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from service.http.body_budget import HeldBody
 from service.http.multipart import Form, FormShape, read_multipart
 from service.http.request_errors import (
     BodyTimeout,
@@ -114,6 +115,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     Raises:
         RequestError: the body is too large, too slow, malformed, of another type, or does
             not hold what the route takes.
+        QueueFull: the bodies of other requests fill the memory.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -130,6 +132,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
 
     Raises:
         RequestError: the body is too large, too slow, malformed or of another type.
+        QueueFull: the bodies of other requests fill the memory.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -175,11 +178,13 @@ async def _count_bytes(request: Request, limit: int) -> AsyncGenerator[bytes, No
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise BodyTooLarge(limit)
+    held: HeldBody = request.state.held_body
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
         if received > limit:
             raise BodyTooLarge(limit)
+        held.grow(len(chunk))
         if chunk:
             yield chunk
 

@@ -16,6 +16,7 @@ from fastapi import Query as QueryString
 from service import errors
 from service.errors import ImageError
 from service.http import request_errors
+from service.http.body_budget import HOLDING
 from service.http.dependencies import Host, RequestId
 from service.http.disconnects import finish_or_leave
 from service.http.fetching import Fetcher
@@ -92,7 +93,9 @@ _IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyP
 
 QueryParameters = Annotated[Parameters, QueryString()]
 
-router = APIRouter(tags=["predict"], dependencies=[PREDICT, LIMITED, Depends(refuse_repeats)])
+router = APIRouter(
+    tags=["predict"], dependencies=[PREDICT, LIMITED, HOLDING, Depends(refuse_repeats)]
+)
 
 
 @router.post(
