@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import select
 import socket
 
 import httpx2 as httpx
 import pytest
 
+from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import MAX_BODY_BYTES
+from tests.faults.conftest import MAX_BODY_BYTES, serve_command
 from tests.serving import PHOTO, assert_problem, assert_still_serving
 
 # After every test a good request has to be answered.
@@ -78,6 +80,28 @@ def test_body_longer_than_its_length_says_is_no_second_request(
         reply = read_reply(connection)
     assert reply.count(b"HTTP/1.1 200") <= 1
     assert b" 400 " in reply or reply.count(b"HTTP/1.1") == 1
+
+
+def test_bodies_that_are_held_back_together_leave_room_for_others_again(
+    open_bundle: Bundle,
+) -> None:
+    size = 400_000
+    flags = ("--label-store", "memory", "--max-held-bytes", str(2 * size))
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        length = f"Content-Length: {size}\r\n\r\n".encode()
+        holding = [socket.create_connection(server.find_address()) for _ in range(3)]
+        for connection in holding:
+            connection.sendall(HEAD + length + bytes(size - 1))
+        # One too many: it is refused as soon as the others' bytes are there.
+        (refused,), _, _ = select.select(holding, [], [], 60)
+        assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
+        for connection in holding:
+            connection.close()
+        server.wait_for_line(r"(?s)\b499\b.*\b499\b")
+        assert_still_serving(client)
 
 
 def test_compressed_body_is_refused(client: httpx.Client) -> None:
