@@ -69,13 +69,7 @@ class KeyRing:
         """Returns who asks: a known key's digest, or else the address (IPv6: its network)."""
         if key is not None and _holds((*self._predict, *self._administrate), key):
             return f"key {_digest(key).hex()[:_DIGEST_SHOWN]}"
-        try:
-            if ipaddress.ip_address(address).version == 6:
-                network = ipaddress.ip_network(f"{address}/{_IPV6_PREFIX}", strict=False)
-                return f"network {network}"
-        except ValueError:  # a Unix socket has no address
-            pass
-        return f"address {address}"
+        return f"address {_widen(address)}"
 
 
 def get_key(
@@ -127,6 +121,16 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
     if any(len(key) < _FEWEST_CHARACTERS for key in keys):
         raise StartError(f"{setting}: a key needs {_FEWEST_CHARACTERS} characters or more")
     return tuple(_digest(key) for key in keys)
+
+
+def _widen(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # a Unix socket has no address
+        return address
+    if isinstance(found, ipaddress.IPv4Address) or found.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((found, _IPV6_PREFIX), strict=False))
 
 
 def _digest(key: str) -> bytes:

@@ -139,3 +139,4 @@ def test_caller_is_a_known_key_or_an_address() -> None:
     assert ring.name_caller("made-up-key-000001", "1.2.3.4") == ring.name_caller(None, "1.2.3.4")
     assert ring.name_caller(None, "2001:db8::1") == ring.name_caller(None, "2001:db8::2")
     assert ring.name_caller(None, "2001:db8::1") != ring.name_caller(None, "2001:db8:1::1")
+    assert ring.name_caller(None, "::ffff:1.2.3.4") != ring.name_caller(None, "::ffff:1.2.3.5")
