@@ -7,7 +7,7 @@ bytes until it is answered. Next: `uploads.py`, which counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 from fastapi import Depends, Request
 
@@ -47,7 +47,7 @@ class HeldBody:
         self._held_bytes = 0
 
 
-def hold_body(request: Request) -> Iterator[None]:
+async def hold_body(request: Request) -> AsyncIterator[None]:
     """Lets the request hold bytes of its body until it is answered."""
     held = HeldBody(request.app.state.budget)
     request.state.held_body = held

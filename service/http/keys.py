@@ -72,7 +72,7 @@ class KeyRing:
         return f"address {_widen(address)}"
 
 
-def get_key(
+async def get_key(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     header: Annotated[str | None, Security(_HEADER)],
 ) -> str | None:
@@ -83,13 +83,13 @@ def get_key(
 OfferedKey = Annotated[str | None, Depends(get_key)]
 
 
-def demand_predict_key(request: Request, key: OfferedKey) -> None:
+async def demand_predict_key(request: Request, key: OfferedKey) -> None:
     """Checks that the client may predict, and names it."""
     ring = _identify(request, key)
     ring.check_predict(key)
 
 
-def demand_admin_key(request: Request, key: OfferedKey) -> None:
+async def demand_admin_key(request: Request, key: OfferedKey) -> None:
     """Checks that the client may change label sets, and names it."""
     ring = _identify(request, key)
     ring.check_administrate(key)
