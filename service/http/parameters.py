@@ -104,7 +104,7 @@ LIST_PARAMETERS = frozenset(
 SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
 
-async def refuse_repeats(request: Request) -> None:
+def refuse_repeats(request: Request) -> None:
     """Checks that the query string gives each parameter once, except those that are lists.
 
     Raises:
