@@ -72,8 +72,8 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 # The serving sets are resolved within the development set, so that all three agree.
 lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
 	$(DEV_BIN)/python constraints/lock.py dev > $(DEV)/dev.txt
-	$(DEV_BIN)/python constraints/lock.py cpu,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
-	$(DEV_BIN)/python constraints/lock.py gpu,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
+	$(DEV_BIN)/python constraints/lock.py cpu,fast,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
+	$(DEV_BIN)/python constraints/lock.py fast,gpu,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
 	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt constraints/
 
 clean: ## Remove the environments and everything that tools leave behind
@@ -92,5 +92,5 @@ $(DEV)/.installed: pyproject.toml constraints/dev.txt | $(DEV)/bin/python
 
 $(SERVE)/.installed: pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python
 	$(SERVE)/bin/python -m pip install --quiet \
-		--constraint constraints/serve-$(RUNTIME).txt --editable '.[$(RUNTIME)]'
+		--constraint constraints/serve-$(RUNTIME).txt --editable '.[$(RUNTIME),fast]'
 	@touch $@

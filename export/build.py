@@ -21,6 +21,7 @@ from export.open_calibrate import calibrate_label_sets, choose_threshold
 from export.open_source import OpenRequest, OpenSource, read_open_source
 from export.open_variants import add_open_head
 from export.photos import Splits, read_splits
+from export.ready_sets import embed_label_set
 from export.search import signal_to_noise
 from export.source import Source, SourceHints, read_source
 from export.text import build_text_graph
@@ -87,7 +88,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
     splits = None if request.photos is None else read_splits(request.photos, source.label_names)
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     if opened is not None:
-        variants = add_open_head(variants, opened, source, splits, request.compact_weights)
+        variants = add_open_head(variants, opened, request.compact_weights)
     labels = tuple(Label(name=name) for name in source.label_names)
     metrics: tuple[Metric, ...] = ()
     if splits is not None:
@@ -117,7 +118,10 @@ def _open_up(
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets=calibrate_label_sets(opened, source, splits, graphs),
+        label_sets=[
+            embed_label_set(opened, text, record)
+            for record in calibrate_label_sets(opened, source, splits, graphs)
+        ],
     )
 
 

@@ -91,7 +91,8 @@ def _report_open(
 
 
 def _read_graph(bundle: Bundle, name: GraphName, precision: Precision) -> onnx.ModelProto:
-    return onnx.load_from_string(bundle.read_graph(name, precision))
+    variant = bundle.image_precision(name, precision)
+    return onnx.load_from_string(bundle.read_graph(name, variant))
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
         embedding_encoder: name of what made the embeddings; `unknown` where nobody says.
         embedding_template: how a label's name becomes the text that is embedded; `{}` is
             the name.
-        num_prototypes: P, names of the classifier whose ConSE score is added to the logits
-            (`conse.py`); 0 leaves it out, which is the paper's head.
+        num_prototypes: P, names of a classifier that vote for labels beside the decoder
+            (`name_votes.py`); 0 leaves it out, which is the paper's head.
     """
 
     kind: Literal["zero_shot_ml_decoder"] = "zero_shot_ml_decoder"
@@ -120,8 +120,8 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
 
     @property
     def query_width(self) -> int:
-        """K, width of an encoded label: a query and its projection; its embedding for ConSE."""
-        return 2 * self.decoder_width + (self.embedding_width if self.num_prototypes else 0)
+        """K, width of an encoded label: a query, its projection, and the prototypes' votes."""
+        return 2 * self.decoder_width + self.num_prototypes
 
 
 class TransformerDecoderConfig(DecoderConfig):

@@ -5,7 +5,7 @@ Written from the paper (arXiv 2111.12933, section 3.4): text embedding -> linear
 label query; the decoder of `ml_decoder.py`; one pooling shared by all labels, since a label
 that was never trained can have none of its own. What depends on a label alone is a module of
 its own, which a service runs once a label. Not in the paper: where the configuration has
-prototypes, the score of `conse.py`, scaled, is added to each logit once training is over. Next:
+prototypes, their votes (`name_votes.py`) are added to each logit once training is over. Next:
 `network.py`; `train_open` trains it.
 """
 
@@ -16,12 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import ZeroShotMLDecoderConfig
-from models.conse import ConSE
 from models.ml_decoder import DecoderLayer
+from models.name_votes import NameVotes
 from models.tokens import to_tokens
-
-# Of a cosine, whose differences between photos are about 0.1.
-_USUAL_SCALE = 24.0
 
 
 class ZeroShotMLDecoder(nn.Module):
@@ -29,11 +26,8 @@ class ZeroShotMLDecoder(nn.Module):
 
     Attributes:
         config: what was built.
-        conse: the classifier whose score is added to the logits; None without prototypes.
-        scale: what that score is multiplied with; there with `conse` only.
+        votes: the classifier whose names' votes are added to the logits; None without prototypes.
     """
-
-    scale: Tensor
 
     def __init__(self, config: ZeroShotMLDecoderConfig) -> None:
         """Builds the projection of the text, the decoder layer and the shared pooling."""
@@ -44,11 +38,11 @@ class ZeroShotMLDecoder(nn.Module):
         self.embed = nn.Linear(config.encoder_width, width)
         self.layer = DecoderLayer(config)
         self.pool = nn.Linear(width, 1)
-        self.conse: ConSE | None = None
+        self.votes: NameVotes | None = None
         if config.num_prototypes:
-            self.conse = ConSE(config.encoder_width, config.num_prototypes, config.embedding_width)
-            # Not learned: it is the labels that were never trained that need it.
-            self.register_buffer("scale", torch.tensor(_USUAL_SCALE))
+            self.votes = NameVotes(
+                config.encoder_width, config.num_prototypes, config.embedding_width
+            )
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Computes all that depends on the labels alone.
@@ -58,12 +52,12 @@ class ZeroShotMLDecoder(nn.Module):
 
         Returns:
             Label queries float [L, K]: the normalised queries [L, D] and their projections for
-            the attention [L, D] side by side; with ConSE, the embeddings of length 1 follow.
+            the attention [L, D] side by side; with prototypes, their votes [L, P] follow.
         """
         hidden = self.layer.prepare(functional.relu(self.project(embeddings)))  # [L, D]
         parts = [hidden, self.layer.attention.project(hidden)]
-        if self.conse is not None:
-            parts.append(functional.normalize(embeddings, dim=-1))
+        if self.votes is not None:
+            parts.append(self.votes.weigh(functional.normalize(embeddings, dim=-1)))
         return torch.cat(parts, dim=-1)
 
     def score(self, features: Tensor, queries: Tensor) -> Tensor:
@@ -84,10 +78,9 @@ class ZeroShotMLDecoder(nn.Module):
         logits: Tensor = self.pool(decoded).squeeze(-1)
         # In training the decoder stands alone: it would lean on what it is given, and two
         # views that were found apart add up to more.
-        if self.conse is None or self.training:
+        if self.votes is None or self.training:
             return logits
-        cosines = self.conse(tokens, queries[:, 2 * width :])
-        added: Tensor = logits + self.scale * cosines
+        added: Tensor = logits + self.votes(tokens, queries[:, 2 * width :])
         return added
 
     def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:

@@ -22,14 +22,14 @@ from pydantic import Field, ValidationError
 from service.card import Device, Label, ModelCard, Precision, Record, Sha256
 from service.errors import InvalidLabelSet
 from service.labels.definition import Definition, LabelSetRecord, check_embeddings
-from service.labels.files import parse_label_set
+from service.labels.files import pack_label_set, parse_label_set
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
-# Ready label sets are files of this form: `label_set.everyday.json`.
-_SET_PREFIX, _SET_ENDING = "label_set.", ".json"
+# Ready label sets are files of this form: `label_set.everyday.npz`.
+_SET_PREFIX = "label_set."
 
 GraphName = Literal["encoder", "trained_head", "open_head", "label_encoder", "text_encoder"]
 """The graphs of a bundle:
@@ -89,11 +89,16 @@ class Bundle:
         return self.manifest.card
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns the precisions that every graph for images has, fp32 first."""
-        graphs = self.manifest.graphs
-        variants = [graphs[graph] for graph in graphs if graph not in _LABEL_PRECISIONS]
+        """Returns the precisions that the encoder has, fp32 first; see `image_precision`."""
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-        return tuple(p for p in order if all(p in graph for graph in variants))
+        return tuple(p for p in order if p in self.manifest.graphs["encoder"])
+
+    def image_precision(self, graph: GraphName, precision: Precision) -> Precision:
+        """Returns in which precision a graph for images runs where `precision` is asked for.
+
+        A head that gains nothing by it may lack a precision; it runs in fp32 then.
+        """
+        return precision if precision in self.manifest.graphs.get(graph, {}) else "fp32"
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
         """Returns the precision in which a graph for labels runs; None where it is not there.
@@ -151,14 +156,15 @@ class BundleDraft:
         labels: one entry per logit, in order; empty where there is no trained head.
         graphs: graph -> precision -> serialized ONNX model.
         tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
-        label_sets: ready label sets of open labels.
+        label_sets: ready label sets of open labels; one whose labels all have embeddings, as a
+            definition, costs the service no encoding of texts at its start.
     """
 
     card: ModelCard
     labels: Sequence[Label] = ()
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
     tokenizer: bytes | None = None
-    label_sets: Sequence[LabelSetRecord] = ()
+    label_sets: Sequence[LabelSetRecord | Definition] = ()
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -223,9 +229,12 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
     if draft.tokenizer is not None:
         put(TOKENIZER_FILE, draft.tokenizer)
-    for record in draft.label_sets:
-        name = f"{_SET_PREFIX}{record.name}{_SET_ENDING}"
-        put(name, _dump(record.model_dump(mode="json", exclude_none=True)))
+    for labels in draft.label_sets:
+        if isinstance(labels, Definition):
+            put(f"{_SET_PREFIX}{labels.name}.npz", pack_label_set(labels))
+        else:
+            content = _dump(labels.model_dump(mode="json", exclude_none=True))
+            put(f"{_SET_PREFIX}{labels.name}.json", content)
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
     (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
 
@@ -291,6 +300,9 @@ def _check_graphs(path: Path, manifest: Manifest) -> None:
 
 
 def _check_variants(path: Path, manifest: Manifest) -> None:
+    for graph, variants in manifest.graphs.items():
+        if graph not in _LABEL_PRECISIONS and "fp32" not in variants:
+            raise BundleError(f"{path.name}: {graph} lacks the variant fp32")
     allowed = _LABEL_PRECISIONS["text_encoder"]
     if not manifest.graphs.get("text_encoder", {}).keys() <= set(allowed):
         raise BundleError(f"{path.name}: text_encoder comes as {' or '.join(allowed)}")
@@ -344,8 +356,9 @@ def _check_label_set(bundle: Bundle, definition: Definition) -> None:
 
 def _parse_label_set(file: str, content: bytes) -> Definition:
     try:
-        name = file.removeprefix(_SET_PREFIX).removesuffix(_SET_ENDING)
-        return parse_label_set(content, _SET_ENDING, name)
+        ending = Path(file).suffix
+        name = file.removeprefix(_SET_PREFIX).removesuffix(ending)
+        return parse_label_set(content, ending, name)
     except InvalidLabelSet as error:
         raise BundleError(f"{file}: {error.reason}") from error
 

@@ -8,7 +8,9 @@ the graphs is in `lanes.py`. Next: `scoring.py`, which reads logits.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -21,7 +23,7 @@ from service.errors import InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import LABELS_PER_RUN, LogitsArray, open_lane
 from service.selection import Head
-from service.sessions import PROVIDERS
+from service.sessions import PROVIDERS, Place
 
 _log = logging.getLogger(__name__)
 
@@ -65,10 +67,11 @@ class Engine:
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[device]
         self.workers = threads if device == "cpu" else 1
         self._card = bundle.card
-        self._shared = open_lane(bundle, device, precision, 1 if device == "cpu" else threads)
+        shared = Place(device, precision, 1 if device == "cpu" else threads)
+        self._shared = open_lane(bundle, shared)
         self._wide = self._shared
         if self.workers > 1:
-            self._wide = open_lane(bundle, device, precision, threads)
+            self._wide = open_lane(bundle, replace(shared, threads=threads, spinning=True))
 
     def run(
         self, images: PixelArray, asked: Sequence[Sequence[Head]], *, alone: bool = False
@@ -91,7 +94,7 @@ class Engine:
         """
         lane = self._wide if alone and len(images) == 1 else self._shared
         try:
-            return lane.run(images, asked)
+            return lane.run(self._fill_up(images), asked)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and memory has none of them.
             text = str(error).lower()
@@ -118,8 +121,25 @@ class Engine:
         self._warm_up_size(1, heads, alone=True)
         self._warm_up_size(1, heads)
         self._warm_up_size(self.max_batch_size, widest)
-        for size in range(2, self.max_batch_size):
+        for size in sorted({self._round_up(n) for n in range(2, self.max_batch_size)}):
             self._warm_up_size(size, heads)
+
+    def _fill_up(self, images: PixelArray) -> PixelArray:
+        """Returns the images and as many black ones as their batch size lacks."""
+        missing = self._round_up(len(images)) - len(images)
+        if not missing:
+            return images
+        return np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
+
+    def _round_up(self, count: int) -> int:
+        """Returns the batch size that `count` images run in.
+
+        A GPU chooses algorithms, plans memory and, with TensorRT, builds anew for each size, and a
+        few images more cost it little: it runs powers of two.
+        """
+        if self.device == "cpu":
+            return count
+        return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
 
     def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
         contract = self._card.input

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ImageFile import ImageFile
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.exif import UPRIGHT, hide_exif, read_orientation, split_jpeg
 from service.formats import FORMATS, name_container, name_unread_format
+from service.jpeg import shrink_jpeg
 
 PixelArray = NDArray[np.uint8]
 
@@ -98,13 +100,12 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     try:
         image, orientation = _open(data, max_pixels)
         width, height = image.size
-        _draft(image, contract, orientation)
-        image = _flatten(image)
         if orientation in _SIDEWAYS:
             width, height = height, width
-        if orientation != UPRIGHT:
-            image = image.transpose(_UPRIGHT_TURNS[orientation])
-        return DecodedImage(resize_image(image, contract), width, height)
+        pixels = _shrink(image, contract, orientation)
+        if pixels is None:
+            pixels = _decode_whole(image, contract, orientation)
+        return DecodedImage(pixels, width, height)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -112,6 +113,31 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     except Exception as error:
         # Pillow's readers raise nearly every type there is on damaged files.
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
+
+
+def _shrink(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray | None:
+    """Returns the pixels of a usual JPEG the short way; None of any other picture."""
+    usual = image.format == "JPEG" and image.mode in {"RGB", "L"}
+    if not usual or contract.resize_mode != "squash" or contract.interpolation == "nearest":
+        return None
+    assert isinstance(image, ImageFile)
+    assert isinstance(image.fp, _MeteredFile)
+    height, width = contract.height, contract.width
+    if orientation in _SIDEWAYS:
+        height, width = width, height
+    pixels = shrink_jpeg(image.fp.getvalue(), width, height, _DRAFT_OVERSAMPLING)
+    if pixels is None or orientation == UPRIGHT:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
+
+
+def _decode_whole(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray:
+    """Returns the pixels of any picture, Pillow's way."""
+    _draft(image, contract, orientation)
+    image = _flatten(image)
+    if orientation != UPRIGHT:
+        image = image.transpose(_UPRIGHT_TURNS[orientation])
+    return resize_image(image, contract)
 
 
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
@@ -175,7 +201,7 @@ def _flatten(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(canvas, image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _cut_strip(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ Next: `pipeline.py`, which puts the labels into its answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from service.card import Activation
 from service.labels.label_set import Source
-from service.selection import Part, Selection
+from service.selection import Part, Selection, Threshold
 
 
 @dataclass(frozen=True)
@@ -73,35 +73,45 @@ def score_labels(
     parts = selection.parts
     if not parts:
         return ()
-    scores = np.concatenate(
-        [_score_part(values, part) for values, part in zip(logits, parts, strict=True)]
-    )
-    thresholds = np.concatenate([part.labels.thresholds[part.chosen] for part in parts])
-    calibrated = np.concatenate([part.labels.calibrated[part.chosen] for part in parts])
-    threshold = selection.query.threshold
-    if isinstance(threshold, float | int):
-        thresholds = np.full_like(thresholds, threshold)
-        calibrated = np.zeros_like(calibrated)
     limit, applies = _resolve(selection)
-    among = np.flatnonzero(scores >= thresholds) if applies else np.arange(len(scores))
-    best = among[np.argsort(-scores[among], kind="stable")][:limit]
-    starts = np.cumsum([0, *(len(part.chosen) for part in parts)])
-    owners = np.searchsorted(starts, best, side="right") - 1
-    return tuple(
-        ScoredLabel(
-            label=parts[owner].labels.names[parts[owner].chosen[i - starts[owner]]],
-            score=float(scores[i]),
-            threshold=float(thresholds[i]),
-            source=parts[owner].labels.source,
-            calibrated=bool(calibrated[i]),
+    found = [
+        label
+        for values, part in zip(logits, parts, strict=True)
+        for label in _score_part(values, part, selection.query.threshold, limit, applies)
+    ]
+    # Each part is in order already; of equal scores, the earlier part's come first.
+    if len(parts) > 1:
+        found.sort(key=lambda label: -label.score)
+    return tuple(found[:limit])
+
+
+def _score_part(
+    logits: NDArray[np.floating],
+    part: Part,
+    threshold: Threshold | None,
+    limit: int | None,
+    applies: bool,
+) -> Iterator[ScoredLabel]:
+    """Yields the labels of one part that may be in the answer, best first."""
+    labels, chosen = part.labels, part.chosen
+    scores = compute_scores(logits, labels.activation)
+    whole = len(chosen) == len(labels.names)
+    if part.head is None and not whole:
+        scores = scores[chosen]
+    own = labels.thresholds if whole else labels.thresholds[chosen]
+    fixed = threshold if isinstance(threshold, float | int) else None
+    if applies:
+        among = np.flatnonzero(scores >= (own if fixed is None else fixed))
+        scores, chosen = scores[among], chosen[among]
+    for place in np.argsort(-scores, kind="stable")[:limit].tolist():
+        position = int(chosen[place])
+        yield ScoredLabel(
+            label=labels.names[position],
+            score=float(scores[place]),
+            threshold=float(labels.thresholds[position]) if fixed is None else float(fixed),
+            source=labels.source,
+            calibrated=fixed is None and bool(labels.calibrated[position]),
         )
-        for i, owner in zip(best, owners, strict=True)
-    )
-
-
-def _score_part(logits: NDArray[np.floating], part: Part) -> NDArray[np.float64]:
-    scores = compute_scores(logits, part.labels.activation)
-    return scores[part.chosen] if part.head is None else scores
 
 
 def _resolve(selection: Selection) -> tuple[int | None, bool]:

@@ -110,6 +110,8 @@ def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
         UnknownLabel: `include` or `exclude` has names that stand in none of the sets.
         ConflictingLabels: a name is in both.
     """
+    if len(sets) == 1 and not query.include and not query.exclude:
+        return Selection(query, tuple(sets), (Part(sets[0], sets[0].everything, sets[0].queries),))
     include = _resolve_names(sets, query.include)
     exclude = _resolve_names(sets, query.exclude)
     unknown = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnxruntime as ort
@@ -22,7 +23,12 @@ _CUDA = "CUDAExecutionProvider"
 _TENSORRT = "TensorrtExecutionProvider"
 # TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16.
 # The exhaustive search of convolution algorithms costs seconds for every batch size.
-_CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+# An arena that doubles holds twice what the largest batch takes, for ever.
+_CUDA_OPTIONS = {
+    "use_tf32": "0",
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "arena_extend_strategy": "kSameAsRequested",
+}
 # Best first: a provider leaves what it cannot run to the next.
 PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
     "cpu": ((_CPU, {}),),
@@ -31,34 +37,51 @@ PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
 }
 
 
-def open_session(
-    bundle: Bundle, graph: GraphName, device: Device, precision: Precision, threads: int
-) -> ort.InferenceSession:
+@dataclass(frozen=True)
+class Place:
+    """Where and how a graph runs.
+
+    Attributes:
+        device: on exactly this one.
+        precision: which variant.
+        threads: CPU threads of one run.
+        spinning: the threads of a run wait for each other awake. That is the sooner answer where
+            a run has the cores for itself; elsewhere it takes them from other runs.
+    """
+
+    device: Device
+    precision: Precision
+    threads: int = 1
+    spinning: bool = False
+
+
+def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.InferenceSession:
     """Opens one graph on exactly the device that is asked for.
 
     Args:
         bundle: where the graph is.
         graph: which graph.
-        device: where it has to run.
-        precision: which variant.
-        threads: CPU threads of one run.
+        place: where and how it has to run.
 
     Raises:
         StartError: the device does not work here.
         BundleError: the graph is damaged, or keeps weights outside the bundle.
     """
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Threads that spin while they wait take the cores from the other sessions.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "1" if place.spinning else "0"
+    )
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of a run
     # A graph may name files that hold its weights. Those are not among the verified files,
     # so they are looked for where there can be none.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", os.devnull
     )
-    model = bundle.read_graph(graph, precision)
+    model = bundle.read_graph(graph, place.precision)
+    device = place.device
     try:
         session = ort.InferenceSession(
             model, options, providers=list(PROVIDERS[device]), enable_fallback=0

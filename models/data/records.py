@@ -29,6 +29,7 @@ class LabelledImage:
         labels: names present.
         absent: names known to be absent; only read where the folder is not complete.
         concepts: further names present, from a caption; whether others are is unknown.
+        caption: a sentence that says what the photo shows; empty where there is none.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class LabelledImage:
     labels: tuple[str, ...]
     absent: tuple[str, ...] = ()
     concepts: tuple[str, ...] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ def read_simple(path: Path) -> LabelledFolder:
             entry["split"],
             tuple(entry["labels"]),
             concepts=tuple(entry.get("caption_concepts", ())),
+            caption=entry.get("caption", ""),
         )
         for file, entry in sorted(index["images"].items())
     )

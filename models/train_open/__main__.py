@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,13 @@ from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
 from models.train.recipe import RecipeError, add_recipe_flags, given_fields
 from models.train.views import Photos, Transform, evaluation_transform
-from models.train_open.data import Vocabulary, choose_names, make_targets, read_hold_out
+from models.train_open.data import (
+    Vocabulary,
+    choose_captions,
+    choose_names,
+    make_targets,
+    read_hold_out,
+)
 from models.train_open.loop import NameEmbeddings, OpenData, OpenRun, TrainedLabels
 from models.train_open.recipe import OpenRecipe, read_open_recipe
 from models.train_open.sources import Sources, read_sources
@@ -113,7 +119,7 @@ def train(
     """
     seed_everything(recipe.seed)
     names = choose_names(place.data, hold_out)
-    data = _prepare(place, recipe, sources, names)
+    data = _prepare(place, recipe, sources, names, hold_out)
     seed_everything(recipe.seed)
     head = build_open_head(recipe, sources, data.names.teacher)
     if init is not None:
@@ -124,8 +130,8 @@ def train(
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     found = run.fit()
     head.load_state_dict(run.ema.module.state_dict())
-    if head.conse is not None:
-        head.conse.center(run.read_tokens())
+    if head.votes is not None:
+        head.votes.center(run.read_tokens())
     origin = Origin(
         encoder_fingerprint=fingerprint_encoder(sources.encoder),
         text_encoder_sha256=sources.text.sha256,
@@ -144,10 +150,10 @@ def train(
 def build_open_head(
     recipe: OpenRecipe, sources: Sources, teacher_names: torch.Tensor
 ) -> ZeroShotMLDecoder:
-    """Builds the recipe's head; ConSE's classifier starts as the teacher's.
+    """Builds the recipe's head; its voting classifier starts as the teacher's.
 
     Args:
-        recipe: widths and whether there is a ConSE part.
+        recipe: widths and whether names vote.
         sources: what the head reads.
         teacher_names: embeddings of the teacher's names, float [P, E].
     """
@@ -161,22 +167,22 @@ def build_open_head(
             embedding_width=sources.text.width,
             embedding_encoder=sources.text.name,
             embedding_template=recipe.template,
-            num_prototypes=len(teacher_names) if recipe.conse else 0,
+            num_prototypes=len(teacher_names) if recipe.votes else 0,
         )
     )
-    if head.conse is not None:
-        head.conse.classifier.load_state_dict(sources.teacher.classifier.state_dict())
-        head.conse.names.copy_(teacher_names)
-        head.scale.fill_(recipe.conse_scale)
+    if head.votes is not None:
+        head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
+        head.votes.names.copy_(teacher_names)
+        head.votes.sharpness.fill_(recipe.sharpness_of_votes)
     # Most labels are absent: starting there spares the first epoch.
     torch.nn.init.constant_(head.pool.bias, -3.0)
     return head
 
 
 def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
-    """Gives a head all weights of another, its ConSE classifier and the names of that included.
+    """Gives a head all weights of another, its voting classifier and the names of that included.
 
-    The scale of ConSE's score stays: it is a choice of the recipe.
+    The sharpness of the votes stays: it is a choice of the recipe.
 
     Raises:
         CheckpointError: the two are built differently.
@@ -185,11 +191,18 @@ def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
         found = getattr(init.config, name)
         if found != wanted and name not in _OF_NO_WEIGHT:
             raise CheckpointError(f"the head to start from has {name} {found!r}, not {wanted!r}")
-    state = {name: value for name, value in init.state_dict().items() if name != "scale"}
+    state = {name: value for name, value in init.state_dict().items() if name != "votes.sharpness"}
     head.load_state_dict(state, strict=False)
 
 
-def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary) -> OpenData:
+def _prepare(
+    place: Place,
+    recipe: OpenRecipe,
+    sources: Sources,
+    names: Vocabulary,
+    hold_out: Collection[str],
+) -> OpenData:
+    photos = place.data.split("train")
     cache = TokenCache(sources.encoder, sources.teacher, place.cache, place.device, place.workers)
 
     def compute(split: str, views: list[Transform]) -> CachedTokens:
@@ -208,11 +221,19 @@ def _prepare(place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabula
             embed(sources.teacher.names),
         ),
         compute("train", training_views(recipe, sources.prepared)),
-        make_targets(place.data, place.data.split("train"), names),
+        make_targets(place.data, photos, names),
+        _embed_captions(sources, choose_captions(place.data, photos, hold_out)),
         compute("val", [evaluation_transform(sources.prepared)]),
         make_targets(place.data, place.data.split("val"), names),
         match_labels(sources, names),
     )
+
+
+def _embed_captions(sources: Sources, captions: Sequence[str]) -> torch.Tensor:
+    rows = [i for i, caption in enumerate(captions) if caption]
+    embeddings = torch.zeros(len(captions), sources.text.width)
+    embeddings[rows] = sources.text.embed([captions[i] for i in rows])
+    return embeddings
 
 
 def match_labels(sources: Sources, names: Vocabulary) -> TrainedLabels | None:

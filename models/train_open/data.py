@@ -63,10 +63,18 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
     concepts = sorted(seen - set(folder.label_names))
     if not concepts:
         raise DataError(f"data set {folder.name} has no caption_concepts to train on")
-    avoided = [words(name) for name in hold_out if name not in folder.label_names]
+    avoided = _find_avoided(folder, hold_out)
     out = [name for name in concepts if any(_overlap(words(name), other) for other in avoided)]
     kept = [name for name in concepts if name not in out]
     return Vocabulary(folder.label_names, tuple(kept), tuple(out))
+
+
+def choose_captions(
+    folder: LabelledFolder, images: tuple[LabelledImage, ...], hold_out: Collection[str]
+) -> tuple[str, ...]:
+    """Returns the caption of each photo, empty where it shares a word with a name held out."""
+    avoided = frozenset[str]().union(*_find_avoided(folder, hold_out))
+    return tuple("" if _spoken(i.caption) & avoided else i.caption for i in images)
 
 
 def read_hold_out(path: Path) -> tuple[str, ...]:
@@ -103,6 +111,16 @@ def clean(name: str) -> str:
 def words(name: str) -> frozenset[str]:
     """Returns the words of a name, in lower case."""
     return frozenset(clean(name).lower().split())
+
+
+def _find_avoided(folder: LabelledFolder, hold_out: Collection[str]) -> list[frozenset[str]]:
+    return [words(name) for name in hold_out if name not in folder.label_names]
+
+
+def _spoken(caption: str) -> frozenset[str]:
+    """Returns the words of a sentence and what may be their singulars."""
+    found = re.findall(r"\w+", caption.lower())
+    return frozenset(found) | {w.removesuffix(end) for w in found for end in ("s", "es")}
 
 
 def _overlap(first: frozenset[str], second: frozenset[str]) -> bool:

@@ -27,6 +27,7 @@ from models.train_open.data import OpenTargets
 from models.train_open.losses import (
     choose_columns,
     classifier_loss,
+    matching_loss,
     ranking_loss,
     soft_target_loss,
     weak_negative_loss,
@@ -36,7 +37,9 @@ from models.train_open.tokens import CachedTokens
 from models.zero_shot import ZeroShotMLDecoder
 
 Losses = dict[str, Tensor]
-_LOSSES = ("labels", "trained", "concepts", "teacher", "ranking", "classifier", "random")
+_LOSSES = (
+    "labels", "trained", "concepts", "captions", "teacher", "ranking", "classifier", "random"
+)  # fmt: skip
 _MEASURES = ("val_labels_mAP_percent", "val_held_out_mAP_percent")
 _PREDICTION_BATCH = 32
 
@@ -81,6 +84,7 @@ class OpenData:
         names: embeddings of the names.
         train: cached views of the training photos.
         train_targets: what is known of them.
+        captions: embeddings of their captions, float [n, E]; 0 where there is none.
         val: one view, the served one, of the validation photos.
         val_targets: what is known of them.
         trained: the encoder's own head, to learn its labels from; None where it knows none.
@@ -89,6 +93,7 @@ class OpenData:
     names: NameEmbeddings
     train: CachedTokens
     train_targets: OpenTargets
+    captions: Tensor
     val: CachedTokens
     val_targets: OpenTargets
     trained: TrainedLabels | None
@@ -113,7 +118,7 @@ class OpenRun:
         """Prepares optimiser, schedule and averages.
 
         Args:
-            head: to train; ConSE's classifier starts as the teacher's.
+            head: to train; its voting classifier starts as the teacher's.
             data: tokens, targets and names.
             recipe: how.
             folder: where `metrics.csv` and `state.pt` go.
@@ -226,16 +231,23 @@ class OpenRun:
         tokens, teacher = (x.to(self.device) for x in data.train.read(view, rows))
         probabilities = teacher.softmax(dim=1)
         chosen = choose_columns(probabilities, recipe.teacher_names)
-        known = [data.train_targets.labels[rows], data.train_targets.concepts[rows]]
+        described = data.captions[rows].any(dim=1)
+        texts = torch.cat(
+            [data.names.labels, data.names.concepts, data.captions[rows][described],
+             data.names.teacher[chosen.cpu()]]
+        )  # fmt: skip
+        known = [data.train_targets.labels[rows], data.train_targets.concepts[rows],
+                 torch.eye(len(rows))[:, described]]  # fmt: skip
         targets = torch.cat([*(t.to(self.device) for t in known), probabilities[:, chosen]], dim=1)
-        logits, targets = self._predict_augmented(tokens, chosen, targets)
+        logits, targets = self._predict_augmented(tokens, texts, targets)
         sizes = [part.shape[1] for part in known] + [len(chosen), recipe.random_queries]
-        labels, concepts, names, random = logits.split(sizes, dim=1)
-        present, mentioned, soft, absent = targets.split(sizes, dim=1)
+        labels, concepts, captions, names, random = logits.split(sizes, dim=1)
+        present, mentioned, matches, soft, absent = targets.split(sizes, dim=1)
         losses = {
             "labels": recipe.label_weight * self.label_loss(labels, present) / len(rows),
             "concepts": recipe.concept_weight
             * weak_negative_loss(concepts, mentioned, recipe.unknown_weight, recipe.unknown_focus),
+            "captions": recipe.caption_weight * matching_loss(captions, matches),
             "teacher": recipe.teacher_weight * soft_target_loss(names, soft),
             "ranking": recipe.ranking_weight
             * ranking_loss(names, teacher[:, chosen], recipe.sharpness),
@@ -244,8 +256,8 @@ class OpenRun:
         if data.trained is not None:
             found = self._compute_trained_loss(data.trained, tokens, labels)
             losses["trained"] = recipe.trained_weight * found
-        if self.head.conse is not None:
-            losses["classifier"] = classifier_loss(self.head.conse.classify(tokens), probabilities)
+        if self.head.votes is not None:
+            losses["classifier"] = classifier_loss(self.head.votes.classify(tokens), probabilities)
         return losses
 
     def _compute_trained_loss(
@@ -263,11 +275,9 @@ class OpenRun:
         return soft_target_loss(found, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
 
     def _predict_augmented(
-        self, tokens: Tensor, chosen: Tensor, targets: Tensor
+        self, tokens: Tensor, texts: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        names = self.data.names
-        plain = torch.cat([names.labels, names.concepts, names.teacher[chosen.cpu()]])
-        embeddings, targets = self.augmentation.augment(plain.to(self.device), targets)
+        embeddings, targets = self.augmentation.augment(texts.to(self.device), targets)
         logits: Tensor = self.head(tokens, functional.normalize(embeddings, dim=1))
         return logits, targets
 
@@ -299,7 +309,7 @@ def _parameter_groups(head: ZeroShotMLDecoder, recipe: OpenRecipe) -> list[dict[
     """Sorts parameters by learning rate and weight decay; vectors do not decay."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in head.named_parameters():
-        lr = recipe.classifier_lr if name.startswith("conse.") else recipe.lr
+        lr = recipe.classifier_lr if name.startswith("votes.") else recipe.lr
         decay = recipe.weight_decay if parameter.dim() > 1 else 0.0
         groups.setdefault((lr, decay), []).append(parameter)
     return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]

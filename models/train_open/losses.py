@@ -60,6 +60,26 @@ def classifier_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
     return functional.kl_div(logits.log_softmax(dim=1), probabilities, reduction="batchmean")
 
 
+def matching_loss(logits: Tensor, matches: Tensor) -> Tensor:
+    """Tells captions and photos of a batch which belong together.
+
+    The symmetric cross-entropy of CLIP (arXiv 2103.00020, section 2.3): each caption is to find
+    its photo among the batch's, and each photo its caption.
+
+    Args:
+        logits: float [B, T].
+        matches: 0/1 float [B, T], one 1 in each column; a row without any has no caption.
+
+    Returns:
+        Mean over the captions, of the two directions; 0 where there is no caption.
+    """
+    if not matches.any():
+        return logits.sum() * 0
+    photos = (logits.log_softmax(dim=0) * matches).sum()
+    captions = (logits.log_softmax(dim=1) * matches).sum()
+    return -(photos + captions) / (2 * matches.sum())
+
+
 def choose_columns(probabilities: Tensor, count: int) -> Tensor:
     """Chooses names of the teacher's to train a step on.
 

@@ -27,8 +27,8 @@ class OpenRecipe(BaseModel):
     feedforward_width: int = Field(512, ge=1, description="hidden width of the decoder")
     num_heads: int = Field(8, ge=1, description="attention heads")
     dropout: float = Field(0.1, ge=0, lt=1, description="rate in the head")
-    conse: bool = Field(True, description="add ConSE's score, of a distilled classifier")
-    conse_scale: float = Field(24.0, gt=0, description="what ConSE's cosine is multiplied with")
+    votes: bool = Field(True, description="add the votes of a distilled classifier's names")
+    sharpness_of_votes: float = Field(20.0, gt=0, description="more listens to the nearest names")
 
     views: int = Field(2, ge=1, description="copies of each photo to cache; the first as served")
     crop_scale: float = Field(0.5, gt=0, le=1, description="smallest share of a photo in a view")
@@ -37,7 +37,7 @@ class OpenRecipe(BaseModel):
     epochs: int = Field(6, ge=1)
     batch_size: int = Field(64, ge=2)
     lr: float = Field(1.5e-3, gt=0, description="peak of OneCycle, for the decoder")
-    classifier_lr: float = Field(3e-4, gt=0, description="peak of OneCycle, for ConSE's classifier")
+    classifier_lr: float = Field(3e-4, gt=0, description="peak of OneCycle, for the voting names")
     warmup: float = Field(0.2, gt=0, lt=1, description="share of the steps that lr rises in")
     weight_decay: float = Field(2e-2, ge=0, description="AdamW, on matrices only")
     clip_grad: float = Field(5.0, gt=0, description="largest gradient norm")
@@ -56,6 +56,7 @@ class OpenRecipe(BaseModel):
     concept_weight: float = Field(1.0, ge=0, description="of the concepts' loss")
     teacher_weight: float = Field(1.0, ge=0, description="of the teacher's probabilities")
     ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")
+    caption_weight: float = Field(1.0, ge=0, description="of which caption is which photo's")
     trained_weight: float = Field(0.3, ge=0, description="of what the encoder's own head says")
     seed: int = Field(0, description="of every random choice")
 

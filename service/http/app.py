@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
-from service.http.body_budget import BodyBudget
+from service.http.body_budget import BodyBudget, HoldBodies
 from service.http.browsers import PageGuard, read_origins
 from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
@@ -74,6 +74,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
+    app.add_middleware(HoldBodies, budget=app.state.budget)
     app.add_middleware(PageGuard)
 
 

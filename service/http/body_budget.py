@@ -7,9 +7,7 @@ bytes until it is answered. Next: `uploads.py`, which counts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-from fastapi import Depends, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import QueueFull
 
@@ -47,14 +45,19 @@ class HeldBody:
         self._held_bytes = 0
 
 
-async def hold_body(request: Request) -> AsyncIterator[None]:
-    """Lets the request hold bytes of its body until it is answered."""
-    held = HeldBody(request.app.state.budget)
-    request.state.held_body = held
-    try:
-        yield
-    finally:
-        held.release()
+class HoldBodies:
+    """ASGI middleware: lets each request hold bytes of its body until it is answered."""
 
+    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+        """Wraps `app`."""
+        self._app = app
+        self._budget = budget
 
-HOLDING = Depends(hold_body)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        held = HeldBody(self._budget)
+        scope.setdefault("state", {})["held_body"] = held
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            held.release()

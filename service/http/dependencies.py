@@ -13,13 +13,13 @@ from fastapi import Depends, Request
 from service.http.hosting import PipelineHost
 
 
-def get_host(request: Request) -> PipelineHost:
+async def get_host(request: Request) -> PipelineHost:
     """Returns the host that `create_app` put into the app's state."""
     host: PipelineHost = request.app.state.host
     return host
 
 
-def get_request_id(request: Request) -> str:
+async def get_request_id(request: Request) -> str:
     """Returns the id that `access.py` gave the request."""
     request_id: str = request.state.request_id
     return request_id

@@ -21,17 +21,28 @@ async def finish_or_leave(request: Request, work: Coroutine[Any, Any, ResultT]) 
     Raises:
         starlette.requests.ClientDisconnect: the client left; `work` was cancelled.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_until_left(request))
+    # The work runs in the request's own task, and the watch in another: one task less a request.
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    def cancel_work(watch: asyncio.Task[None]) -> None:
+        nonlocal left
+        if not watch.cancelled():
+            left = True
+            task.cancel()
+
+    watch = asyncio.ensure_future(_wait_until_left(request))
+    watch.add_done_callback(cancel_work)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        watch.remove_done_callback(cancel_work)
+        watch.cancel()
 
 
 async def _wait_until_left(request: Request) -> None:

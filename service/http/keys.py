@@ -32,6 +32,9 @@ _HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, scheme_name="header", description="The same key."
 )
 
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+Header = Annotated[str | None, Security(_HEADER)]
+
 
 class KeyRing:
     """The keys of the service, as digests: nothing here can be leaked and then used."""
@@ -72,31 +75,26 @@ class KeyRing:
         return f"address {_widen(address)}"
 
 
-async def get_key(
-    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
-    header: Annotated[str | None, Security(_HEADER)],
-) -> str | None:
-    """Returns the key that the client sent, None where it sent none."""
-    return bearer.credentials if bearer is not None else header
-
-
-OfferedKey = Annotated[str | None, Depends(get_key)]
-
-
-async def demand_predict_key(request: Request, key: OfferedKey) -> None:
+async def demand_predict_key(request: Request, bearer: Bearer, header: Header) -> None:
     """Checks that the client may predict, and names it."""
+    key = _choose_key(bearer, header)
     ring = _identify(request, key)
     ring.check_predict(key)
 
 
-async def demand_admin_key(request: Request, key: OfferedKey) -> None:
+async def demand_admin_key(request: Request, bearer: Bearer, header: Header) -> None:
     """Checks that the client may change label sets, and names it."""
+    key = _choose_key(bearer, header)
     ring = _identify(request, key)
     ring.check_administrate(key)
 
 
 PREDICT = Depends(demand_predict_key)
 ADMINISTRATE = Depends(demand_admin_key)
+
+
+def _choose_key(bearer: HTTPAuthorizationCredentials | None, header: str | None) -> str | None:
+    return bearer.credentials if bearer is not None else header
 
 
 def _identify(request: Request, key: str | None) -> KeyRing:

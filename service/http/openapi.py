@@ -1,8 +1,9 @@
 """OpenAPI: the parts of `/docs` that FastAPI cannot see for itself.
 
 In: error classes of a route, or the shape of its body. Out: pieces of an OpenAPI
-document. Bodies are read by `uploads.py` and not by FastAPI, so their three kinds are
-written down here; error answers are taken from the table in `problems.py`.
+document. Bodies are read by `uploads.py` and the parameters of a prediction by `parameters.py`,
+not by FastAPI, so they are written down here; error answers are taken from the table in
+`problems.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,13 @@ def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any
     return {status: _document_status(group) for status, group in sorted(by_status.items(), key=str)}
 
 
-def document_body(shape: UploadShape) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the request body of a predict route."""
+def document_predict(shape: UploadShape) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": schema,
+         "description": schema["description"]}
+        for name, schema in Parameters.model_json_schema()["properties"].items()
+    ]  # fmt: skip
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
     json = _object_schema(shape.form, base64)
@@ -48,7 +54,7 @@ def document_body(shape: UploadShape) -> dict[str, Any]:
     }
     if shape.takes_raw_image:
         content[RAW_IMAGE] = {"schema": binary}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
 
 
 def document_json(model: type[BaseModel]) -> dict[str, Any]:

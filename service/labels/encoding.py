@@ -29,7 +29,7 @@ from service.errors import (
 from service.labels.definition import Definition, Embeddings, check_embeddings
 from service.labels.label_set import LabelSet, Origin, QueryArray, make_open_set
 from service.labels.queries import LabelEncoder, open_label_encoder
-from service.labels.texts import TEXTS_PER_RUN, TextEncoder, open_text_encoder
+from service.labels.texts import TEXTS_PER_TURN, TextEncoder, open_text_encoder
 
 ResultT = TypeVar("ResultT")
 
@@ -159,8 +159,8 @@ class Encoding:
         assert encoder is not None  # `check` has refused the rest
         self._waiting += 1
         try:
-            starts = range(0, len(texts), TEXTS_PER_RUN)
-            chunks = [texts[start : start + TEXTS_PER_RUN] for start in starts]
+            starts = range(0, len(texts), TEXTS_PER_TURN)
+            chunks = [texts[start : start + TEXTS_PER_TURN] for start in starts]
             runs = [await self._run(partial(encoder.encode, chunk)) for chunk in chunks]
         finally:
             self._waiting -= 1

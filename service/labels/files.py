@@ -2,8 +2,8 @@
 
 In: the content of a file. Out: a `Definition`. JSON is a `LabelSetRecord`, the same as the body
 of `POST /labels`. An `.npz` has the arrays `names` (text [L]), `embeddings` (float [L, E]) and,
-where wanted, `thresholds` (float [L], NaN for none) and `embedding_space` (one text); it is
-read without pickle. Next: `texts.py`.
+where wanted, `prompts` (text [L], empty for none), `thresholds` (float [L], NaN for none) and
+`embedding_space` (one text); it is read without pickle. Next: `texts.py`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from service.labels.definition import (
     LabelSetName,
     LabelSetRecord,
     LabelText,
+    PromptText,
     define_label_set,
     refuse_duplicates,
 )
 
 ENDINGS = (".json", ".npz")
 MAX_FILE_BYTES = 1 << 30
-_NPZ_ARRAYS = frozenset({"names", "embeddings", "thresholds", "embedding_space"})
+_NPZ_ARRAYS = frozenset({"names", "embeddings", "prompts", "thresholds", "embedding_space"})
 # What zipfile and numpy raise on a damaged, encrypted or pickled file.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError)
 _NPZ_NEEDED = frozenset({"names", "embeddings"})
 
 _set_name = TypeAdapter[str](LabelSetName)
+_prompt = TypeAdapter[str](PromptText)
 _label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
 
 
@@ -94,6 +96,30 @@ def parse_label_set(content: bytes, ending: str, name: str) -> Definition:
     raise InvalidLabelSet(f"A label set file ends in {' or '.join(ENDINGS)}")
 
 
+def pack_label_set(definition: Definition) -> bytes:
+    """Returns a set whose labels all have embeddings as the content of an `.npz` file.
+
+    The embeddings are stored in 16 bits: their last digits say nothing.
+    """
+    thresholds = [math.nan if value is None else value for value in definition.thresholds]
+    arrays: dict[str, NDArray[Any]] = {
+        "names": np.array(definition.names),
+        "embeddings": definition.embeddings.astype(np.float16),
+        "prompts": np.array([prompt or "" for prompt in definition.prompts]),
+        "thresholds": np.array(thresholds, np.float64),
+    }
+    if definition.embedding_space is not None:
+        arrays["embedding_space"] = np.array(definition.embedding_space)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+            # Not the time of day: the same set has the same bytes.
+            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), member.getvalue())
+    return stream.getvalue()
+
+
 def _parse_json(content: bytes, name: str) -> Definition:
     try:
         value = json.loads(content)
@@ -129,12 +155,23 @@ def _parse_npz(content: bytes, name: str) -> Definition:
         return Definition(
             name=name,
             names=refuse_duplicates(labels),
-            prompts=(None,) * len(labels),
+            prompts=_read_prompts(arrays.get("prompts"), len(labels)),
             thresholds=_read_thresholds(arrays.get("thresholds"), len(labels)),
             given=tuple(range(len(labels))),
             embeddings=embeddings.astype(np.float32),
             embedding_space=None if space is None else str(space),
         )
+
+
+def _read_prompts(values: NDArray[Any] | None, count: int) -> tuple[str | None, ...]:
+    if values is None:
+        return (None,) * count
+    if values.shape != (count,) or values.dtype.kind != "U":
+        raise InvalidLabelSet("prompts is not one text for each name")
+    try:
+        return tuple(_prompt.validate_python(text) if text else None for text in values.tolist())
+    except ValidationError as error:
+        raise InvalidLabelSet(f"prompts: {_first_error(error)}") from error
 
 
 def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | None, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -61,6 +62,11 @@ class LabelSet:
     queries: QueryArray | None
     digest: str
     positions: dict[str, int]
+
+    @cached_property
+    def everything(self) -> NDArray[np.intp]:
+        """The positions of all labels."""
+        return np.arange(len(self.names))
 
     @property
     def read_only(self) -> bool:

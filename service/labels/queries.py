@@ -12,7 +12,7 @@ import onnxruntime as ort
 from service.bundle import Bundle, BundleError
 from service.labels.definition import Embeddings
 from service.labels.label_set import QueryArray
-from service.sessions import check_tensors, open_session
+from service.sessions import Place, check_tensors, open_session
 
 LABELS_PER_RUN = 1024
 
@@ -48,7 +48,7 @@ def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
     if precision is None or bundle.card.open_head is None:
         return None
     width = bundle.card.open_head.embedding_space.width
-    session = open_session(bundle, "label_encoder", "cpu", precision, threads)
+    session = open_session(bundle, "label_encoder", Place("cpu", precision, threads))
     check_tensors("label_encoder", session.get_inputs(), embeddings=("float", (width,)))
     check_tensors("label_encoder", session.get_outputs(), queries=("float", (None,)))
     try:

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime as ort
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from service.bundle import Bundle, BundleError
 from service.labels.definition import Embeddings
-from service.sessions import check_tensors, open_session
+from service.sessions import Place, check_tensors, open_session
 
 MAX_TOKENS = 128
 """Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
 
-TEXTS_PER_RUN = 32
-"""Most texts in one run, so that a long list cannot keep the others waiting."""
+TEXTS_PER_TURN = 32
+"""Most texts in one turn of a list, so that a long one cannot keep the others waiting."""
 
 
 class TextEncoder:
@@ -33,16 +33,20 @@ class TextEncoder:
         self._width = width
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Returns the embeddings [L, E] of L texts, `TEXTS_PER_RUN` of them at once."""
-        starts = range(0, len(texts), TEXTS_PER_RUN)
-        runs = [self._encode_some(texts[start : start + TEXTS_PER_RUN]) for start in starts]
-        return np.concatenate([np.zeros((0, self._width), np.float32), *runs])
+        """Returns the embeddings [L, E] of L texts.
 
-    def _encode_some(self, texts: Sequence[str]) -> Embeddings:
-        encodings = self._tokenizer.encode_batch(list(texts))
+        Each text has a run of its own: int8 rounds by the largest value of a run, so that the
+        embedding of one text would depend on the others.
+        """
+        rows = [
+            self._encode_one(encoding) for encoding in self._tokenizer.encode_batch(list(texts))
+        ]
+        return np.concatenate([np.zeros((0, self._width), np.float32), *rows])
+
+    def _encode_one(self, encoding: Encoding) -> Embeddings:
         inputs = {
-            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
-            "attention_mask": np.array([e.attention_mask for e in encodings], np.int64),
+            "input_ids": np.array([encoding.ids], np.int64),
+            "attention_mask": np.array([encoding.attention_mask], np.int64),
         }
         (found,) = self._session.run(["embeddings"], inputs)
         return np.asarray(found, np.float32)
@@ -58,7 +62,7 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     if precision is None or bundle.card.open_head is None:
         return None
     width = bundle.card.open_head.embedding_space.width
-    session = open_session(bundle, "text_encoder", "cpu", precision, threads)
+    session = open_session(bundle, "text_encoder", Place("cpu", precision, threads))
     ids = ("int64", (None,))
     check_tensors("text_encoder", session.get_inputs(), input_ids=ids, attention_mask=ids)
     check_tensors("text_encoder", session.get_outputs(), embeddings=("float", (width,)))
@@ -79,7 +83,6 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
         raise
     except Exception as error:  # what the package raises on a damaged file is `Exception`
         raise BundleError("tokenizer.json is not a usable tokenizer") from error
-    # What is padded is masked out, so which token it is does not matter.
     tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.enable_padding(pad_id=0)
+    tokenizer.no_padding()
     return tokenizer

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import GraphName, load_bundle
-from service.sessions import open_session
+from service.sessions import Place, open_session
 
 LABELS = 1000
 
@@ -34,7 +34,10 @@ def main() -> None:
     found_graphs = [graph for graph in graphs if graph in bundle.manifest.graphs]
     sessions = {
         precision: {
-            graph: open_session(bundle, graph, "cpu", precision, 1) for graph in found_graphs
+            graph: open_session(
+                bundle, graph, Place("cpu", bundle.image_precision(graph, precision))
+            )
+            for graph in found_graphs
         }
         for precision in bundle.precisions()
     }

@@ -1,5 +1,6 @@
 """One bundle with a trained and an open head, from checkpoints to what the service reads."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,8 @@ from models.teacher import read_imagenet_names
 from models.text import TextEncoder, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.bundle import Bundle
-from service.labels.definition import LabelSetRecord
+from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
+from service.labels.encoding import open_encoding
 from tests.bundles import run_bundle
 from tests.export.tiny_network import ENCODER_WIDTH, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
@@ -63,8 +65,8 @@ def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
             num_prototypes=num_prototypes,
         )
     ).eval()
-    if head.conse is not None:
-        head.conse.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
+    if head.votes is not None:
+        head.votes.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
     return head
 
 
@@ -115,6 +117,9 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
         "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
     }  # fmt: skip
     assert bundle.precisions() == ("fp32", "fp16", "int8")
+    assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [
+        "fp32", "fp16", "fp32",
+    ]  # fmt: skip
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
     assert bundle.card.open_head is not None
@@ -131,6 +136,26 @@ def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
     assert shapes.names == ("red", "square", "circle")
     assert shapes.thresholds[0] is not None
     assert shapes.thresholds[1:] == (None, None)
+
+
+def test_ready_sets_come_with_the_embeddings_that_the_service_would_compute(
+    bundle: Bundle, opened: OpenRequest
+) -> None:
+    (shapes,) = bundle.read_label_sets()
+    assert shapes.given == (0, 1, 2)
+    assert bundle.card.open_head is not None
+    assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
+    record = LabelSetRecord.model_validate_json(opened.label_sets[0].read_bytes())
+    definition = replace(define_label_set(record), name="named")
+
+    async def embed() -> Embeddings:
+        encoding = open_encoding(bundle, threads=1, remembered=0, queue_size=8)
+        assert encoding is not None
+        return await encoding.embed(definition)
+
+    found = asyncio.run(embed())
+    # Stored in 16 bits.
+    np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("prototypes", [0, 6])

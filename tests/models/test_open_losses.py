@@ -8,6 +8,7 @@ import torch
 from models.train_open.losses import (
     choose_columns,
     classifier_loss,
+    matching_loss,
     ranking_loss,
     soft_target_loss,
     weak_negative_loss,
@@ -68,3 +69,19 @@ def test_half_of_the_columns_are_the_most_probable() -> None:
         assert {7, 93} <= set(chosen)
         assert chosen == sorted(set(chosen))
     assert choose_columns(probabilities, 500).tolist() == list(range(100))
+
+
+def test_captions_are_matched_with_their_photos_both_ways() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 3)
+    matches = torch.eye(4)[:, [2, 0, 3]]  # the second photo has no caption
+    photos = torch.nn.functional.cross_entropy(logits.T, torch.tensor([2, 0, 3]))
+    captions = torch.nn.functional.cross_entropy(logits[[2, 0, 3]], torch.tensor([0, 1, 2]))
+    assert float(matching_loss(logits, matches)) == pytest.approx(float(photos + captions) / 2)
+
+
+def test_no_caption_is_no_loss() -> None:
+    logits = torch.zeros(4, 0, requires_grad=True)
+    found = matching_loss(logits, torch.zeros(4, 0))
+    found.backward()
+    assert float(found.detach()) == 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle, BundleError, load_bundle
+from service.bundle import Bundle, BundleError, GraphName, load_bundle
 from service.card import Label
 from tests.tiny_bundle import TINY_LABELS, Graphs, tiny_card, tiny_graphs, write_tiny_bundle
 
@@ -169,6 +169,26 @@ def test_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
     assert load_bundle(new.path).precisions() == ("fp32",)
     assert not (new.path / "encoder.int8.onnx").exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_head_that_lacks_a_precision_runs_in_fp32(tmp_path: Path) -> None:
+    graphs: Graphs = {**tiny_graphs()}
+    graphs["trained_head"] = {"fp32": graphs["trained_head"]["fp32"]}
+
+    bundle = write_tiny_bundle(tmp_path, graphs=graphs)
+
+    assert bundle.precisions() == ("fp32", "int8")
+    assert bundle.image_precision("encoder", "int8") == "int8"
+    assert bundle.image_precision("trained_head", "int8") == "fp32"
+
+
+@pytest.mark.parametrize("graph", ["encoder", "trained_head"])
+def test_image_graph_without_fp32_is_refused(tmp_path: Path, graph: GraphName) -> None:
+    graphs: Graphs = {**tiny_graphs()}
+    graphs[graph] = {"int8": graphs[graph]["int8"]}
+    with pytest.raises(BundleError, match=f"{graph} lacks the variant fp32"):
+        write_tiny_bundle(tmp_path, graphs=graphs)
+    assert write_tiny_bundle(tmp_path).precisions() == ("fp32", "int8")
 
 
 def test_device_without_a_choice_takes_fp32(tmp_path: Path) -> None:

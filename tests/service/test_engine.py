@@ -21,7 +21,7 @@ from service.bundle import Bundle, BundleError, GraphName
 from service.engine import Engine, open_engine
 from service.errors import InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.lanes import LogitsArray
+from service.lanes import Lane, LogitsArray
 from tests.tiny_bundle import (
     SIDE,
     WIDTH,
@@ -273,3 +273,24 @@ def test_weights_outside_the_bundle_are_never_read(
 
     with pytest.raises(BundleError, match="trained_head is not a usable ONNX graph"):
         open_engine(bundle, device="cpu")
+
+
+@pytest.mark.parametrize(("count", "run"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
+def test_a_gpu_runs_a_few_batch_sizes_only(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, count: int, run: int
+) -> None:
+    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=6)
+    images = random_images(0, count)
+    expected = run_trained(engine, images)
+    sizes = []
+    lane_run = Lane.run
+
+    def remember(lane: Lane, batch: PixelArray, asked: Any) -> Any:
+        sizes.append(len(batch))
+        return lane_run(lane, batch, asked)
+
+    monkeypatch.setattr(Lane, "run", remember)
+    monkeypatch.setattr(engine, "device", "cuda")
+
+    np.testing.assert_allclose(run_trained(engine, images), expected, atol=TOLERANCE, rtol=0)
+    assert sizes == [run]

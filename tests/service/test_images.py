@@ -327,7 +327,7 @@ def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mo
 
     difference = np.abs(decode(data, contract) - expected)
     assert difference.any(), "the JPEG was decoded in full"
-    assert difference.mean() < 1.5
+    assert difference.mean() < 2.0
 
 
 def test_crop_takes_the_centre_of_the_resized_picture() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from service.bundle import Bundle, BundleError, write_bundle
 from service.engine import Engine, open_engine
 from service.errors import InferenceFailed
 from service.images import PixelArray
+from service.lanes import open_lane
 from service.selection import Head
+from service.sessions import Place
 from tests.tiny_bundle import (
     QUERY_WIDTH,
     SIDE,
@@ -88,6 +91,19 @@ def test_mixed_batch_gives_each_image_what_it_asks_for(
         for name, logits in zip(names, answer, strict=True):
             alone = run_one(engine, image, heads[name])
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
+
+
+def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bundle) -> None:
+    lane = open_lane(open_bundle, Place("cpu", "fp32"))
+    # ONNX Runtime binds the memory of the CPU as it does that of a GPU.
+    bound = replace(lane, memory="cpu")
+    images, queries = random_images(5, 3), random_queries(5, 4)
+    asked: list[list[Head]] = [[None], [queries], [None, queries]]
+
+    for plain, found in zip(lane.run(images, asked), bound.run(images, asked), strict=True):
+        assert len(plain) == len(found)
+        for wanted, logits in zip(plain, found, strict=True):
+            np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("per_run", [1, 3, 10, 11])

@@ -17,7 +17,6 @@ from service import errors
 from service.errors import InvalidLabelSet, LabelSetChanged
 from service.http import request_errors
 from service.http.answers import list_values
-from service.http.body_budget import HOLDING
 from service.http.conditions import demand_version, is_known, make_tag
 from service.http.dependencies import Host
 from service.http.disconnects import finish_or_leave
@@ -79,7 +78,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 
 
 _READING = [PREDICT, LIMITED]
-_WRITING = [ADMINISTRATE, LIMITED, HOLDING]
+_WRITING = [ADMINISTRATE, LIMITED]
 
 
 @router.get("", dependencies=_READING, responses=document_problems(*_READ_PROBLEMS))

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
-from fastapi import Query as QueryString
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from service import errors
 from service.errors import ImageError
 from service.http import request_errors
-from service.http.body_budget import HOLDING
-from service.http.dependencies import Host, RequestId
 from service.http.disconnects import finish_or_leave
 from service.http.fetching import Fetcher
+from service.http.hosting import PipelineHost
 from service.http.keys import PREDICT
 from service.http.multipart import FormShape
-from service.http.openapi import document_body, document_problems
+from service.http.openapi import document_predict, document_problems
 from service.http.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
-    Parameters,
     merge_parameters,
-    refuse_repeats,
+    read_parameters,
 )
 from service.http.problems import describe_problem
 from service.http.rates import LIMITED
@@ -43,7 +40,7 @@ from service.http.schemas import (
     name_label_sets,
     name_model,
 )
-from service.http.uploads import ImageUrl, UploadedImage, UploadShape, read_upload
+from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.selection import Query, Selection
 
@@ -91,68 +88,70 @@ _URL_PROBLEMS = (
 )
 _IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 
-QueryParameters = Annotated[Parameters, QueryString()]
+router = APIRouter(tags=["predict"], dependencies=[PREDICT, LIMITED])
 
-router = APIRouter(
-    tags=["predict"], dependencies=[PREDICT, LIMITED, HOLDING, Depends(refuse_repeats)]
-)
+# These routes read their requests and write their answers themselves: what FastAPI does for
+# them costs more than all the rest of the service.
 
 
 @router.post(
     "/predict",
+    response_model=PredictAnswer,
     responses=document_problems(*_REQUEST_PROBLEMS, *_URL_PROBLEMS, *_IMAGE_PROBLEMS),
-    openapi_extra=document_body(_ONE_IMAGE),
+    openapi_extra=document_predict(_ONE_IMAGE),
 )
-async def predict(
-    request: Request, host: Host, request_id: RequestId, parameters: QueryParameters
-) -> PredictAnswer:
+async def predict(request: Request) -> Response:
     """Labels one image: a form field, the bare body, or base64 in JSON.
 
     Where the service is set to fetch images, `url` may take the place of `image` in JSON.
     """
-    pipeline = host.pipeline
+    host: PipelineHost = request.app.state.host
+    pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
     image = upload.images[0]
     work = _label_one(pipeline, image, query, request.app.state.fetcher)
     selection, found = await finish_or_leave(request, work)
-    return PredictAnswer(
-        model=name_model(pipeline),
-        label_set=name_label_set(selection),
-        label_sets=name_label_sets(selection),
-        image=found.image,
-        labels=found.labels,
-        timings=found.timings,
-        request_id=request_id,
+    return _write(
+        PredictAnswer(
+            model=name_model(pipeline),
+            label_set=name_label_set(selection),
+            label_sets=name_label_sets(selection),
+            image=found.image,
+            labels=found.labels,
+            timings=found.timings,
+            request_id=request.state.request_id,
+        )
     )
 
 
 @router.post(
     "/predict/batch",
-    response_model_exclude_none=True,
+    response_model=BatchAnswer,
     responses=document_problems(*_REQUEST_PROBLEMS),
-    openapi_extra=document_body(_MANY_IMAGES),
+    openapi_extra=document_predict(_MANY_IMAGES),
 )
-async def predict_batch(
-    request: Request, host: Host, request_id: RequestId, parameters: QueryParameters
-) -> BatchAnswer:
+async def predict_batch(request: Request) -> Response:
     """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
 
     An image that cannot be used costs only itself: its entry holds the problem. Whatever
     concerns the whole request, a full queue for example, fails the whole request.
     """
-    pipeline = host.pipeline
+    host: PipelineHost = request.app.state.host
+    pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
     work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
-    return BatchAnswer(
-        model=name_model(pipeline),
-        label_set=name_label_set(selection),
-        label_sets=name_label_sets(selection),
-        results=results,
-        request_id=request_id,
+    return _write(
+        BatchAnswer(
+            model=name_model(pipeline),
+            label_set=name_label_set(selection),
+            label_sets=name_label_sets(selection),
+            results=results,
+            request_id=request.state.request_id,
+        )
     )
 
 
@@ -189,3 +188,7 @@ async def _try_one(
         return answer_image(await pipeline.predict(image.decode(), selection))
     except (ImageError, MalformedBody) as error:
         return ImageFailure(error=describe_problem(error))
+
+
+def _write(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)

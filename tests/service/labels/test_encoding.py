@@ -22,7 +22,7 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding
-from service.labels.texts import TEXTS_PER_RUN
+from service.labels.texts import TEXTS_PER_TURN
 
 pytestmark = pytest.mark.anyio
 
@@ -141,14 +141,14 @@ async def test_who_gives_up_takes_the_rest_of_a_long_list_along(
     encoding: Encoding, texts: FakeTexts
 ) -> None:
     texts.gate.clear()
-    names = [f"{i}" for i in range(3 * TEXTS_PER_RUN)]
+    names = [f"{i}" for i in range(3 * TEXTS_PER_TURN)]
     long = asyncio.create_task(encoding.embed(name(*names)))
     await asyncio.to_thread(texts.arrived.acquire, timeout=SECONDS)
     long.cancel()
     await asyncio.wait([long])
     texts.gate.set()
     await encoding.embed(name("after"))
-    assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_RUN]] + ["a after"]
+    assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_TURN]] + ["a after"]
 
 
 async def test_failure_costs_only_its_caller(encoding: Encoding, texts: FakeTexts) -> None:

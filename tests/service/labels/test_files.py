@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.errors import InvalidLabelSet, StartError
-from service.labels.files import parse_label_set, read_label_set_folder
+from service.labels.definition import Definition
+from service.labels.files import pack_label_set, parse_label_set, read_label_set_folder
 
 
 def make_npz(**arrays: Any) -> bytes:
@@ -68,6 +71,16 @@ def test_json_and_npz_give_the_same_set() -> None:
             ".npz",
             "threshold",
         ),
+        (
+            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), prompts=np.array([1])),
+            ".npz",
+            "prompts",
+        ),
+        (
+            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), prompts=np.array(["\1"])),
+            ".npz",
+            "prompts",
+        ),
         (b"x", ".txt", "ends in"),
     ],
 )
@@ -78,6 +91,32 @@ def test_file_that_cannot_be_used_is_refused_with_its_reason(
         parse_label_set(content, ending, "pets")
     assert "\n" not in caught.value.reason
     assert parse_label_set(good_npz(), ".npz", "pets").names == ("cat", "dog")
+
+
+@given(
+    names=st.lists(st.text("abcé ", min_size=1).filter(str.strip), min_size=1, unique_by=str.strip),
+    data=st.data(),
+)
+def test_packed_set_is_read_back_as_it_was(names: list[str], data: st.DataObject) -> None:
+    count = len(names)
+    choose = st.lists(st.none() | st.floats(0, 1), min_size=count, max_size=count)
+    prompts = st.lists(st.sampled_from([None, "a photo"]), min_size=count, max_size=count)
+    definition = Definition(
+        name="pets",
+        names=tuple(name.strip() for name in names),
+        prompts=tuple(data.draw(prompts)),
+        thresholds=tuple(data.draw(choose)),
+        given=tuple(range(count)),
+        embeddings=np.arange(1, 3 * count + 1, dtype=np.float32).reshape(count, 3),
+        embedding_space=data.draw(st.sampled_from([None, "space"])),
+    )
+
+    packed = pack_label_set(definition)
+    found = parse_label_set(packed, ".npz", "pets")
+
+    assert found.digest() == definition.digest()
+    assert found.embedding_space == definition.embedding_space
+    assert pack_label_set(found) == packed
 
 
 class Intruder:

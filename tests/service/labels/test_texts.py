@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bundle import Bundle, BundleError, write_bundle
-from service.labels.texts import MAX_TOKENS, TEXTS_PER_RUN, TextEncoder, open_text_encoder
+from service.labels.texts import MAX_TOKENS, TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from tests.tiny_bundle import (
     EMBEDDING_WIDTH,
     open_draft,
@@ -39,10 +39,10 @@ def test_text_has_the_same_embedding_in_any_company(encoder: TextEncoder, texts:
 
 
 def test_long_list_is_encoded_in_its_order(encoder: TextEncoder) -> None:
-    texts = [f"label {i}" for i in range(2 * TEXTS_PER_RUN + 1)]
+    texts = [f"label {i}" for i in range(2 * TEXTS_PER_TURN + 1)]
     found = encoder.encode(texts)
     assert found.shape == (len(texts), EMBEDDING_WIDTH)
-    for i in (0, TEXTS_PER_RUN, len(texts) - 1):
+    for i in (0, TEXTS_PER_TURN, len(texts) - 1):
         np.testing.assert_allclose(found[i], encoder.encode([texts[i]])[0], atol=TOLERANCE, rtol=0)
 
 

@@ -1,0 +1,105 @@
+"""Our engine on a GPU beside bare sessions there, and its scores beside the CPU's.
+
+    python -m tests.benchmarks.gpu [--bundle BUNDLE] [--precision fp32,fp16]
+
+In: a bundle, and a machine where ONNX Runtime has CUDA. Out: images a second of the engine at each
+batch size and their ratio to a bare loop over the same sessions, whose copies go through the CPU's
+memory; and the largest difference to the CPU's scores. Exits with 1 where that is too large, with 2
+where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from service.bundle import Bundle, load_bundle
+from service.card import Precision
+from service.engine import Engine, open_engine
+from service.errors import StartError
+from service.images import PixelArray
+from service.scoring import compute_scores
+from service.sessions import Place, open_session
+
+_TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}
+_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def time_a_run(run: Callable[[], object], seconds: float) -> float:
+    """Returns the median seconds of `run`."""
+    run()
+    taken, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken) < 3:
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return float(np.median(taken))
+
+
+def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
+    """Prints a row for each batch size."""
+    engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=max(_SIZES))
+    engine.warm_up()
+    encoder, head = (
+        open_session(bundle, graph, Place("cuda", bundle.image_precision(graph, precision)))
+        for graph in ("encoder", "trained_head")
+    )
+    for size in _SIZES:
+        images = make_images(engine, bundle, size)
+
+        def run_bare(images: PixelArray = images) -> None:
+            (tokens,) = encoder.run(["tokens"], {"images": images})
+            head.run(["logits"], {"tokens": tokens})
+
+        asked = [[None]] * size
+        ours = time_a_run(lambda i=images, a=asked: engine.run(i, a), seconds)  # type: ignore[misc]
+        bare = time_a_run(run_bare, seconds)
+        print(f"| {precision} | {size} | {size / ours:.0f} | {bare / ours:.2f} |", flush=True)
+
+
+def make_images(engine: Engine, bundle: Bundle, size: int) -> PixelArray:
+    """Returns noise of the size that the bundle takes."""
+    contract = bundle.card.input
+    shape = (size, contract.height, contract.width, 3)
+    return np.random.default_rng(engine.max_batch_size).integers(0, 256, shape, np.uint8)
+
+
+def compare_scores(bundle: Bundle, precision: Precision) -> float:
+    """Returns the largest difference of a score between GPU and CPU, which runs in fp32."""
+    found = []
+    for device, variant in (("cuda", precision), ("cpu", "fp32")):
+        engine = open_engine(bundle, device=device, precision=variant)  # type: ignore[arg-type]
+        images = make_images(engine, bundle, 4)
+        logits = np.stack([one for (one,) in engine.run(images, [[None]] * 4)])
+        found.append(compute_scores(logits, "sigmoid"))
+    return float(np.abs(found[0] - found[1]).max())
+
+
+def main() -> int:
+    """Measures as the command line says; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    given = parser.parse_args()
+    bundle, worst = load_bundle(given.bundle), 0.0
+    print("| precision | batch | images/s | of bare sessions |\n|---|---|---|---|")
+    try:
+        for precision in given.precision.split(","):
+            measure_sizes(bundle, precision, given.seconds)
+            difference = compare_scores(bundle, precision)
+            print(f"\n{precision}: scores within {difference:.1e} of the CPU's\n")
+            worst = max(worst, difference / _TOLERANCES[precision])
+    except StartError as error:
+        print(f"no GPU to measure: {error}", file=sys.stderr)
+        return 2
+    return int(worst > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

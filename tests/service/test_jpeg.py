@@ -1,0 +1,88 @@
+"""The short way decodes usual JPEGs as Pillow does, and leaves it the rest."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service import jpeg
+from service.card import InputContract
+from service.images import decode_image
+from tests.photos import make_photo
+
+pytestmark = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
+
+CONTRACT = InputContract(
+    height=96, width=64, resize_mode="squash", crop_pct=1.0, interpolation="bicubic"
+)
+PHOTOS = sorted((Path(__file__).parents[2] / "docs" / "photos").glob("*.jpg"))
+MEAN_DISTANCE = 3.0
+"""Largest mean difference to Pillow's pixels, of 255: photos of cats and faces have 1."""
+
+
+def encode(image: Image.Image, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    with monkeypatch.context() as patched:
+        patched.setattr(jpeg, "AVAILABLE", False)
+        return decode_image(data, CONTRACT, 10**9).pixels
+
+
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photo_has_pillows_pixels_within_a_small_distance(
+    photo: Path, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.open(photo), exif=exif, quality=92)
+
+    found = decode_image(data, CONTRACT, 10**9).pixels
+    expected = decode_by_pillow(data, monkeypatch)
+
+    assert found.shape == expected.shape == (96, 64, 3)
+    assert np.abs(found.astype(int) - expected).mean() < MEAN_DISTANCE
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+def test_usual_jpegs_go_the_short_way(
+    mode: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = encode(Image.open(PHOTOS[0]).convert(mode), **options)
+    monkeypatch.setattr("service.images._decode_whole", None)
+    assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(Image.open(PHOTOS[0]).convert("CMYK")),
+        encode(Image.open(PHOTOS[0]).resize((40, 200))),  # narrower than the encoder wants
+    ],
+    ids=["CMYK", "narrow"],
+)
+def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decode_image(data, CONTRACT, 10**9).pixels
+    np.testing.assert_array_equal(found, decode_by_pillow(data, monkeypatch))
+
+
+def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg, "AVAILABLE", False)
+    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, 2) is None
+    assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
+
+
+def test_damaged_jpeg_is_not_decoded() -> None:
+    data = encode(Image.open(PHOTOS[0]))
+    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, 2) is None
+    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, 2) is None
+    assert jpeg.shrink_jpeg(data, 8, 8, 2) is not None
