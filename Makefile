@@ -38,11 +38,12 @@ test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for som
 test-scale: $(DEV)/.ray ## Test replicas behind nginx and Ray at length (needs nginx and PostgreSQL)
 	SCALE_TEST=full $(DEV_BIN)/python -m pytest tests/scale -m "slow or not slow"
 
-lint: $(DEV)/.installed ## Check style, formatting, types and the Dockerfile
+lint: $(DEV)/.installed ## Check style, formatting, types, the Dockerfile and known advisories
 	$(DEV_BIN)/ruff check .
 	$(DEV_BIN)/ruff format --check .
 	$(DEV_BIN)/mypy
 	$(DEV_BIN)/hadolint Dockerfile
+	$(DEV_BIN)/python constraints/audit.py
 
 format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .

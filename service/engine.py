@@ -28,7 +28,10 @@ from service.sessions import PROVIDERS, Place
 _log = logging.getLogger(__name__)
 
 _DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "cuda": 16, "tensorrt": 16}
-_OUT_OF_MEMORY_SIGNS = ("out of memory", "failed to allocate", "bad_alloc", "bad allocation")
+_OUT_OF_MEMORY_SIGNS = (
+    *("out of memory", "failed to allocate", "alloc_failed"),
+    *("bad_alloc", "bad allocation"),
+)
 
 
 class Engine:

@@ -36,6 +36,7 @@
     |   `-- Draining           stopping
     |-- InferenceFailed        the engine failed on a batch
     |   `-- OutOfMemory        it ran out of memory
+    |-- ServiceBroken          the service broke while it ran and has to be started again
     `-- StartError             the service cannot start as configured
 
 Messages are for logs. What clients read is fixed wording, chosen by class in
@@ -169,7 +170,13 @@ class BusyError(ServiceError):
 
 
 class QueueFull(BusyError):
-    """No place in the queue; refused at once."""
+    """No place in the queue; refused at once.
+
+    Attributes:
+        retry_after_seconds: when there may be one; None where nobody knows.
+    """
+
+    retry_after_seconds: float | None = None
 
 
 class DeadlineExceeded(BusyError):
@@ -194,6 +201,10 @@ class InferenceFailed(ServiceError):
 
 class OutOfMemory(InferenceFailed):
     """The engine ran out of memory on a batch."""
+
+
+class ServiceBroken(ServiceError):
+    """The service broke while it ran; the message is one line for a person."""
 
 
 class StartError(ServiceError):

@@ -2,8 +2,8 @@
 
 In: the bytes of a JPEG, or of an EXIF block. Out: the orientation, 1 to 8. A hostile
 EXIF block can claim gigabytes of tags; Pillow parses all of them as soon as it opens a
-JPEG, so `split_jpeg` takes the metadata out before Pillow sees the file. Next:
-`images.py`, which decodes.
+JPEG, so `split_jpeg` takes the metadata out before Pillow sees the file, and `hide_exif` does as
+much for HEIC and AVIF. Next: `images.py`, which decodes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _SHORT = 3  # TIFF's name for an unsigned 16-bit number
 _EXIF_HEADER = b"Exif\0\0"
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _START_OF_SCAN = 0xDA
+# Types of items in an ISO container, the second one of nothing.
+_EXIF_ITEM, _NO_ITEM = b"Exif", b"none"
 _APP1 = 0xE1
 # Pillow needs JFIF (APP0) and Adobe (APP14) to tell the colours; the rest is metadata.
 _METADATA_MARKERS = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
@@ -68,3 +70,25 @@ def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
         position = end
     kept.append(data[position:])
     return b"".join(kept), exif
+
+
+def hide_exif(data: bytes) -> bytes:
+    """Renames the EXIF items of a HEIC or AVIF file, so that no reader looks for them.
+
+    Nothing is lost: what turns these pictures upright is a property of the picture itself
+    (ISO/IEC 23008-12, 6.5.10), and EXIF's orientation has to be ignored.
+
+    Args:
+        data: an ISO container, possibly damaged; what cannot be followed is left as it is.
+    """
+    position = 0
+    while len(data) >= position + 8:
+        size, kind = struct.unpack_from(">I4s", data, position)
+        if kind == b"meta":
+            end = position + size if size >= 8 else len(data)
+            items = data[position:end].replace(_EXIF_ITEM, _NO_ITEM)
+            return data[:position] + items + data[end:]
+        if size < 8:  # to the end of the file, or longer than 4 GiB
+            break
+        position += size
+    return data

@@ -1,9 +1,9 @@
 """Bytes become pixels: sniff, check, decode, turn upright, flatten, resize.
 
 In: a photo's file content. Out: a `DecodedImage` with uint8 [H, W, 3] RGB, the size that
-the encoder wants. Read are JPEG, PNG, WebP, GIF and BMP, told apart by content; of an
-animation the first frame; transparency lies on white; 16-bit samples keep their high
-byte. Every failure is an `ImageError`. Next: `batcher.py`, which gathers the pixels.
+the encoder wants. Read are the formats of `formats.py`, told apart by content; of an animation
+the first frame; transparency lies on white; 16-bit samples keep their high byte. Every failure
+is an `ImageError`. Next: `batcher.py`, which gathers the pixels.
 """
 
 from __future__ import annotations
@@ -19,31 +19,11 @@ from PIL.ImageFile import ImageFile
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.exif import UPRIGHT, read_orientation, split_jpeg
+from service.exif import UPRIGHT, hide_exif, read_orientation, split_jpeg
+from service.formats import FORMATS, name_container, name_unread_format
 from service.jpeg import shrink_jpeg
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""Pillow's names of the formats that are read."""
-
 PixelArray = NDArray[np.uint8]
-
-_KNOWN_FORMATS = (
-    (b"%PDF", "PDF"),
-    (b"8BPS", "PSD"),
-    (b"%!PS", "EPS"),
-    (b"\xc5\xd0\xd3\xc6", "EPS"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\1\0", "ICO"),
-)
-# Brands of the ISO container, bytes 8 to 12, that hold HEIC or AVIF pictures.
-_HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1", b"avif"})
-_SNIFFED_BYTES = 1024
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -177,12 +157,16 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 
 def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     """Reads the header; returns the picture, not yet decoded, and its orientation."""
-    _refuse_known_format(data)
+    unread = name_unread_format(data)
+    if unread is not None:
+        raise UnsupportedImage(unread)
     exif = b""
     if data.startswith(b"\xff\xd8"):
         data, exif = split_jpeg(data)
         if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
             raise InvalidImage("the JPEG has too many scans")
+    elif name_container(data) is not None:
+        data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
     if image.width * image.height > max_pixels:
         raise TooManyPixels(f"{image.width} x {image.height} pixels")
@@ -190,20 +174,8 @@ def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, int]:
         raise UnsupportedImage("run-length encoded BMP")  # decoded in Python, seconds long
     if image.format != "JPEG":
         image.load()  # a PNG may carry its EXIF block after the pixels
-        exif = image.info.get("exif", b"")
+        exif = image.info.get("exif") or b""
     return image, read_orientation(exif)
-
-
-def _refuse_known_format(data: bytes) -> None:
-    head = data[:_SNIFFED_BYTES]
-    for magic, name in _KNOWN_FORMATS:
-        if head.startswith(magic):
-            raise UnsupportedImage(name)
-    if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS:
-        raise UnsupportedImage("HEIF")
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!DOCTYPE svg")) and b"<svg" in text:
-        raise UnsupportedImage("SVG")
 
 
 def _draft(image: Image.Image, contract: InputContract, orientation: int) -> None:

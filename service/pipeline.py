@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
+from service.drain_rate import DrainRate
 from service.engine import Engine, open_engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
 from service.explanation import Explainer, Explanation
@@ -133,6 +134,7 @@ class Pipeline:
         self._decoding = 0
         self._refused = 0
         self._active = 0
+        self._drain_rate = DrainRate()
         self._idle = asyncio.Event()
         self._idle.set()
         self._phase: Literal["loading", "ready", "draining"] = "loading"
@@ -190,6 +192,8 @@ class Pipeline:
             raise Draining("the pipeline is draining")
         if self.state != "ready":
             raise NotReady(f"the pipeline is {self.state}")
+        if not self._active:
+            self._drain_rate.note_start(time.perf_counter())
         self._active += 1
         self._idle.clear()
         try:
@@ -237,9 +241,10 @@ class Pipeline:
         async with self.taking():
             deadline = self._set_deadline()
             started = time.perf_counter()
-            image = await self._decode(data, deadline)
-            decoding = Stage("decode", started, time.perf_counter())
-            return await self._answer(image, selection, deadline, (decoding,))
+            with self._telling_when_to_retry():
+                image = await self._decode(data, deadline)
+                decoding = Stage("decode", started, time.perf_counter())
+                return await self._answer(image, selection, deadline, (decoding,))
 
     async def predict_pixels(self, pixels: PixelArray, selection: Selection) -> Prediction:
         """Predicts the labels of one photo that is decoded already.
@@ -254,10 +259,22 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
-            self._refuse_surplus()
-            height, width = pixels.shape[:2]
-            image = DecodedImage(pixels, width, height)
-            return await self._answer(image, selection, self._set_deadline())
+            with self._telling_when_to_retry():
+                self._refuse_surplus()
+                height, width = pixels.shape[:2]
+                image = DecodedImage(pixels, width, height)
+                return await self._answer(image, selection, self._set_deadline())
+
+    @contextlib.contextmanager
+    def _telling_when_to_retry(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFull as error:
+            error.retry_after_seconds = self._drain_rate.estimate_seconds(
+                self.settings.queue_size, time.perf_counter()
+            )
+            raise
+        self._drain_rate.note_answer(time.perf_counter())
 
     def _set_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000

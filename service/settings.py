@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.card import Device, Precision
@@ -101,8 +101,35 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=20 * MIB, ge=1)
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
+    max_held_bytes: int = Field(default=1024 * MIB, ge=1)
+    """Most bytes of the bodies of all requests together; who has no room is refused at once
+    (default 1073741824 = 1 GiB)."""
+
     max_pixels: int = Field(default=50_000_000, ge=1)
     """Most pixels (width x height) in an image (default 50000000)."""
+
+    predict_keys: SecretStr | None = None
+    """Keys that may predict, with commas between, or @FILE with one a line (default none:
+    anyone may)."""
+
+    admin_keys: SecretStr | None = None
+    """Keys that may change label sets and predict, given as the others (default none: whoever
+    may predict, or nobody where there are predict keys)."""
+
+    rate_limit: str | None = None
+    """Most requests of one key, or of one address where no key is sent, such as 100/minute;
+    more are refused (default none)."""
+
+    cors_origins: str | None = None
+    """Origins of other sites whose pages may ask, with commas between, or * for all (default
+    none)."""
+
+    url_input: bool = False
+    """Whether `/predict` takes the URL of an image, true or false: https on the public internet
+    alone (default false)."""
+
+    url_timeout_seconds: float = Field(default=10.0, gt=0.0)
+    """Seconds that fetching an image by its URL may take, redirects included (default 10)."""
 
     drain_seconds: float = Field(default=20.0, ge=0.0)
     """Seconds that running requests get to finish when the service stops (default 20)."""

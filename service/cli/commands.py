@@ -1,7 +1,7 @@
 """The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info`, `export` and `bench`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people, JSON lines or CSV for
-programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start. Next:
+programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke. Next:
 `server.py` for `serve`, `photos.py` for `predict`, `bulk.py` for `bulk`, `labels.py` for
 `labels`, `bench.py`.
 """
@@ -44,7 +44,7 @@ from service.cli.questions import (
     TopK,
     make_query,
 )
-from service.errors import ServiceError, StartError, StoreIncompatible
+from service.errors import ServiceBroken, ServiceError, StartError, StoreIncompatible
 from service.http.problems import describe_problem
 from service.http.server import run_server
 from service.logs import configure_logs
@@ -53,6 +53,7 @@ from service.settings import Settings
 
 EXIT_SOME_FAILED = 1
 EXIT_CANNOT_START = 2
+EXIT_BROKE = 3
 
 # The settings that matter where there is no server.
 _PREDICT_SETTINGS = (
@@ -100,6 +101,8 @@ def main() -> None:
         _fail("stopped")
     except (StartError, BundleError, StoreIncompatible) as error:
         _fail(str(error))
+    except ServiceBroken as error:
+        _fail(str(error), EXIT_BROKE)
     except ServiceError as error:
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
@@ -246,9 +249,9 @@ async def _predict_all(
     return complete
 
 
-def _fail(reason: str) -> NoReturn:
+def _fail(reason: str, code: int = EXIT_CANNOT_START) -> NoReturn:
     sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
-    raise SystemExit(EXIT_CANNOT_START)
+    raise SystemExit(code)
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,7 +8,9 @@ expected; what is not is left to `access.py`, which sends `answer_unexpected`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -90,6 +92,9 @@ async def _answer_service_error(request: Request, error: Exception) -> JSONRespo
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s", kind.code, exc_info=error)
+    seconds = getattr(error, "retry_after_seconds", None)
+    if seconds is not None:
+        kind = replace(kind, retry_after_seconds=max(1, math.ceil(seconds)))
     return _answer(request, kind, describe_problem(error, _request_id(request)))
 
 

@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.middleware.cors import CORSMiddleware
 
 from service.errors import StartError
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
+from service.http.body_budget import BodyBudget, HoldBodies
+from service.http.browsers import PageGuard, read_origins
 from service.http.exposition import keep_sampling, make_metrics, open_registry
+from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
+from service.http.keys import KeyRing
+from service.http.rates import RateLimiter
 from service.http.routes import health, info, labels, metrics, open_inference, predict
 from service.http.routes.page import add_page
 from service.settings import Settings
@@ -50,7 +56,8 @@ def create_app(
 
     Raises:
         StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
-            the metrics of several processes is not there.
+            the metrics of several processes is not there; or the keys, the rate limit or the
+            origins of the settings are none.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
@@ -66,6 +73,7 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
+    _add_guards(app, host.settings)
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
@@ -94,6 +102,24 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     if host.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
         app.include_router(metrics.router)
+
+
+def _add_guards(app: FastAPI, settings: Settings) -> None:
+    app.state.keys = KeyRing(settings)
+    app.state.budget = BodyBudget(settings.max_held_bytes)
+    app.state.fetcher = None
+    if settings.url_input:
+        app.state.fetcher = Fetcher(
+            max_bytes=settings.max_body_bytes,
+            timeout_seconds=settings.url_timeout_seconds,
+            places=settings.queue_size,
+        )
+    app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+    origins = read_origins(settings.cors_origins)
+    if origins is not None:
+        app.add_middleware(CORSMiddleware, **origins)
+    app.add_middleware(HoldBodies, budget=app.state.budget)
+    app.add_middleware(PageGuard)
 
 
 @asynccontextmanager

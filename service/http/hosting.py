@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from service.bundle import BundleError
-from service.errors import Draining, NotReady, StartError
+from service.errors import Draining, NotReady, ServiceBroken, StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from service.stages import Watcher
@@ -28,14 +28,14 @@ class PipelineHost:
 
     Attributes:
         settings: what the pipeline is opened with.
-        failure: why it could not be opened; its text is one line for a person.
+        failure: why it could not be opened, or broke; its text is one line for a person.
         watchers: who is told what the pipeline does, from its opening on.
     """
 
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
         """Opens nothing yet."""
         self.settings = settings
-        self.failure: StartError | BundleError | None = None
+        self.failure: StartError | BundleError | ServiceBroken | None = None
         self.watchers: list[Watcher] = []
         self._open_pipeline = open_pipeline
         self._pipeline: Pipeline | None = None
@@ -74,6 +74,11 @@ class PipelineHost:
         """
         if self.pipeline.state != "ready":
             raise NotReady(f"the pipeline is {self.pipeline.state}")
+
+    def check_alive(self) -> None:
+        """Sets `failure` where the pipeline is open and will never answer again."""
+        if self.failure is None and self._pipeline is not None and self._pipeline.state == "failed":
+            self.failure = ServiceBroken("the batcher died: see the log")
 
     async def open(self) -> None:
         """Opens and starts the pipeline, or sets `failure`; never raises."""

@@ -17,7 +17,7 @@ from service.http.answers import PROBLEM_JSON
 from service.http.multipart import FormShape
 from service.http.parameters import Parameters
 from service.http.problems import PROBLEM_KINDS, describe_kind
-from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, UploadShape
+from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 
@@ -39,9 +39,18 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     ]  # fmt: skip
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
+    json = _object_schema(shape.form, base64)
+    if shape.takes_url:
+        json["properties"][URL_FIELD] = {
+            "type": "string",
+            "format": "uri",
+            "maxLength": 2000,
+            "description": "In the place of the image, where the service is set to fetch images.",
+        }
+        json["oneOf"] = [{"required": json.pop("required")}, {"required": [URL_FIELD]}]
     content = {
         MULTIPART: {"schema": _object_schema(shape.form, binary)},
-        JSON: {"schema": _object_schema(shape.form, base64)},
+        JSON: {"schema": json},
     }
     if shape.takes_raw_image:
         content[RAW_IMAGE] = {"schema": binary}

@@ -17,9 +17,9 @@ from pydantic import BaseModel, Field
 
 from service import errors
 from service.errors import InvalidLabelSet, QueryError, ServiceError
+from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
-from service.images import FORMATS
 
 _SHOWN_NAMES = 10
 _SHOWN_CHARACTERS = 80
@@ -34,7 +34,8 @@ class ProblemKind:
         code: stable name for programs.
         title: the same sentence every time.
         detail: makes the sentence about this one error; None where the title says all.
-        retry_after_seconds: when trying again makes sense; None where it never does.
+        retry_after_seconds: when trying again makes sense, where the error itself does not
+            know better; None where it never does.
     """
 
     status: int
@@ -49,6 +50,8 @@ class ProblemKind:
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(self.retry_after_seconds)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
         if self.status == HTTPStatus.REQUEST_TIMEOUT:
             headers["Connection"] = "close"  # nobody is going to read the rest of the body
         return headers
@@ -73,6 +76,11 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     request_errors.RouteNotFound: ProblemKind(404, "not_found", "Not found", str),
     request_errors.MethodNotAllowed: ProblemKind(
         405, "method_not_allowed", "Method not allowed", str
+    ),
+    request_errors.Unauthorized: ProblemKind(401, "unauthorized", "A key is needed", str),
+    request_errors.Forbidden: ProblemKind(403, "forbidden", "The key does not permit this", str),
+    request_errors.RateLimited: ProblemKind(
+        429, "rate_limited", "Too many requests", str, retry_after_seconds=1
     ),
     request_errors.BodyTimeout: ProblemKind(
         408, "body_timeout", "The request body came too slowly", str
@@ -105,6 +113,15 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     ),
     request_errors.UnknownModel: ProblemKind(
         404, "unknown_model", "There is no such model or version", str
+    ),
+    request_errors.UrlInputOff: ProblemKind(
+        422, "url_input_off", "This service takes no URLs of images", str
+    ),
+    request_errors.UrlNotUsable: ProblemKind(
+        422, "url_not_usable", "The image could not be fetched", str
+    ),
+    request_errors.OriginTimeout: ProblemKind(
+        504, "origin_timeout", "The image took too long to fetch", str
     ),
     errors.InvalidImage: ProblemKind(400, "invalid_image", "The image is damaged or no image"),
     errors.UnsupportedImage: ProblemKind(

@@ -4,6 +4,9 @@
     `-- RequestError
         |-- RouteNotFound               no such path
         |-- MethodNotAllowed            the path exists, not with this method
+        |-- Unauthorized                no key, or an unknown one
+        |-- Forbidden                   a good key, but not for this
+        |-- RateLimited                 too many requests of one caller
         |-- BodyTimeout                 the body did not arrive in time
         |-- BodyTooLarge                more bytes than the route takes
         |-- MalformedBody               not the JSON, base64 or multipart it says it is
@@ -14,11 +17,16 @@
         |   |-- UnknownField
         |   `-- RepeatedField
         |-- TooManyImages
+        |-- UrlError                    an image that is given by its URL
+        |   |-- UrlInputOff             the service fetches none
+        |   |-- UrlNotUsable            not https, not public, or no image comes
+        |   `-- OriginTimeout           it comes too slowly
         |-- InvalidParameters           values out of range, one line for each
         |-- InvalidTensors              tensors of `/v2` that are not what they say
         `-- UnknownModel                `/v2` serves no such model or version
 
-Raised by `multipart.py`, `uploads.py` and `parameters.py`; `problems.py` answers them.
+Raised by `keys.py`, `rates.py`, `multipart.py`, `uploads.py`, `parameters.py` and
+`fetching.py`; `problems.py` answers them.
 Every `str(error)` is a fixed sentence around numbers of ours and names that the client
 sent, so it may be shown to the client.
 """
@@ -50,6 +58,32 @@ class MethodNotAllowed(RequestError):
 
     def __init__(self) -> None:
         super().__init__("The header Allow lists the methods of this path.")
+
+
+class Unauthorized(RequestError):
+    """The request has no key, or an unknown one."""
+
+    def __init__(self) -> None:
+        super().__init__("Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.")
+
+
+class Forbidden(RequestError):
+    """The key is good, but not for this route."""
+
+    def __init__(self) -> None:
+        super().__init__("Changing label sets takes an administration key.")
+
+
+class RateLimited(RequestError):
+    """The caller has sent as many requests as it may.
+
+    Attributes:
+        retry_after_seconds: when it may send the next one.
+    """
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__("Try again after the seconds in Retry-After.")
+        self.retry_after_seconds = retry_after_seconds
 
 
 class BodyTimeout(RequestError):
@@ -118,6 +152,31 @@ class TooManyImages(RequestError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"This route takes at most {limit} image(s) in one request.")
+
+
+class UrlError(RequestError):
+    """The image behind a URL cannot be had."""
+
+
+class UrlInputOff(UrlError):
+    """The service fetches no URLs."""
+
+    def __init__(self) -> None:
+        super().__init__("Send the image itself.")
+
+
+class UrlNotUsable(UrlError):
+    """No image comes from there; which of the many reasons it is stays with us."""
+
+    def __init__(self) -> None:
+        super().__init__("The URL has to be https and public, and to answer with an image.")
+
+
+class OriginTimeout(UrlError):
+    """The image did not come within the time allowed, in seconds."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"The image did not arrive within {limit_seconds:g} seconds.")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ import uvicorn
 from service.http.app import create_app
 from service.http.connections import limit_header_time
 from service.http.exposition import open_own_port
-from service.http.hosting import PipelineHost
+from service.http.hosting import OpenPipeline, PipelineHost
 from service.logs import configure_logs
+from service.pipeline import open_pipeline
 from service.settings import Settings
 
 # Where draining took all the time there is, its answers still have to reach their clients.
@@ -55,7 +56,8 @@ class Server(uvicorn.Server):
                 logger.info("listening", extra={"address": address, "port": port})
 
     async def on_tick(self, counter: int) -> bool:
-        """Stops where the pipeline could not be opened."""
+        """Stops where the pipeline could not be opened, or broke: a supervisor starts anew."""
+        self._host.check_alive()
         return self._host.failure is not None or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -72,15 +74,20 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run_server(settings: Settings) -> None:
+def run_server(settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
+
+    Args:
+        settings: what to serve, and where.
+        open_pipeline: makes the pipeline of the settings.
 
     Raises:
         StartError: the service cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
+        ServiceBroken: it broke while it ran.
     """
     configure_logs(settings.log_level, settings.log_format)
-    host = PipelineHost(settings)
+    host = PipelineHost(settings, open_pipeline)
     app = create_app(host)
     config = uvicorn.Config(
         app,

@@ -19,6 +19,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from service.http.body_budget import HeldBody
 from service.http.multipart import Form, FormShape, read_multipart
 from service.http.request_errors import (
     BodyTimeout,
@@ -35,6 +36,7 @@ from service.settings import Settings
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 RAW_IMAGE = "image/*"
+URL_FIELD = "url"
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
 
@@ -46,10 +48,12 @@ class UploadShape:
     Attributes:
         form: the fields; JSON bodies have the same names as multipart bodies.
         takes_raw_image: whether one bare image is a body too.
+        takes_url: whether a JSON body may have `url` in the place of the image.
     """
 
     form: FormShape
     takes_raw_image: bool
+    takes_url: bool = False
 
     @property
     def media_types(self) -> tuple[str, ...]:
@@ -86,6 +90,13 @@ class RawImage:
         return self.data
 
 
+@dataclass(frozen=True)
+class ImageUrl:
+    """An image that is somewhere else; `fetching.py` gets it."""
+
+    url: str
+
+
 # Base64 is decoded per image, so that one bad text of a batch costs only itself.
 UploadedImage = RawImage | Base64Image
 
@@ -94,7 +105,7 @@ UploadedImage = RawImage | Base64Image
 class Upload:
     """The images of a request (at least one) and its other fields, not yet validated."""
 
-    images: tuple[UploadedImage, ...]
+    images: tuple[UploadedImage | ImageUrl, ...]
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -104,6 +115,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     Raises:
         RequestError: the body is too large, too slow, malformed, of another type, or does
             not hold what the route takes.
+        QueueFull: the bodies of other requests fill the memory.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     _refuse_encoding(request)
@@ -119,6 +131,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
 
     Raises:
         RequestError: the body is too large, too slow, malformed or of another type.
+        QueueFull: the bodies of other requests fill the memory.
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     _refuse_encoding(request)
@@ -159,7 +172,7 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
         if media_type == MULTIPART:
             return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
         if media_type == JSON:
-            return _from_json(await _join(chunks), shape.form)
+            return _from_json(await _join(chunks), shape)
         if media_type.startswith("image/") and shape.takes_raw_image:
             return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
@@ -179,11 +192,13 @@ async def _count_bytes(request: Request, limit: int) -> AsyncGenerator[bytes, No
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise BodyTooLarge(limit)
+    held: HeldBody = request.state.held_body
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
         if received > limit:
             raise BodyTooLarge(limit)
+        held.grow(len(chunk))
         if chunk:
             yield chunk
 
@@ -210,11 +225,14 @@ def _decode_text(value: bytearray) -> str:
         raise MalformedBody("A text field is not UTF-8") from error
 
 
-def _from_json(body: bytes, shape: FormShape) -> Upload:
-    fields = parse_json(body)
+def _from_json(body: bytes, upload: UploadShape) -> Upload:
+    fields, shape = parse_json(body), upload.form
+    known = (*shape.names, URL_FIELD) if upload.takes_url else shape.names
     for name in fields:
-        if name not in shape.names:
-            raise UnknownField(name, shape.names)
+        if name not in known:
+            raise UnknownField(name, known)
+    if URL_FIELD in fields:
+        return _from_url(fields, shape)
     if shape.image_field not in fields:
         raise MissingField(shape.image_field)
     value = fields.pop(shape.image_field)
@@ -227,6 +245,15 @@ def _from_json(body: bytes, shape: FormShape) -> Upload:
     if len(texts) > shape.max_images:
         raise TooManyImages(shape.max_images)
     return Upload(tuple(Base64Image(text) for text in texts), fields)
+
+
+def _from_url(fields: dict[str, Any], shape: FormShape) -> Upload:
+    if shape.image_field in fields:
+        raise MalformedBody(f"Give either '{shape.image_field}' or '{URL_FIELD}'")
+    url = fields.pop(URL_FIELD)
+    if not isinstance(url, str):
+        raise MalformedBody(f"Field '{URL_FIELD}' is not a text")
+    return Upload((ImageUrl(url),), fields)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import sys
 
 class Refuser:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "timm", "onnx", "pyarrow", "ray"}:
+        if name.partition(".")[0] in {"torch", "timm", "onnx", "pyarrow", "ray", "pillow_heif"}:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Refuser())
@@ -35,16 +35,19 @@ _PATIENCE_SECONDS = 120.0
 class ServerProcess:
     """Starts the command line, collects its stderr, and stops it at the end."""
 
+    program: tuple[str, ...] = ("-c", _START)
+
     def __init__(self, *arguments: str, **variables: str) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, *arguments],
+            [sys.executable, *self.program, *arguments],
             cwd=ROOT,
             env={**environment, "PYTHONPATH": str(ROOT), **variables},
             stderr=subprocess.PIPE,
             text=True,
         )
         self._lines: list[str] = []
+        self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
@@ -70,9 +73,10 @@ class ServerProcess:
     def wait_for_line(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
         """Returns the first match of `pattern` in stderr, once it is there."""
         with self._changed:
-            found = self._changed.wait_for(
-                lambda: re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
+            self._changed.wait_for(
+                lambda: self._ended or re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
             )
+            found = re.search(pattern, "".join(self._lines))
         assert found, self.stderr
         return found
 
@@ -89,6 +93,13 @@ class ServerProcess:
         """Returns host and port, once the server listens."""
         found = self.wait_for_line(_LISTENING)
         return found.group(1), int(found.group(2))
+
+    def read_memory(self, field: str = "VmRSS") -> int:
+        """Returns bytes of memory: resident now, or with `VmHWM` the most so far."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) * 1024
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -107,3 +118,6 @@ class ServerProcess:
             with self._changed:
                 self._lines.append(line)
                 self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()

@@ -154,6 +154,7 @@ def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -
         "bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer",
         "CUDA failure 2: out of memory ; GPU=0",
         "std::bad_alloc",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
     ],
 )
 def test_exhausted_memory_is_out_of_memory(

@@ -227,8 +227,6 @@ SVG = b'\xef\xbb\xbf <?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/s
         make_photo(0, "TIFF"),
         SVG,
         b"<svg></svg>",
-        b"\0\0\0\x18ftypheic\0\0\0\0",
-        b"\0\0\0\x1cftypavif\0\0\0\0",
         make_photo(0, "ICO"),
     ],
 )

@@ -216,9 +216,10 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
         await gate.wait_for_arrival()
         await gate.wait_for_arrival()  # both decoding threads are busy; the third waits
 
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull) as caught:
             await predict(pipeline, make_photo(9))
 
+        assert caught.value.retry_after_seconds == 1  # the queue has stood for no longer
         assert gate.arrivals == 2
         assert pipeline.stats().refused == 1
         gate.open()

@@ -20,7 +20,9 @@ from service.http.answers import list_values
 from service.http.conditions import demand_version, is_known, make_tag
 from service.http.dependencies import Host
 from service.http.disconnects import finish_or_leave
+from service.http.keys import ADMINISTRATE, PREDICT
 from service.http.openapi import document_json, document_problems
+from service.http.rates import LIMITED
 from service.http.request_errors import InvalidParameters, InvalidValue
 from service.http.schemas import (
     LabelSetAnswer,
@@ -36,7 +38,12 @@ from service.labels.label_set import LabelSet
 # A body may hold thousands of labels; who made one mistake in all of them needs no more.
 _SHOWN_VALUES = 10
 
-_READ_PROBLEMS = (errors.NotReady, errors.Draining)
+_READ_PROBLEMS = (
+    errors.NotReady,
+    errors.Draining,
+    request_errors.Unauthorized,
+    request_errors.RateLimited,
+)
 _NAME_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.LabelSetNotFound,
@@ -44,6 +51,7 @@ _NAME_PROBLEMS = (
 )
 _WRITE_PROBLEMS = (
     *_READ_PROBLEMS,
+    request_errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreUnavailable,
@@ -69,7 +77,11 @@ Name = Annotated[str, Path(max_length=100, description="Name of the label set.")
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 
-@router.get("", responses=document_problems(*_READ_PROBLEMS))
+_READING = [PREDICT, LIMITED]
+_WRITING = [ADMINISTRATE, LIMITED]
+
+
+@router.get("", dependencies=_READING, responses=document_problems(*_READ_PROBLEMS))
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
     found = host.pipeline.catalogue.list_sets()
@@ -79,6 +91,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
+    dependencies=_WRITING,
     response_model=LabelSetAnswer,
     responses={
         HTTPStatus.OK.value: {"model": LabelSetAnswer, "description": "It was there already."},
@@ -104,6 +117,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
 @router.get(
     "/{name}",
     response_model=LabelSetAnswer,
+    dependencies=_READING,
     responses={
         HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version."},
         **document_problems(*_NAME_PROBLEMS),
@@ -120,6 +134,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 @router.put(
     "/{name}",
     response_model=LabelSetAnswer,
+    dependencies=_WRITING,
     responses={
         HTTPStatus.CREATED.value: {"model": LabelSetAnswer, "description": "There was none."},
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
@@ -140,6 +155,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 @router.delete(
     "/{name}",
     status_code=HTTPStatus.NO_CONTENT,
+    dependencies=_WRITING,
     responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:

@@ -33,7 +33,9 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
+from service.http.keys import PREDICT
 from service.http.openapi import document_json
+from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel
 from service.http.routes.predict import IMAGE_PROBLEMS, MAX_BATCH_IMAGES, REQUEST_PROBLEMS
 from service.http.together import run_together
@@ -133,13 +135,18 @@ async def ready(host: Host) -> ReadyAnswer:
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # The whole path, not a prefix of inclusion: logs and metrics show what stands here.
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
-    of_model.get("", responses=document_errors(*_MODEL_ERRORS))(model)
+    of_model.get(
+        "",
+        responses=document_errors(*_MODEL_ERRORS, request_errors.Unauthorized),
+        dependencies=[PREDICT],
+    )(model)
     of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
     of_model.post(
         "/infer",
         response_class=Response,
         responses=document_errors(*_INFER_ERRORS),
         openapi_extra=document_json(InferBody),
+        dependencies=[PREDICT, LIMITED],
     )(infer)
     return of_model
 

@@ -6,6 +6,8 @@ their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
@@ -13,7 +15,9 @@ from service import errors
 from service.errors import ImageError
 from service.http import request_errors
 from service.http.disconnects import finish_or_leave
+from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
+from service.http.keys import PREDICT
 from service.http.multipart import FormShape
 from service.http.openapi import document_predict, document_problems
 from service.http.parameters import (
@@ -23,7 +27,8 @@ from service.http.parameters import (
     read_parameters,
 )
 from service.http.problems import describe_problem
-from service.http.request_errors import MalformedBody
+from service.http.rates import LIMITED
+from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.schemas import (
     BatchAnswer,
     ImageAnswer,
@@ -35,20 +40,22 @@ from service.http.schemas import (
     name_model,
 )
 from service.http.together import run_together
-from service.http.uploads import JSON, UploadedImage, UploadShape, read_upload
+from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.selection import Query, Selection
 
 MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape(
-    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True
+    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True, takes_url=True
 )
 _MANY_IMAGES = UploadShape(
     FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS),
     takes_raw_image=False,
 )
 REQUEST_PROBLEMS = (
+    request_errors.Unauthorized,
+    request_errors.RateLimited,
     request_errors.MalformedBody,
     request_errors.BodyTimeout,
     request_errors.BodyTooLarge,
@@ -75,9 +82,14 @@ REQUEST_PROBLEMS = (
     errors.Draining,
     errors.DeadlineExceeded,
 )
+_URL_PROBLEMS = (
+    request_errors.UrlInputOff,
+    request_errors.UrlNotUsable,
+    request_errors.OriginTimeout,
+)
 IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 
-router = APIRouter(tags=["predict"])
+router = APIRouter(tags=["predict"], dependencies=[PREDICT, LIMITED])
 
 # These routes read their requests and write their answers themselves: what FastAPI does for
 # them costs more than all the rest of the service.
@@ -86,16 +98,20 @@ router = APIRouter(tags=["predict"])
 @router.post(
     "/predict",
     response_model=PredictAnswer,
-    responses=document_problems(*REQUEST_PROBLEMS, *IMAGE_PROBLEMS),
+    responses=document_problems(*REQUEST_PROBLEMS, *_URL_PROBLEMS, *IMAGE_PROBLEMS),
     openapi_extra=document_predict(_ONE_IMAGE),
 )
 async def predict(request: Request) -> Response:
-    """Labels one image: a form field, the bare body, or base64 in JSON."""
+    """Labels one image: a form field, the bare body, or base64 in JSON.
+
+    Where the service is set to fetch images, `url` may take the place of `image` in JSON.
+    """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    work = _label_one(pipeline, upload.images[0], query)
+    image = upload.images[0]
+    work = _label_one(pipeline, image, query, request.app.state.fetcher)
     selection, found = await finish_or_leave(request, work)
     return _write(
         PredictAnswer(
@@ -126,7 +142,8 @@ async def predict_batch(request: Request) -> Response:
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    work = _label_all(pipeline, upload.images, query)
+    images = [image for image in upload.images if not isinstance(image, ImageUrl)]
+    work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
     return _write(
         BatchAnswer(
@@ -140,15 +157,20 @@ async def predict_batch(request: Request) -> Response:
 
 
 async def _label_one(
-    pipeline: Pipeline, image: UploadedImage, query: Query
+    pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query, fetcher: Fetcher | None
 ) -> tuple[Selection, ImageAnswer]:
-    data = image.decode()
+    if isinstance(image, ImageUrl):
+        if fetcher is None:
+            raise UrlInputOff
+        data = await fetcher.fetch(image.url)
+    else:
+        data = image.decode()
     selection = await pipeline.select(query)
     return selection, answer_image(await pipeline.predict(data, selection))
 
 
 async def _label_all(
-    pipeline: Pipeline, images: tuple[UploadedImage, ...], query: Query
+    pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
 ) -> tuple[Selection, list[ImageAnswer | ImageFailure]]:
     selection = await pipeline.select(query)
     results = await run_together(_try_one(pipeline, image, selection) for image in images)

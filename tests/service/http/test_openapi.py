@@ -34,7 +34,8 @@ def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> N
         )
         for kind in ("multipart/form-data", "application/json"):
             properties = post["requestBody"]["content"][kind]["schema"]["properties"]
-            assert set(properties) == {image, *Parameters.model_fields}
+            url = {"url"} if (path, kind) == ("/predict", "application/json") else set()
+            assert set(properties) == {image, *url, *Parameters.model_fields}
 
 
 def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) -> None:
@@ -52,7 +53,7 @@ def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) ->
                 for example in content["examples"].values():
                     assert example["value"]["status"] == int(status)
     assert seen == {
-        *("400", "404", "408", "409", "412", "413", "415", "422", "429"),
+        *("400", "401", "403", "404", "408", "409", "412", "413", "415", "422", "429"),
         *("500", "503", "504", "507"),
     }
 

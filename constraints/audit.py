@@ -1,0 +1,63 @@
+"""Looks every pinned package up among the known advisories.
+
+In: the constraint files beside this one. Out: exit code 1 and a line for each advisory; where the
+advisory service cannot be reached, a message and exit code 0, so that work without a network goes
+on. `make lint` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+_SECONDS = 120
+# OSV knows the advisories of all indices; what is pinned needs no resolving.
+_AUDIT = ("--vulnerability-service", "osv", "--no-deps", "--disable-pip", "--timeout", "5",
+          "--progress-spinner", "off", "--format", "json")  # fmt: skip
+
+
+def list_advisories(report: dict[str, Any]) -> list[str]:
+    """Returns a line for each advisory in pip-audit's JSON report, without repetition."""
+    lines = {
+        f"{package['name']} {package['version']}: {advisory['id']}, "
+        f"fixed in {', '.join(advisory['fix_versions']) or 'no version'}"
+        for package in report["dependencies"]
+        for advisory in package.get("vulns", ())
+    }
+    return sorted(lines)
+
+
+def audit(files: list[Path]) -> dict[str, Any] | None:
+    """Returns pip-audit's report on some constraint files, None where it could not ask."""
+    named = [argument for file in files for argument in ("--requirement", str(file))]
+    command = [sys.executable, "-m", "pip_audit", *_AUDIT, *named]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        report: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, json.JSONDecodeError):
+        return None
+    return report
+
+
+def main() -> None:
+    """Audits every file; two that pin the same package agree, so one look at each suffices."""
+    report = audit(sorted(_FOLDER.glob("*.txt")))
+    if report is None:
+        sys.stdout.write("audit: skipped, the advisory service cannot be reached\n")
+        return
+    advisories = list_advisories(report)
+    sys.stdout.write("".join(f"audit: {line}\n" for line in advisories))
+    sys.stdout.write(
+        f"audit: {len(report['dependencies'])} packages, {len(advisories)} advisories\n"
+    )
+    sys.exit(bool(advisories))
+
+
+if __name__ == "__main__":
+    main()

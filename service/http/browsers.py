@@ -1,0 +1,87 @@
+"""Browsers: what their pages may do with answers, and other sites' pages with the service.
+
+In: an answer on its way out. Out: the same, with the headers that keep a page of ours to itself,
+unless its route has set them; and, where the settings name other origins, leave for their pages
+to ask (CORS). Next: `access.py`, the outermost layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import StartError
+
+_PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_EVERYWHERE = {"X-Content-Type-Options": "nosniff"}
+_ON_PAGES = {
+    "Content-Security-Policy": _PAGE_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+
+
+class PageGuard:
+    """ASGI middleware: security headers on every answer, more of them on HTML."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wraps `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                _set_missing(headers, _EVERYWHERE)
+                if headers.get("content-type", "").startswith("text/html"):
+                    _set_missing(headers, _ON_PAGES)
+            await send(message)
+
+        await self._app(scope, receive, send_guarded)
+
+
+def read_origins(setting: str | None) -> dict[str, Any] | None:
+    """Returns the arguments of Starlette's CORSMiddleware; None where no origin may ask.
+
+    Args:
+        setting: `https://a.example,https://b.example:8443`, or `*` for all.
+
+    Raises:
+        StartError: something in the list is no origin.
+    """
+    origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
+            raise StartError("cors_origins: an origin is a scheme and a host: https://a.example")
+    if not origins:
+        return None
+    return {
+        "allow_origins": origins,
+        "allow_methods": ["GET", "POST", "PUT", "DELETE"],
+        "allow_headers": ["Authorization", "Content-Type", "If-Match", "If-None-Match",
+                          "X-API-Key", "X-Request-ID"],
+        "expose_headers": ["ETag", "Location", "Retry-After", "X-Request-ID"],
+    }  # fmt: skip
+
+
+def _set_missing(headers: MutableHeaders, wanted: Mapping[str, str]) -> None:
+    for name, value in wanted.items():
+        headers.setdefault(name, value)

@@ -1,0 +1,42 @@
+"""One server for the tests that leave it as it was, and a client that proves that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.serving import assert_still_serving
+
+MAX_BODY_BYTES = 500_000
+
+
+@pytest.fixture(scope="package")
+def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
+    limits = ("--max-body-bytes", str(MAX_BODY_BYTES), "--max-pixels", "300000")
+    patience = ("--header-timeout-seconds", "1", "--body-timeout-seconds", "1")
+    labels = ("--label-store", "memory", "--max-labels-per-set", "50")
+    with ServerProcess(*serve_command(open_bundle.path), *limits, *patience, *labels) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def shared_client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.open_client() as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: ServerProcess, shared_client: httpx.Client) -> Iterator[httpx.Client]:
+    """A client of the shared server; a good request has to be answered afterwards."""
+    yield shared_client
+    assert_still_serving(shared_client)
+    assert "Traceback" not in server.stderr
+
+
+def serve_command(bundle: Path) -> tuple[str, ...]:
+    return ("serve", "--bundle", str(bundle), "--port", "0", "--device", "cpu")

@@ -1,0 +1,35 @@
+"""The faulty server as a process, with the files that hold it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+
+
+class FaultyProcess(ServerProcess):
+    """Starts `faulty_server.py`; `release` and `open` end what holds it back."""
+
+    program = ("-m", "tests.faults.faulty_server")
+
+    def __init__(self, bundle: Bundle, folder: Path, *flags: str, opens: bool = True) -> None:
+        self._hold, self._open = folder / "hold", folder / "open"
+        if opens:
+            self.open()
+        store = ("--label-store", "memory")
+        variables = {"FAULTS_HOLD": str(self._hold), "FAULTS_OPEN": str(self._open)}
+        super().__init__(*serve_command(bundle.path), *store, *flags, **variables)
+
+    def release(self) -> None:
+        """Lets the engine go on."""
+        self._hold.touch()
+
+    def open(self) -> None:
+        """Lets the bundle be opened."""
+        self._open.touch()
+
+    def count_runs(self) -> int:
+        """Returns how often the engine ran, warming up included."""
+        return self.stderr.count("run images=")

@@ -1,0 +1,90 @@
+"""The server, with an engine that fails when a photo's colour tells it to.
+
+In: the flags of `ml-decoder serve`; in `FAULTS_HOLD` and `FAULTS_OPEN` paths of files that do not
+exist yet. Out: the real server; each run of the engine is a line `run images=N` on stderr. Until
+the file `FAULTS_HOLD` is there, runs with a `HOLD` photo stand still; until `FAULTS_OPEN` is there,
+the bundle is not opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from service.cli import commands
+from service.engine import Engine
+from service.errors import OutOfMemory
+from service.http.server import run_server
+from service.pipeline import Pipeline, open_pipeline
+from service.settings import Settings
+from tests.photos import encode_picture
+
+PATIENCE_SECONDS = 120.0
+_COLOURS = {"FAIL": (255, 0, 0), "MEMORY": (0, 0, 255), "HOLD": (0, 255, 0), "DIE": (255, 0, 255)}
+
+_log = logging.getLogger("faults")
+
+
+def make_fault(name: str) -> bytes:
+    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD` or `DIE`."""
+    return encode_picture(Image.new("RGB", (16, 16), _COLOURS[name]))
+
+
+class FaultyEngine(Engine):
+    """Fails where a photo says so, and is itself otherwise."""
+
+    kill_batcher: Callable[[], object]
+
+    def run(self, images: Any, *args: Any, **options: Any) -> Any:
+        _log.warning("run images=%d", len(images))
+        colours = {tuple(int(value) for value in image[0, 0]) for image in images}
+        if _COLOURS["FAIL"] in colours:
+            raise ZeroDivisionError("secret of the engine")
+        if _COLOURS["MEMORY"] in colours:
+            raise OutOfMemory("secret of the engine")
+        if _COLOURS["HOLD"] in colours:
+            wait_for_file("FAULTS_HOLD")
+        if _COLOURS["DIE"] in colours:
+            self.kill_batcher()
+        return super().run(images, *args, **options)
+
+
+class FaultyPipeline(Pipeline):
+    """Lets its engine kill the batcher."""
+
+    async def start(self) -> None:
+        await super().start()
+        dispatcher = self._batcher._dispatcher
+        assert isinstance(self.engine, FaultyEngine)
+        assert dispatcher is not None
+        loop = asyncio.get_running_loop()
+        self.engine.kill_batcher = lambda: loop.call_soon_threadsafe(dispatcher.cancel)
+
+
+def wait_for_file(variable: str) -> None:
+    """Returns as soon as the file that a variable of the environment names is there."""
+    path = os.environ.get(variable)
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while path and not Path(path).exists() and time.monotonic() < ends:
+        time.sleep(0.005)
+
+
+def open_faulty(settings: Settings) -> Pipeline:
+    wait_for_file("FAULTS_OPEN")
+    pipeline = open_pipeline(settings)
+    pipeline.__class__ = FaultyPipeline
+    pipeline.engine.__class__ = FaultyEngine
+    return pipeline
+
+
+if __name__ == "__main__":
+    commands.run_server = partial(run_server, open_pipeline=open_faulty)
+    commands.main()

@@ -1,0 +1,144 @@
+"""Connections that send too much, too slowly, or nonsense: closed, while others are served."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import MAX_BODY_BYTES, serve_command
+from tests.serving import PHOTO, assert_problem, assert_still_serving
+
+# After every test a good request has to be answered.
+pytestmark = pytest.mark.usefixtures("client")
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+MIB = 1024 * 1024
+
+
+def read_reply(connection: socket.socket) -> bytes:
+    """Returns all that arrives until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def ask_raw(server: ServerProcess, request: bytes) -> bytes:
+    """Sends bytes and returns the beginning of the answer."""
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(request)
+        return connection.recv(65536)
+
+
+def test_endless_chunked_body_is_refused_before_it_ends_and_fills_no_memory(
+    server: ServerProcess,
+) -> None:
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    before = server.read_memory("VmHWM")
+    for _ in range(20):
+        with socket.create_connection(server.find_address(), timeout=30) as connection:
+            connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            for _ in range(MAX_BODY_BYTES // 0x10000 + 1):
+                connection.sendall(chunk)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    assert server.read_memory("VmHWM") - before < 20 * MIB
+
+
+def test_content_length_over_the_limit_is_refused_before_any_byte_of_the_body(
+    server: ServerProcess,
+) -> None:
+    reply = ask_raw(server, HEAD + b"Content-Length: 1000000000000\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert b"body_too_large" in reply
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Content-Length: -1\r\n\r\n",
+        b"Content-Length: 99999999999999999999999\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+    ids=["two lengths", "both", "negative", "overflow", "huge chunk", "no chunk"],
+)
+def test_contradicting_lengths_are_refused(server: ServerProcess, headers: bytes) -> None:
+    reply = ask_raw(server, HEAD + headers)
+    assert reply[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 413"), reply
+
+
+def test_body_longer_than_its_length_says_is_no_second_request(
+    server: ServerProcess,
+) -> None:
+    length = f"Content-Length: {len(PHOTO)}\r\n\r\n".encode()
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(HEAD + length + PHOTO + b"x" * 2000)
+        reply = read_reply(connection)
+    assert reply.count(b"HTTP/1.1 200") <= 1
+    assert b" 400 " in reply or reply.count(b"HTTP/1.1") == 1
+
+
+def test_bodies_that_are_held_back_together_leave_room_for_others_again(
+    open_bundle: Bundle,
+) -> None:
+    size = 400_000
+    flags = ("--label-store", "memory", "--max-held-bytes", str(2 * size))
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        length = f"Content-Length: {size}\r\n\r\n".encode()
+        holding = [socket.create_connection(server.find_address()) for _ in range(3)]
+        for connection in holding:
+            connection.sendall(HEAD + length + bytes(size - 1))
+        # One too many: it is refused as soon as the others' bytes are there.
+        (refused,), _, _ = select.select(holding, [], [], 60)
+        assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
+        for connection in holding:
+            connection.close()
+        server.wait_for_line(r"(?s)\b499\b.*\b499\b")
+        assert_still_serving(client)
+
+
+def test_compressed_body_is_refused(client: httpx.Client) -> None:
+    for encoding in ("gzip", "br", "zstd", "nonsense"):
+        headers = {"Content-Type": "image/png", "Content-Encoding": encoding}
+        response = client.post("/predict", content=PHOTO, headers=headers)
+        assert_problem(response, 415, "unsupported_content_encoding")
+
+
+def test_headers_without_end_close_the_connection(
+    server: ServerProcess,
+) -> None:
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\n")
+        try:
+            for _ in range(3000):
+                connection.sendall(b"X-Filler: " + b"x" * 1000 + b"\r\n")
+            reply = read_reply(connection)
+        except OSError:  # it was closed while we were still sending
+            reply = b""
+    assert not reply.startswith(b"HTTP/1.1 200")
+
+
+def test_body_that_stops_coming_is_answered_408_and_closed(
+    server: ServerProcess, client: httpx.Client
+) -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(head + b"Content-Length: 1000\r\n\r\nxyz")
+        assert_still_serving(client)  # others are served meanwhile
+        reply = read_reply(connection)
+    assert reply.startswith(b"HTTP/1.1 408 ")
+    assert b"body_timeout" in reply
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: "])
+def test_headers_that_stop_coming_close_the_connection(server: ServerProcess, head: bytes) -> None:
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(head)
+        assert read_reply(connection) == b""

@@ -1,0 +1,76 @@
+"""Faults of the engine: they cost the batch that met them, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.faulty_process import FaultyProcess
+from tests.faults.faulty_server import make_fault
+from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, send_images
+
+
+@pytest.fixture(scope="module")
+def server(
+    open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    with FaultyProcess(open_bundle, tmp_path_factory.mktemp("faults")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.open_client() as client:
+        yield client
+        assert_still_serving(client)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [("FAIL", 500, "inference_failed"), ("MEMORY", 503, "out_of_memory")],
+)
+def test_failed_batch_is_told_without_its_cause_and_the_next_one_is_answered(
+    client: httpx.Client, fault: str, status: int, code: str
+) -> None:
+    for response in (
+        send_image(client, make_fault(fault)),
+        send_images(client, [PHOTO, make_fault(fault)]),
+    ):
+        assert_problem(response, status, code)
+        assert "secret" not in response.text
+        assert ("retry-after" in response.headers) == (status == 503)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_dead_batcher_turns_readiness_off_and_ends_the_process(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with FaultyProcess(open_bundle, tmp_path) as server, server.open_client() as client:
+        # Its own answer may still come, and refusals until the process ends.
+        with contextlib.suppress(httpx.HTTPError):
+            assert send_image(client, make_fault("DIE")).status_code in (200, 503)
+            while True:
+                assert client.get("/readyz").status_code == 503
+        assert server.wait() == 3
+        assert server.stderr.splitlines()[-1] == "ml-decoder: the batcher died: see the log"
+        assert "the batcher's dispatcher died" in server.stderr
+
+
+def test_while_loading_it_lives_and_answers_503(open_bundle: Bundle, tmp_path: Path) -> None:
+    with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
+        host, port = server.find_address()
+        with httpx.Client(base_url=f"http://{host}:{port}") as client:
+            assert client.get("/livez").status_code == 200
+            for response in (client.get("/readyz"), send_image(client)):
+                assert_problem(response, 503, "not_ready")
+                assert int(response.headers["retry-after"]) > 0
+            server.open()
+            server.wait_for_line("ready model=")
+            assert client.get("/readyz").status_code == 200
+            assert_still_serving(client)

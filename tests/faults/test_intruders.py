@@ -1,0 +1,106 @@
+"""Intruders: without a key nothing happens, and no key ever reaches a log or an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.serving import assert_problem, assert_still_serving, send_image
+
+PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
+PETS = {"name": "pets", "labels": ["cat"]}
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    file = tmp_path_factory.mktemp("keys") / "admin"
+    file.write_text(ADMIN)
+    command = (*serve_command(open_bundle.path), "--label-store", "memory", "--log-level", "debug")
+    variables = {"ML_DECODER_PREDICT_KEYS": PREDICT, "ML_DECODER_ADMIN_KEYS": f"@{file}"}
+    with ServerProcess(*command, **variables) as server:
+        yield server
+
+
+@pytest.fixture
+def client(guarded: ServerProcess) -> Iterator[httpx.Client]:
+    with guarded.open_client() as client:
+        yield client
+        assert send_image(client, headers={"X-API-Key": PREDICT}).status_code == 200
+    assert PREDICT not in guarded.stderr
+    assert ADMIN not in guarded.stderr
+
+
+@pytest.mark.parametrize("key", [None, "wrong-key-00000001"])
+def test_missing_or_wrong_key_is_401(client: httpx.Client, key: str | None) -> None:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    for response in (
+        send_image(client, headers=headers),
+        client.get("/labels", headers=headers),
+        client.post("/labels", json=PETS, headers=headers),
+        client.put("/labels/pets", json=PETS, headers=headers),
+        client.delete("/labels/pets", headers=headers),
+    ):
+        assert_problem(response, 401, "unauthorized")
+        assert response.headers["www-authenticate"] == "Bearer"
+    assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+
+
+def test_user_key_on_an_admin_route_is_403(client: httpx.Client) -> None:
+    user, admin = ({"Authorization": f"Bearer {key}"} for key in (PREDICT, ADMIN))
+    assert_problem(client.post("/labels", json=PETS, headers=user), 403, "forbidden")
+    assert client.post("/labels", json=PETS, headers=admin).status_code == 201
+    assert_problem(client.delete("/labels/pets", headers=user), 403, "forbidden")
+    assert client.delete("/labels/pets", headers=admin).status_code == 204
+
+
+def test_key_that_is_too_short_stops_the_start_and_is_not_shown(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    missing = f"@{tmp_path}/none"
+    for keys in ("tooshort", missing):
+        command = (*serve_command(open_bundle.path), "--log-level", "error")
+        with ServerProcess(*command, ML_DECODER_ADMIN_KEYS=keys) as server:
+            assert server.wait() == 2
+            assert "admin_keys" in server.stderr
+            assert "tooshort" not in server.stderr
+
+
+def test_urls_are_off_by_default(client: httpx.Client) -> None:
+    body = {"url": "https://example.com/cat.jpg"}
+    refused = client.post("/predict", json=body, headers={"X-API-Key": PREDICT})
+    assert_problem(refused, 422, "url_input_off")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://127.0.0.1/x", "https://169.254.169.254/latest/meta-data", "https://[::1]/",
+     "https://2130706433/", "https://localhost/", "file:///etc/passwd", "http://example.com/"],
+)  # fmt: skip
+def test_url_that_leads_inside_is_refused_without_a_word_of_it(
+    fetching: httpx.Client, url: str
+) -> None:
+    problem = assert_problem(fetching.post("/predict", json={"url": url}), 422, "url_not_usable")
+    problem.pop("request_id")
+    # Word for word what is said of every other URL, so that nothing can be learnt from it.
+    other = fetching.post("/predict", json={"url": "https://no-such-host.invalid/"}).json()
+    other.pop("request_id")
+    assert problem == other
+
+
+@pytest.fixture(scope="module")
+def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
+    flags = ("--label-store", "memory", "--url-input", "true")
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        yield client
+        assert_still_serving(client)

@@ -1,0 +1,168 @@
+"""Overload and impatience: refused fast, dropped in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.faults.faulty_process import FaultyProcess
+from tests.faults.faulty_server import make_fault
+from tests.photos import encode_picture, make_picture
+from tests.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
+
+QUEUE_SIZE = 4
+# One thread, so that one photo that holds the engine holds all of it.
+ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
+
+
+def occupy(
+    server: FaultyProcess, client: httpx.Client, clients: ThreadPoolExecutor, **asked: Any
+) -> Future[httpx.Response]:
+    """Sends a photo that holds the engine; returns when it does."""
+    runs = server.count_runs()
+    held = clients.submit(send_image, client, make_fault("HOLD"), **asked)
+    server.wait_for_line(rf"(?s)(run images=.*?){{{runs + 1}}}")
+    return held
+
+
+def post(photo: bytes, request_id: str) -> bytes:
+    """Returns a whole request as it goes over the wire."""
+    head = "POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    return (
+        f"{head}Content-Length: {len(photo)}\r\nX-Request-ID: {request_id}\r\n\r\n".encode() + photo
+    )
+
+
+def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    surplus = 30
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(surplus + QUEUE_SIZE + 1) as clients,
+    ):
+        held = occupy(server, client, clients)
+        burst = [clients.submit(send_image, client) for _ in range(surplus + QUEUE_SIZE)]
+        # The engine stands still, so whatever is answered now was refused.
+        refused = list(islice(as_completed(burst), surplus))
+        for future in refused:
+            assert_problem(future.result(), 429, "queue_full")
+            assert int(future.result().headers["retry-after"]) > 0
+        assert client.get("/readyz").status_code == 200
+        server.release()
+        taken = [held, *(future for future in burst if future not in refused)]
+        assert [future.result().status_code for future in taken] == [200] * (QUEUE_SIZE + 1)
+        # The queue is empty: it takes as many as it has places.
+        again = clients.map(lambda _: send_image(client).status_code, range(QUEUE_SIZE))
+        assert list(again) == [200] * QUEUE_SIZE
+
+
+def test_work_whose_deadline_passed_is_dropped_and_never_run(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE, "--deadline-ms", "700") as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        held = occupy(server, client, clients)
+        runs = server.count_runs()
+        late = [held, *(clients.submit(send_image, client) for _ in range(3))]
+        for future in late:
+            assert_problem(future.result(), 504, "deadline_exceeded")
+        server.release()
+        assert_still_serving(client)
+        assert server.count_runs() == runs + 1
+
+
+def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_path: Path) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        held = occupy(server, client, clients)
+        runs = server.count_runs()
+        asking = [socket.create_connection(server.find_address()) for _ in range(QUEUE_SIZE + 1)]
+        for number, connection in enumerate(asking):
+            connection.sendall(post(PHOTO, f"asks-{number}"))
+        # One too many: as soon as it is refused, all others are in the queue.
+        (surplus,), _, _ = select.select(asking, [], [], 60)
+        assert surplus.recv(100).startswith(b"HTTP/1.1 429 ")
+        for number, connection in enumerate(asking):
+            connection.close()
+            if connection is not surplus:
+                server.wait_for_line(rf"(?m)^(?=.*\b499\b).*asks-{number}\b")
+        taken = clients.submit(send_image, client)
+        server.release()
+        assert [held.result().status_code, taken.result().status_code] == [200, 200]
+        assert_still_serving(client)
+        assert server.count_runs() == runs + 2  # those that left were never run
+
+
+def test_label_set_that_is_deleted_under_a_request_answers_it(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        made = client.post("/labels", json={"name": "pets", "labels": ["cat", "newt"]})
+        assert made.status_code == 201
+        held = occupy(server, client, clients, params={"label_set": "pets", "top_k": 2})
+        assert client.delete("/labels/pets").status_code == 204
+        assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
+        late = send_image(client, params={"label_set": "pets"})
+        assert_problem(late, 422, "unknown_label_set")
+        server.release()
+        assert {label for label, _ in labels_of(held.result())} == {"cat", "newt"}
+        assert_still_serving(client)
+
+
+def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        held = occupy(server, client, clients)
+        server.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        assert client.get("/livez").status_code == 200
+        for response in (client.get("/readyz"), send_image(client)):
+            assert_problem(response, 503, "draining")
+            assert int(response.headers["retry-after"]) > 0
+        server.release()
+        assert held.result().status_code == 200
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr
+
+
+def test_sigterm_under_load_completes_what_is_in_flight_and_exits_0(open_bundle: Bundle) -> None:
+    # One thread decodes one photo after the other, so when the first answer is logged the
+    # others are still waiting. No limit is so short that a slow machine could reach it.
+    photo = encode_picture(make_picture(1, 1500, 1200), "PNG", compress_level=1)
+    limits = ("--drain-seconds", "50", "--deadline-ms", "60000", "--decode-threads", "1")
+    command = (*serve_command(open_bundle.path), *limits)
+    with ServerProcess(*command) as server, server.open_client() as client:
+        with ThreadPoolExecutor(8) as clients:
+            running = [clients.submit(send_image, client, photo) for _ in range(8)]
+            server.wait_for_line(r"(?m)^(?=.*/predict).*\b200\b")
+            server.send_signal(signal.SIGTERM)
+            codes = [future.result().status_code for future in running]
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr
+    assert set(codes) <= {200, 503}  # 503: its upload was not complete at the signal
+    assert codes.count(200) >= 2

@@ -1,0 +1,64 @@
+"""Whatever the OpenAPI document allows, and what it does not: never a server error.
+
+`API_EXAMPLES=1000` makes the examples of each route many; a few are tried on every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.serving import assert_still_serving
+
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "8"))
+# What a busy or draining service answers on purpose.
+MEANT = {503, 504, 507}
+EXPLORING = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+@pytest.fixture(scope="module")
+def api(open_bundle: Bundle) -> Iterator[Any]:
+    flags = ("--label-store", "memory", "--max-label-sets", "20")
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
+        yield schema
+        assert_still_serving(client)
+        assert "Traceback" not in server.stderr
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_no_request_is_a_server_error(api: Any, mode: GenerationMode) -> None:
+    operations = [found.ok() for found in api.get_all_operations()]
+    assert len(operations) >= 9
+    for operation in operations:
+        if mode.is_negative and not (
+            operation.query or operation.body or operation.path_parameters
+        ):
+            continue  # there is nothing to be wrong about
+
+        @given(case=operation.as_strategy(generation_mode=mode))
+        @EXPLORING
+        def ask(case: schemathesis.Case) -> None:
+            response = case.call()
+            status = response.status_code
+            assert status < httpx.codes.INTERNAL_SERVER_ERROR or status in MEANT, response.text
+
+        ask()

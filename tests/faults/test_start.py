@@ -1,0 +1,128 @@
+"""What cannot be served stops the start: one line for a person, an exit code, never ready."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.serving import assert_still_serving
+from tests.tiny_bundle import tiny_head, tiny_label_encoder
+
+
+def flip_a_byte(bundle: Path) -> None:
+    graph = find_graph(bundle, "encoder")
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+
+
+def remove_a_graph(bundle: Path) -> None:
+    find_graph(bundle, "trained_head").unlink()
+
+
+def remove_the_manifest(bundle: Path) -> None:
+    (bundle / "manifest.json").unlink()
+
+
+def put_junk_for_a_graph(bundle: Path) -> None:
+    replace_graph(bundle, "encoder", b"not a graph")
+
+
+def drop_a_label(bundle: Path) -> None:
+    labels = bundle / "labels.json"
+    replace_file(bundle, labels, json.dumps(json.loads(labels.read_text())[1:]).encode())
+
+
+def score_fewer_labels(bundle: Path) -> None:
+    replace_graph(bundle, "trained_head", tiny_head(num_labels=4))
+
+
+def widen_the_embeddings(bundle: Path) -> None:
+    replace_graph(bundle, "label_encoder", tiny_label_encoder(width=7))
+
+
+def keep_weights_outside(bundle: Path) -> None:
+    model = onnx.load(find_graph(bundle, "trained_head"))
+    tensor = next(t for t in model.graph.initializer if t.name == "weight")
+    (bundle.parent / "outside.bin").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../outside.bin")
+    replace_graph(bundle, "trained_head", model.SerializeToString())
+
+
+def find_graph(bundle: Path, name: str) -> Path:
+    return next(bundle.glob(f"{name}.fp32*"))
+
+
+def replace_graph(bundle: Path, name: str, content: bytes) -> None:
+    replace_file(bundle, find_graph(bundle, name), content)
+
+
+def replace_file(bundle: Path, file: Path, content: bytes) -> None:
+    """Writes a file and its new hash, as somebody would who means harm."""
+    manifest = bundle / "manifest.json"
+    told = json.loads(manifest.read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    told["files"][file.name] = {"bytes": len(content), "sha256": digest}
+    manifest.write_text(json.dumps(told))
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_byte,
+        remove_a_graph,
+        remove_the_manifest,
+        put_junk_for_a_graph,
+        drop_a_label,
+        score_fewer_labels,
+        widen_the_embeddings,
+        keep_weights_outside,
+    ],
+)
+def test_damaged_bundle_stops_the_start_with_one_line(
+    open_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    bundle = tmp_path / open_bundle.path.name
+    shutil.copytree(open_bundle.path, bundle)
+    damage(bundle)
+    assert_start_fails(*serve_command(bundle))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1"), ("--queue-size", "0")],
+)
+def test_setting_that_cannot_be_had_stops_the_start_with_one_line(
+    open_bundle: Bundle, flags: tuple[str, str]
+) -> None:
+    # No GPU is visible, so this holds on a machine with one as well.
+    assert_start_fails(*serve_command(open_bundle.path), *flags, CUDA_VISIBLE_DEVICES="")
+
+
+def test_auto_falls_back_to_the_cpu_and_says_so(open_bundle: Bundle) -> None:
+    command = (*serve_command(open_bundle.path), "--device", "auto", "--label-store", "memory")
+    with ServerProcess(*command, CUDA_VISIBLE_DEVICES="") as server, server.open_client() as client:
+        server.wait_for_line(r"WARNING.*cuda")
+        assert client.get("/info").json()["runtime"]["device"] == "cpu"
+        assert_still_serving(client)
+
+
+def assert_start_fails(*command: str, **variables: str) -> None:
+    with ServerProcess(*command, "--log-level", "error", **variables) as server:
+        assert server.wait() == 2
+        lines = server.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("ml-decoder: ")

@@ -1,0 +1,180 @@
+"""The label store, locked, full or read-only: predictions go on, registrations are refused.
+
+A full or a read-only disk is a small one of our own (tmpfs), which takes the right to mount it.
+What happens when PostgreSQL goes and comes back is in `tests/e2e/test_labels.py`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.serving import assert_problem, assert_still_serving, labels_of, send_image
+
+PETS = {"name": "pets", "labels": ["red panda", "axolotl"]}
+
+
+class Disk:
+    """A disk of one MiB that can be filled and made read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+        self._mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
+
+    def _mount(self, *options: str) -> None:
+        subprocess.run(["mount", *options, str(self.path)], check=True, capture_output=True)
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.path)], check=True)
+
+    def fill(self) -> None:
+        with self._filler.open("wb", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+            except OSError:  # full
+                pass
+
+    def empty(self) -> None:
+        self._filler.unlink()
+
+    def allow(self, mode: str) -> None:
+        """Remounts it: `ro` or `rw`."""
+        self._mount("-o", f"remount,{mode}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    try:
+        disk = Disk(tmp_path)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("nothing may be mounted here")
+    yield disk
+    disk.close()
+
+
+def start(bundle: Bundle, folder: Path) -> ServerProcess:
+    return ServerProcess(*serve_command(bundle.path), "--label-store", str(folder / "labels.db"))
+
+
+def register(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+    return client.post("/labels", json=body)
+
+
+def assert_predictions_go_on(client: httpx.Client) -> None:
+    answer = send_image(client, params={"label_set": "pets", "top_k": 2})
+    assert {label for label, _ in labels_of(answer)} == set(PETS["labels"])
+    assert_still_serving(client)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_locked_store_refuses_registrations_until_it_is_free(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with start(open_bundle, tmp_path) as server, server.open_client() as client:
+        assert register(client, PETS).status_code == 201
+        database = tmp_path / "labels.db"
+        with closing(sqlite3.connect(database, isolation_level=None)) as locker:
+            locker.execute("BEGIN IMMEDIATE")
+            refused = register(client, {"name": "zoo", "labels": ["yak"]})
+            assert_problem(refused, 503, "store_unavailable")
+            assert int(refused.headers["retry-after"]) > 0
+            assert_problem(client.delete("/labels/pets"), 503, "store_unavailable")
+            assert_predictions_go_on(client)
+            locker.execute("ROLLBACK")
+        assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
+        assert "Traceback" not in server.stderr
+
+
+def test_full_disk_refuses_registrations_until_there_is_room(
+    open_bundle: Bundle, disk: Disk
+) -> None:
+    with start(open_bundle, disk.path) as server, server.open_client() as client:
+        assert register(client, PETS).status_code == 201
+        disk.fill()
+        large = {"name": "zoo", "labels": [f"yak {i} {'x' * 180}" for i in range(300)]}
+        assert_problem(register(client, large), 507, "store_full")
+        assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
+        assert_predictions_go_on(client)
+        disk.empty()
+        assert register(client, large).status_code == 201
+        assert_predictions_go_on(client)
+
+
+def test_read_only_store_refuses_registrations_until_it_can_be_written(
+    open_bundle: Bundle, disk: Disk
+) -> None:
+    with start(open_bundle, disk.path) as server, server.open_client() as client:
+        assert register(client, PETS).status_code == 201
+        server.send_signal(15)
+        assert server.wait() == 0
+    disk.allow("ro")
+    with start(open_bundle, disk.path) as server, server.open_client() as client:
+        refused = register(client, {"name": "zoo", "labels": ["yak"]})
+        assert_problem(refused, 503, "store_unavailable")
+        assert_still_serving(client)
+        disk.allow("rw")
+        server.wait_for_line("the label store is back")
+        assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
+        assert_predictions_go_on(client)
+
+
+def test_same_set_from_many_clients_at_once_is_made_once(client: httpx.Client) -> None:
+    together = threading.Barrier(8)
+
+    def race(_number: int) -> int:
+        together.wait(60)
+        return register(client, PETS).status_code
+
+    with ThreadPoolExecutor(8) as clients:
+        assert sorted(clients.map(race, range(8))) == [200] * 7 + [201]
+    assert register(client, PETS).status_code == 200
+    assert_problem(register(client, {**PETS, "labels": ["yak"]}), 409, "label_set_exists")
+    stale = client.put("/labels/pets", json=PETS, headers={"If-Match": '"0"'})
+    assert_problem(stale, 412, "label_set_changed")
+    assert client.delete("/labels/pets").status_code == 204
+    gone = send_image(client, params={"label_set": "pets"})
+    assert_problem(gone, 422, "unknown_label_set")
+    assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
+
+
+def own(embedding: Any, **values: Any) -> dict[str, Any]:
+    return {"name": "x", "labels": [{"name": "x", "embedding": embedding}], **values}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": "x", "labels": []}, 422),
+        ({"name": "x", "labels": ["x" * 201]}, 422),
+        ({"name": "x", "labels": ["a\x07b"]}, 422),
+        ({"name": "x", "labels": ["e\u0301", "\u00e9"]}, 422),
+        ({"name": "x", "labels": [f"label {i}" for i in range(51)]}, 422),
+        (own([1.0] * 5), 422),
+        (own([0.0] * 6), 422),
+        (own(["NaN"] * 6), 422),
+        (own([1e300] * 6), 422),
+        (own([1.0] * 6, embedding_space="0" * 16), 409),
+        ({"name": "trained", "labels": ["cat"]}, 409),
+        ({"name": "everyday", "labels": ["cat"]}, 409),
+    ],
+)
+def test_set_that_cannot_be_used_is_refused_and_not_there(
+    client: httpx.Client, body: dict[str, Any], status: int
+) -> None:
+    refused = register(client, body)
+    assert_problem(refused, status, refused.json()["code"])
+    assert client.get("/labels/x").status_code == 404

@@ -1,0 +1,51 @@
+"""A fuzz target: whatever the bytes, the decoder gives pixels or an error of its own.
+
+`python -m tests.fuzz.decoder -runs=20000` runs it under atheris (the extra `fuzz`), which looks for
+bytes that reach new code; every flag is libFuzzer's. Bytes that fail are written to `crash-*`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["PIL", "service"]):
+    from service.card import InputContract
+    from service.errors import ImageError
+    from service.images import decode_image
+    from tests.fuzz.seeds import make_seeds
+
+_SQUASH = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
+_CROP = InputContract(
+    height=16, width=24, resize_mode="crop", interpolation="bicubic", crop_pct=0.9
+)
+_MAX_PIXELS = 1_000_000
+
+
+def decode_any(data: bytes) -> None:
+    """Decodes bytes both ways; raises nothing but what nobody expects."""
+    for contract in (_SQUASH, _CROP):
+        try:
+            pixels = decode_image(data, contract, _MAX_PIXELS).pixels
+        except ImageError:
+            continue
+        assert pixels.shape == (contract.height, contract.width, 3)
+
+
+def main() -> None:
+    """Starts with good files, unless the command line names a corpus."""
+    warnings.simplefilter("ignore")  # Pillow tells what it repairs
+    with tempfile.TemporaryDirectory() as folder:
+        for number, seed in enumerate(make_seeds()):
+            (Path(folder) / str(number)).write_bytes(seed)
+        arguments = [*sys.argv, folder, "-max_len=20000"]
+        atheris.Setup(arguments, decode_any)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

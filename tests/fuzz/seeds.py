@@ -1,0 +1,66 @@
+"""Seeds: one small good file of every kind that is read, for a fuzzer to spoil."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from PIL import Image
+
+from service.formats import FORMATS
+from tests.photos import encode_picture, make_picture
+
+_MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),
+          "GIF": ("P",), "BMP": ("1", "L", "P", "RGB"), "WEBP": ("RGB", "RGBA"),
+          "HEIF": ("RGB", "RGBA"), "AVIF": ("RGB", "RGBA")}  # fmt: skip
+# Numbers at which lengths and sizes go wrong.
+_EDGES = (
+    b"\0\0\0\0",
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff\xff\xff",
+    b"\x80\0\0\0",
+    b"\0\0\0\1",
+    b"\xff",
+)
+
+
+def make_seeds() -> list[bytes]:
+    """Returns good files of every format and mode, some with EXIF, frames or interlacing."""
+    picture = make_picture(0, 40, 24)
+    seeds = []
+    for file_format in FORMATS:
+        for mode in _MODES[file_format]:
+            grey = mode in ("1", "LA", "I;16")
+            converted = (picture.convert("L") if grey else picture).convert(mode)
+            seeds.append(encode_picture(converted, file_format))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    seeds.append(encode_picture(picture, "JPEG", exif=exif, progressive=True))
+    frames = [make_picture(seed, 40, 24) for seed in (1, 2)]
+    moving = {"save_all": True, "append_images": frames}
+    return seeds + [encode_picture(picture, kind, **moving) for kind in ("GIF", "PNG", "WEBP")]
+
+
+def spoil(data: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
+    """Returns `data` with one to six random wounds."""
+    body = bytearray(data)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(len(body) + 1)
+        match chance.randrange(7):
+            case 0:
+                body[at : at + 1] = bytes([chance.randrange(256)])
+            case 1:
+                body[at : at + 4] = chance.choice(_EDGES)
+            case 2:
+                del body[at : at + chance.randint(1, 64)]
+            case 3:
+                body[at:at] = chance.randbytes(chance.randint(1, 64))
+            case 4:
+                body[at:at] = body[at : at + chance.randint(1, 200)]
+            case 5:
+                other = chance.choice(others)
+                begin = chance.randrange(len(other))
+                body[at : at + 100] = other[begin : begin + 100]
+            case _:
+                del body[at:]
+    return bytes(body)

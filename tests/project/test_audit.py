@@ -1,0 +1,55 @@
+"""The audit of what is pinned: advisories fail it, a missing network does not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from constraints import audit
+
+REPORT = (
+    '{"dependencies": [{"name": "a", "version": "1.0", "vulns": [%s]}, '
+    '{"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "x"}], "fixes": []}'
+)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, stdout: str) -> None:
+    done = subprocess.CompletedProcess[str]([], 1, stdout=stdout, stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done)
+
+
+def test_advisory_fails_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(monkeypatch, REPORT % '{"id": "PYSEC-1", "fix_versions": ["1.1"]}')
+    with pytest.raises(SystemExit) as ended:
+        audit.main()
+    assert ended.value.code
+    assert "a 1.0: PYSEC-1, fixed in 1.1" in capsys.readouterr().out
+
+
+def test_no_advisory_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, REPORT % "")
+    with pytest.raises(SystemExit) as ended:
+        audit.main()
+    assert not ended.value.code
+
+
+@pytest.mark.parametrize("output", ["", "ERROR: no network"])
+def test_without_a_network_it_is_skipped_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    answer(monkeypatch, output)
+    audit.main()
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_service_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_args: Any, **_options: Any) -> None:
+        raise subprocess.TimeoutExpired("pip-audit", 1)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert audit.audit([Path("x.txt")]) is None

@@ -1,0 +1,59 @@
+"""Any JSON at all, in every body that is JSON: an answer or a problem, never a server error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.bundle import Bundle
+from tests.serving import PHOTO, assert_problem, assert_still_serving, serve_app, to_base64
+from tests.tiny_bundle import EMBEDDING_WIDTH
+
+ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
+          ("PUT", "/labels/pets")]  # fmt: skip
+NAMES = ("image", "images", "url", "top_k", "threshold", "include", "exclude", "label_set",
+         "candidate_labels", "min_version", "name", "labels", "embedding", "prompt",
+         "embedding_space")  # fmt: skip
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["cat", "pets", "trained", "calibrated", to_base64(PHOTO)])
+)
+VECTORS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False),
+                   min_size=EMBEDDING_WIDTH, max_size=EMBEDDING_WIDTH)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS | VECTORS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+BODIES = VALUES | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def client(open_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        yield client
+        assert_still_serving(client)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=BODIES)
+def test_any_json_is_answered_or_a_problem(
+    client: TestClient, method: str, path: str, body: Any
+) -> None:
+    response = client.request(method, path, json=body)
+    if response.status_code not in (200, 201):
+        assert 400 <= response.status_code < 500
+        assert_problem(response, response.status_code, response.json()["code"])

@@ -1,0 +1,119 @@
+"""HEIC and AVIF, where their decoder is installed, and what is told apart without it."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from service import formats
+from service.card import InputContract
+from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.exif import hide_exif
+from service.formats import FORMATS, name_container, name_unread_format
+from service.images import decode_image
+from tests.photos import encode_picture, make_picture
+
+CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
+CONTAINERS = ("HEIF", "AVIF")
+
+needs_decoder = pytest.mark.skipif("HEIF" not in FORMATS, reason="pillow-heif is not installed")
+
+
+def make_hostile_exif() -> bytes:
+    """Returns an EXIF block whose tags claim gigabytes, all of the same bytes."""
+    count = 20_000
+    tags = b"".join(struct.pack(">HHII", i, 2, 100_000, 240_014) for i in range(count))
+    return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", count) + tags + bytes(100_100)
+
+
+@needs_decoder
+@pytest.mark.parametrize("file_format", CONTAINERS)
+def test_picture_is_read_like_any_other(file_format: str) -> None:
+    picture = make_picture(1, 64, 48)
+    decoded = decode_image(encode_picture(picture, file_format), CONTRACT, 10_000)
+    expected = np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR), np.int16)
+    assert (decoded.width, decoded.height) == (64, 48)
+    assert np.abs(decoded.pixels - expected).mean() < 8
+
+
+@needs_decoder
+def test_avif_is_turned_as_its_own_property_says() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Pillow writes it as the property `irot`
+    picture = make_picture(1, 64, 48)
+    lying = picture.transpose(Image.Transpose.ROTATE_90)
+    decoded = decode_image(encode_picture(lying, "AVIF", exif=exif), CONTRACT, 10_000)
+    expected = np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR), np.int16)
+    assert (decoded.width, decoded.height) == (64, 48)
+    assert np.abs(decoded.pixels - expected).mean() < 8
+
+
+@needs_decoder
+def test_heic_is_not_turned_by_its_exif() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # pillow-heif writes no property
+    data = encode_picture(make_picture(1, 64, 48), "HEIF", exif=exif)
+    assert b"irot" not in data
+    assert decode_image(data, CONTRACT, 10_000).width == 64
+
+
+@needs_decoder
+@pytest.mark.parametrize("file_format", CONTAINERS)
+def test_exif_that_claims_gigabytes_is_not_parsed(file_format: str) -> None:
+    with warnings.catch_warnings(action="ignore"):  # writing it, Pillow reads it
+        data = encode_picture(make_picture(1), file_format, exif=make_hostile_exif())
+    assert len(data) > 300_000
+    # Who parses it warns of what it claims.
+    assert decode_image(data, CONTRACT, 10_000).pixels.shape == (16, 24, 3)
+
+
+@needs_decoder
+@pytest.mark.parametrize("file_format", CONTAINERS)
+def test_pixel_limit_holds(file_format: str) -> None:
+    data = encode_picture(make_picture(1, 64, 48), file_format)
+    with pytest.raises(TooManyPixels):
+        decode_image(data, CONTRACT, 64 * 48 - 1)
+
+
+@needs_decoder
+@given(
+    st.sampled_from(CONTAINERS),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_damaged_picture_gives_an_image_or_an_image_error(
+    file_format: str, damage: list[tuple[float, int]]
+) -> None:
+    data = bytearray(encode_picture(make_picture(1), file_format))
+    for where, value in damage:
+        data[int(where * len(data))] = value
+    try:
+        assert decode_image(bytes(data), CONTRACT, 10_000).pixels.shape == (16, 24, 3)
+    except ImageError:
+        return
+
+
+def test_junk_in_a_container_is_invalid_or_unsupported() -> None:
+    for brand in (b"heic", b"avif", b"mif1", b"avis"):
+        with pytest.raises((InvalidImage, UnsupportedImage)):
+            decode_image(b"\0\0\0\x1cftyp" + brand + bytes(200), CONTRACT, 10_000)
+
+
+def test_without_the_decoder_they_are_known_but_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "FORMATS", ("JPEG", "PNG"))
+    assert name_unread_format(b"\0\0\0\x1cftypheic") == "HEIF"
+    assert name_unread_format(b"\0\0\0\x1cftypavif") == "AVIF"
+    assert name_unread_format(b"\0\0\0\x1cftypisom") is None
+
+
+@given(st.binary(max_size=200))
+def test_hiding_exif_changes_no_length_and_never_fails(data: bytes) -> None:
+    for content in (data, struct.pack(">I4s", len(data) + 8, b"meta") + data):
+        assert len(hide_exif(content)) == len(content)
+    assert name_container(data) in (None, "HEIF", "AVIF")
