@@ -194,6 +194,23 @@ class Pipeline:
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
 
+    def check_room(self) -> None:
+        """Does nothing where the queue has a place for a photo.
+
+        Whoever asks before a photo is uploaded saves both sides the trouble.
+
+        Raises:
+            QueueFull: it has none; the error tells when there may be one.
+        """
+        places = self.settings.queue_size
+        if self._decoding + self._batcher.stats().waiting >= places:
+            self._refused += 1
+            full = QueueFull("no place in the queue")
+            full.retry_after_seconds = self._drain_rate.estimate_seconds(
+                places, time.perf_counter()
+            )
+            raise full
+
     async def predict(self, data: bytes, selection: Selection) -> Prediction:
         """Predicts the labels of one photo.
 
@@ -208,13 +225,7 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
-            try:
-                prediction = await self._answer(data, selection)
-            except QueueFull as error:
-                error.retry_after_seconds = self._drain_rate.estimate_seconds(
-                    self.settings.queue_size, time.perf_counter()
-                )
-                raise
+            prediction = await self._answer(data, selection)
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
@@ -245,9 +256,7 @@ class Pipeline:
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         # An image takes its place in the queue before it is decoded: under a burst the
         # surplus is refused at once, not after it has cost a decode.
-        if self._decoding + self._batcher.stats().waiting >= self.settings.queue_size:
-            self._refused += 1
-            raise QueueFull("no place in the queue")
+        self.check_room()
         contract = self.bundle.card.input
         self._decoding += 1
         try:
