@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -225,6 +225,23 @@ class Pipeline:
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
 
+    def check_room(self) -> None:
+        """Does nothing where the queue has a place for a photo.
+
+        Whoever asks before a photo is uploaded saves both sides the trouble.
+
+        Raises:
+            QueueFull: it has none; the error tells when there may be one.
+        """
+        places = self.settings.queue_size
+        if self.queue_length >= places:
+            self._refused += 1
+            full = QueueFull("no place in the queue")
+            full.retry_after_seconds = self._drain_rate.estimate_seconds(
+                places, time.perf_counter()
+            )
+            raise full
+
     async def predict(self, data: bytes, selection: Selection) -> Prediction:
         """Predicts the labels of one photo.
 
@@ -241,10 +258,11 @@ class Pipeline:
         async with self.taking():
             deadline = self._set_deadline()
             started = time.perf_counter()
-            with self._telling_when_to_retry():
-                image = await self._decode(data, deadline)
-                decoding = Stage("decode", started, time.perf_counter())
-                return await self._answer(image, selection, deadline, (decoding,))
+            image = await self._decode(data, deadline)
+            decoding = Stage("decode", started, time.perf_counter())
+            prediction = await self._answer(image, selection, deadline, (decoding,))
+            self._drain_rate.note_answer(time.perf_counter())
+            return prediction
 
     async def predict_pixels(self, pixels: PixelArray, selection: Selection) -> Prediction:
         """Predicts the labels of one photo that is decoded already.
@@ -259,22 +277,12 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
-            with self._telling_when_to_retry():
-                self._refuse_surplus()
-                height, width = pixels.shape[:2]
-                image = DecodedImage(pixels, width, height)
-                return await self._answer(image, selection, self._set_deadline())
-
-    @contextlib.contextmanager
-    def _telling_when_to_retry(self) -> Iterator[None]:
-        try:
-            yield
-        except QueueFull as error:
-            error.retry_after_seconds = self._drain_rate.estimate_seconds(
-                self.settings.queue_size, time.perf_counter()
-            )
-            raise
-        self._drain_rate.note_answer(time.perf_counter())
+            self.check_room()
+            height, width = pixels.shape[:2]
+            image = DecodedImage(pixels, width, height)
+            prediction = await self._answer(image, selection, self._set_deadline())
+            self._drain_rate.note_answer(time.perf_counter())
+            return prediction
 
     def _set_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
@@ -331,7 +339,7 @@ class Pipeline:
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         # An image takes its place in the queue before it is decoded: under a burst the
         # surplus is refused at once, not after it has cost a decode.
-        self._refuse_surplus()
+        self.check_room()
         contract = self.bundle.card.input
         self._decoding += 1
         try:
@@ -343,11 +351,6 @@ class Pipeline:
             raise DeadlineExceeded("the deadline passed while decoding") from error
         finally:
             self._decoding -= 1
-
-    def _refuse_surplus(self) -> None:
-        if self.queue_length >= self.settings.queue_size:
-            self._refused += 1
-            raise QueueFull("no place in the queue")
 
     def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[_Run]:
         images = np.stack([item.pixels for item in items])

@@ -60,8 +60,12 @@ async def measure_peak(address: tuple[str, int], request: bytes, seconds: float)
 
 async def overload(
     address: tuple[str, int], request: bytes, rate: float, seconds: float
-) -> tuple[Tally, float]:
-    """Sends so many requests a second, whether they are answered or not; returns the real rate."""
+) -> tuple[Tally, float, int]:
+    """Sends so many requests a second, whether they are answered or not.
+
+    Returns:
+        The answers, the real rate, and how many were accepted and answered while it lasted.
+    """
     tally, idle = Tally(), [await Client.connect(address) for _ in range(PEAK_CLIENTS)]
     started, sent = time.perf_counter(), 0
 
@@ -76,10 +80,10 @@ async def overload(
                 group.create_task(send_one())
                 sent += 1
             await asyncio.sleep(0.002)
-        offered = sent / (time.perf_counter() - started)
+        offered, answered = sent / (time.perf_counter() - started), len(tally.accepted)
     for client in idle:
         client.close()
-    return tally, offered
+    return tally, offered, answered
 
 
 async def measure_recovery(address: tuple[str, int], request: bytes, normal: float) -> float:
@@ -102,10 +106,9 @@ async def run(server: ServerProcess, arguments: argparse.Namespace) -> bool:
     peak = await measure_peak(address, request, arguments.seconds)
     rate = len(peak.accepted) / arguments.seconds
     bound = arguments.queue_size / rate
-    tally, offered = await overload(address, request, 10 * rate, arguments.seconds)
+    tally, offered, answered = await overload(address, request, 10 * rate, arguments.seconds)
     recovery = await measure_recovery(address, request, percentile(alone.accepted, 95))
-    # All that was accepted is answered within the queue's own time after the last was sent.
-    share = len(tally.accepted) / (arguments.seconds + bound) / rate
+    share = answered / arguments.seconds / rate
     slowest, refusal = percentile(tally.accepted, 99), percentile(tally.refused, 99)
     usual = percentile(alone.accepted, 50)
     print(f"peak: {rate:.0f} answers a second; alone {usual * 1000:.1f} ms")

@@ -16,6 +16,7 @@ from service import errors
 from service.http import request_errors
 from service.http.dependencies import Host
 from service.http.disconnects import finish_or_leave
+from service.http.keys import PREDICT
 from service.http.open_inference.answer import write_infer_answer
 from service.http.open_inference.errors import PREFIX, document_errors
 from service.http.open_inference.metadata import (
@@ -33,7 +34,6 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.keys import PREDICT
 from service.http.openapi import document_json
 from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel

@@ -108,6 +108,7 @@ async def predict(request: Request) -> Response:
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
+    pipeline.check_room()  # before the body is read: refusing is to cost next to nothing
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
     image = upload.images[0]
@@ -140,6 +141,7 @@ async def predict_batch(request: Request) -> Response:
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
+    pipeline.check_room()
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
