@@ -84,7 +84,7 @@ def test_photo_whose_maps_cannot_be_written_costs_only_itself(
     other.write_bytes(photo.read_bytes())
     (tmp_path / "photo.map-1-cat.jpg").mkdir()  # a folder has the picture's name
     flags = ("--explain", "--include", "cat", "--top-k", 1)
-    code, out, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
+    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
     assert code == 1
     assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
     assert (tmp_path / "other.map-1-cat.jpg").is_file()
