@@ -30,6 +30,7 @@ from torch import Tensor
 from models.attention import Attention
 from models.checkpoints import Checkpoint, read_checkpoint
 from models.gap import Gap
+from models.maps import Drawing
 from models.ml_decoder import MLDecoder
 from models.network import Network
 from models.open_head import read_open_head
@@ -114,6 +115,15 @@ def shape(values: Tensor) -> NDArray[np.float32]:
     return values.reshape(side, side).numpy().astype(np.float32)
 
 
+def smooth(cells: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Smooths a map as `Drawing` does."""
+    drawing = Drawing((cells.shape[0], cells.shape[1]))
+    found: NDArray[np.float32] = (
+        drawing.rows @ torch.from_numpy(cells) @ drawing.columns.T
+    ).numpy()
+    return found
+
+
 async def draw_served(
     bundle: Path, pairs: list[Shown], *, trained: bool
 ) -> list[NDArray[np.float32]]:
@@ -161,14 +171,14 @@ def compare_trained(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
     queries = head.layer.attention.project(head.layer.prepare(head.queries))
     weights = cast("Gap", gap.network.head).linear.weight
     columns = list(gap.checkpoint.label_names or ())
+    cams = [shape(gap.encode(p.photo)[0] @ weights[columns.index(p.label)]) for p in pairs]
     report(
         "trained labels",
         pairs,
         {
             "centre": [CENTRE] * len(pairs),
-            "CAM of GAP": [
-                shape(gap.encode(p.photo)[0] @ weights[columns.index(p.label)]) for p in pairs
-            ],
+            "CAM of GAP": cams,
+            "CAM of GAP, smoothed as maps are": [smooth(cells) for cells in cams],
             "attention alone": [
                 shape(
                     attend(
