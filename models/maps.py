@@ -28,11 +28,7 @@ from models.zero_shot import ZeroShotMLDecoder
 
 
 class TrainedMaps(nn.Module):
-    """Maps of trained labels: each label attends with the query of its group.
-
-    Attributes:
-        grid: rows and columns of the tokens.
-    """
+    """Maps of trained labels: each label attends with the query of its group."""
 
     queries: Tensor
     readout: Tensor
@@ -46,7 +42,7 @@ class TrainedMaps(nn.Module):
         """
         super().__init__()
         config, layer = head.config, head.layer
-        self.grid = grid
+        self.draw = Drawing(grid)
         self.group_size = config.group_size
         self.contributions = Contributions(layer.attention)
         with torch.no_grad():
@@ -61,15 +57,12 @@ class TrainedMaps(nn.Module):
         The largest value of a map is 1, unless no token speaks for the label: then all are 0.
         """
         queries = self.queries[labels // self.group_size]  # [L, D]
-        return _draw(self.contributions(memory, queries, self.readout[labels]), self.grid)
+        maps: Tensor = self.draw(self.contributions(memory, queries, self.readout[labels]))
+        return maps
 
 
 class OpenMaps(nn.Module):
-    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`.
-
-    Attributes:
-        grid: rows and columns of the tokens.
-    """
+    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`."""
 
     readout: Tensor
 
@@ -81,7 +74,7 @@ class OpenMaps(nn.Module):
             grid: rows and columns; their product is S.
         """
         super().__init__()
-        self.grid = grid
+        self.draw = Drawing(grid)
         self.width = head.config.decoder_width
         self.contributions = Contributions(head.layer.attention)
         with torch.no_grad():
@@ -93,7 +86,8 @@ class OpenMaps(nn.Module):
         The largest value of a map is 1, unless no token speaks for the label: then all are 0.
         """
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
-        return _draw(self.contributions(memory, projected, self.readout), self.grid)
+        maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
+        return maps
 
 
 class Contributions(nn.Module):
@@ -145,6 +139,33 @@ class Contributions(nn.Module):
         return split
 
 
+class Drawing(nn.Module):
+    """Contributions become a map: what speaks for a label, smoothed, as shares of the largest.
+
+    A token sees far beyond its cell, so that a single one often lies beside the object; where its
+    neighbours agree, less often. Each cell takes a quarter of either neighbour, along rows and
+    columns; the margin counts as its own neighbour.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        """Prepares the smoothing of a grid of rows x columns."""
+        super().__init__()
+        self.grid = grid
+        self.register_buffer("rows", _smoothing(grid[0]))
+        self.register_buffer("columns", _smoothing(grid[1]))
+
+    def forward(self, contributions: Tensor) -> Tensor:
+        """Maps contributions float [B, L, S] to maps [B, L, rows, columns], 0..1."""
+        found = contributions.relu().unflatten(-1, self.grid)
+        smooth = self.rows @ found @ self.columns.T
+        largest = smooth.amax(dim=(-2, -1), keepdim=True)
+        maps: Tensor = smooth / largest.clamp_min(torch.finfo(smooth.dtype).tiny)
+        return maps
+
+
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
     """Returns the rows and columns that tokens form.
 
@@ -171,9 +192,10 @@ def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
     return carried
 
 
-def _draw(contributions: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Keeps what speaks for a label, as a share of the largest: [B, L, S] -> [B, L, *grid]."""
-    found = contributions.relu()
-    largest = found.amax(dim=-1, keepdim=True)
-    maps: Tensor = (found / largest.clamp_min(torch.finfo(found.dtype).tiny)).unflatten(-1, grid)
-    return maps
+def _smoothing(size: int) -> Tensor:
+    """Returns the matrix [size, size] that adds a quarter of either neighbour to half of a cell."""
+    cells = torch.arange(size)
+    matrix = 0.5 * torch.eye(size)
+    for neighbours in ((cells - 1).clamp_min(0), (cells + 1).clamp_max(size - 1)):
+        matrix[cells, neighbours] += 0.25
+    return matrix
