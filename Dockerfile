@@ -18,9 +18,10 @@ WORKDIR /src
 RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-cpu.txt constraints/
 # Taken out is what the service never loads: the hub's client that `tokenizers` brings, numpy's
-# tests, and the C library that ONNX Runtime's Python module holds itself.
+# tests, and the C library that ONNX Runtime's Python module holds itself. So is the extra `fast`,
+# whose 155 MB save a third of the time of decoding.
 RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-cpu.txt \
-    && pip --python /opt/venv uninstall --yes hf-xet huggingface-hub \
+    && pip --python /opt/venv uninstall --yes hf-xet huggingface-hub opencv-python-headless simplejpeg \
     && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \
         -exec rm -r {} + \
     && rm -f /opt/venv/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.*
