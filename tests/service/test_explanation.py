@@ -32,11 +32,13 @@ from tests.tiny_bundle import (
     TOKENS,
     add_memory,
     mapped_graphs,
+    tiny_graphs,
     tiny_head,
     tiny_open_head,
     tiny_open_maps,
     tiny_trained_maps,
     write_mapped_bundle,
+    write_tiny_bundle,
 )
 
 TRAINED = make_trained_set(TINY_LABELS)
@@ -187,6 +189,16 @@ def test_graph_in_the_place_of_maps_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BundleError, match=f"{name} has "):
             Explainer(bundle)
     assert Explainer(write_mapped_bundle(tmp_path)).knows_open
+
+
+def test_maps_in_another_precision_or_without_their_head_are_refused(tmp_path: Path) -> None:
+    graphs = {**mapped_graphs(), "open_head_maps": {"int8": tiny_open_maps()}}
+    with pytest.raises(BundleError, match="open_head_maps comes as fp32"):
+        write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
+    maps = {"fp32": tiny_open_maps()}
+    with pytest.raises(BundleError, match="open_head_maps belongs to no head"):
+        write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), "open_head_maps": maps})  # type: ignore[dict-item]
+    assert write_mapped_bundle(tmp_path)
 
 
 def test_head_without_memory_is_refused_beside_maps(tmp_path: Path) -> None:
