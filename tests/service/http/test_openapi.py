@@ -60,7 +60,9 @@ def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) ->
 
 def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[str, Any]) -> None:
     infer = paths["/v2/models/{name}/infer"]["post"]["responses"]
-    assert set(infer) == {"200", "400", "404", "408", "413", "422", "429", "500", "503", "504"}
+    assert set(infer) == {
+        *("200", "400", "401", "404", "408", "413", "422", "429", "500", "503", "504"),
+    }
     for name, path in paths.items():
         for operation in path.values() if name.startswith("/v2") else ():
             for status, response in operation["responses"].items():
