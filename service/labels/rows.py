@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from service.errors import InvalidLabelSet, StoreIncompatible
 from service.labels.definition import Definition, Embeddings
@@ -63,7 +62,7 @@ def make_tables(connection: sa.Connection) -> None:
     Raises:
         StoreIncompatible: there are tables of another schema version.
     """
-    if connection.dialect.name == postgresql.dialect.name:
+    if connection.dialect.name == "postgresql":
         # Processes that start together would make the tables twice.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
     _metadata.create_all(connection)
