@@ -55,6 +55,8 @@ def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iter
         models.data.DataError: the folder cannot be read.
         service.bundle.BundleError: there is no such variant.
     """
+    if precision not in bundle.precisions():
+        raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
     folder = read_labelled_folder(data)
     head = bundle.card.trained_head
     if head is None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from export import variants
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, VerificationError
+from export.graphs import PIXELS_TO_LOGITS
 from export.photos import read_pixels, read_splits
 from export.source import SourceHints
 from models.network import Network
@@ -94,8 +96,8 @@ def test_int8_is_the_cpus_default_only_if_it_is_accurate(
     loss, precision = case
 
     def give_up_at_once(*arguments: object) -> variants.Int8Graphs:
-        graphs = arguments[0]
-        return variants.Int8Graphs(graphs, (), loss)  # type: ignore[arg-type]
+        graphs: Any = arguments[0]
+        return variants.Int8Graphs({n: graphs[n] for n in PIXELS_TO_LOGITS}, (), loss)
 
     monkeypatch.setattr(variants, "find_int8", give_up_at_once)
     request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny", folder, frozenset({"int8"}))
