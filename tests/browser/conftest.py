@@ -61,8 +61,9 @@ def address(open_bundle: Bundle) -> Iterator[str]:
         yield str(client.base_url).rstrip("/")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    # Not for the whole session: while it runs, so does an event loop of its own in this thread.
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
