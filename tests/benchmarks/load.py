@@ -78,7 +78,7 @@ def measure_load(
         script.write_text(_SCRIPT)
         body.write_bytes(request.body)
         headers = "".join(f"{name}\t{value}\n" for name, value in request.headers.items())
-        command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds:g}s", "--timeout", "30s",
+        command = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
                    "-s", str(script), address + request.path]  # fmt: skip
         time.sleep(_SETTLE_SECONDS)
         meter = CoreMeter(server)
