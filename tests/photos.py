@@ -8,6 +8,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+# What the camera did to an upright picture for each EXIF orientation.
+CAMERA_TURNS = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
 
 def make_picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
     """Returns a smooth random RGB picture; other seeds look clearly different."""

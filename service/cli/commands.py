@@ -20,7 +20,7 @@ import typer
 
 from service.bundle import BundleError, load_bundle
 from service.cli import labels
-from service.cli.bulk import BULK_SETTINGS, bulk
+from service.cli.bulk import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
 from service.cli.console import (
     dump_bundle,
     dump_photo,
@@ -51,7 +51,6 @@ from service.logs import configure_logs
 from service.selection import Query
 from service.settings import Settings
 
-EXIT_SOME_FAILED = 1
 EXIT_CANNOT_START = 2
 EXIT_BROKE = 3
 

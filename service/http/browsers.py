@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import StartError
 
-_PAGE_POLICY = "; ".join(
+# `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
+PAGE_POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -29,7 +30,7 @@ _PAGE_POLICY = "; ".join(
 )
 _EVERYWHERE = {"X-Content-Type-Options": "nosniff"}
 _ON_PAGES = {
-    "Content-Security-Policy": _PAGE_POLICY,
+    "Content-Security-Policy": PAGE_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",

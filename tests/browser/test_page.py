@@ -86,7 +86,7 @@ def test_bars_and_marks_stand_where_score_and_threshold_are(visit: Visit) -> Non
 def test_chosen_label_sets_are_what_is_asked(visit: Visit, samples: Path) -> None:
     page = visit.open()
     show_best(page)
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     page.get_by_role("checkbox", name="trained").uncheck()
     expect(page.locator(".column h3")).to_have_text("everyday")
     assert rows(page) == ask(visit.url, samples / "chelsea.jpg", label_set="everyday", top_k=10)
@@ -102,7 +102,7 @@ def test_typed_labels_are_scored_at_once_and_kept_as_a_set(visit: Visit, samples
     page.get_by_label("Keep as set").fill("zoo")
     page.get_by_role("button", name="Keep").click()
     expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as zoo")
-    expect(page.get_by_label("zoo")).to_be_checked()
+    expect(page.get_by_role("checkbox", name="zoo")).to_be_checked()
     kept = httpx.get(f"{visit.url}/labels/zoo").json()
     assert [label["name"] for label in kept["labels"]] == ["yak", "newt"]
 
@@ -128,7 +128,7 @@ def test_two_label_sets_stand_side_by_side(visit: Visit, samples: Path) -> None:
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
     visit.maps = MAP
     page = visit.open()
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     show_best(page)
     lamp = page.get_by_role("button", name="lamp")
     lamp.click()
@@ -151,7 +151,7 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
 def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
     visit.maps = [[0.0, 0.0], [0.0, 0.0]]
     page = visit.open()
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     show_best(page)
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
@@ -161,7 +161,7 @@ def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
 def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
     visit.maps = MAP
     page = visit.open()
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     show_best(page)
     expect(page.locator(".column h3")).to_have_text("trained + everyday")
     assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
@@ -209,7 +209,7 @@ def test_copied_requests_give_what_is_shown(visit: Visit, tmp_path: Path, name: 
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     (tmp_path / name).write_bytes(make_photo(3))
     page.get_by_label("Choose photos").set_input_files(tmp_path / name)
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill('it\'s a "yak"; newt & co')
     show_best(page, 4)
     expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
@@ -312,7 +312,7 @@ _FOCUSED = """(e => e === document.body ? '' :
 def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
     visit.maps = MAP
     page = visit.open()
-    page.get_by_label("everyday").check()
+    page.get_by_role("checkbox", name="everyday").check()
     show_best(page)
     expect(page.locator("button.label")).to_have_count(3)
     reached: list[str] = []

@@ -12,22 +12,11 @@ import pytest
 from PIL import Image
 
 from tests.e2e.server_process import ServerProcess
-from tests.photos import encode_picture, make_photo, make_picture
+from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 from tests.serving import assert_problem, labels_of, send_image
 
 MIB = 1024 * 1024
 ALL = {"top_k": 5}
-# EXIF orientation -> how a camera held that way stores the picture.
-STORED = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 def make_chunk(kind: bytes, data: bytes) -> bytes:
@@ -145,10 +134,10 @@ def test_progressive_jpeg_is_answered(client: httpx.Client) -> None:
     assert len(labels_of(send_image(client, photo, params=ALL))) == 5
 
 
-@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("orientation", CAMERA_TURNS)
 def test_orientation_changes_no_score(client: httpx.Client, orientation: int) -> None:
     picture = make_picture(5)
-    turn = STORED[orientation]
+    turn = CAMERA_TURNS[orientation]
     stored = picture if turn is None else picture.transpose(turn)
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -20,7 +20,7 @@ from PIL import Image
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import PixelArray, decode_image, resize_image
-from tests.photos import encode_picture, make_photo, make_picture
+from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 
 # On damaged files Pillow warns about what it repairs; the service logs that and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
@@ -105,19 +105,6 @@ def test_progressive_jpeg_is_read() -> None:
     progressive = decode(encode_picture(picture, "JPEG", progressive=True))
 
     np.testing.assert_array_equal(progressive, baseline)
-
-
-# What the camera did to an upright picture for each EXIF orientation.
-CAMERA_TURNS = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "JPEG"])

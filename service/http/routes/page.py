@@ -16,25 +16,14 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from service.http.browsers import PAGE_POLICY
+
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
 
-# `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob: data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-)
 _HEADERS = {
     "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": PAGE_POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }

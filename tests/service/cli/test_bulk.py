@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from service.bundle import Bundle
 from service.cli import bulk as command
-from service.cli import commands as cli
 from tests.photos import make_photo
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.service.cli.conftest import Run
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_bundle: Bundle
-) -> Run:
+def run(run: Run, monkeypatch: pytest.MonkeyPatch, tiny_bundle: Bundle) -> Run:
     """Runs `ml-decoder bulk`; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
     monkeypatch.setenv("ML_DECODER_BUNDLE", str(tiny_bundle.path))
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml-decoder", "bulk", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return run_main
+    return partial(run, "bulk")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,14 @@ from service.cli.flags import name_flag, name_variable
 from service.settings import Settings
 from tests.fake_service import run_fake
 from tests.photos import make_photo
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.service.cli.conftest import Run
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs the command line in a wide terminal."""
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return run_main
+    return run
 
 
 @pytest.fixture

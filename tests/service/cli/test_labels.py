@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from service.bundle import Bundle
-from service.cli import commands
 from tests.photos import make_photo
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.service.cli.conftest import Run
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    open_bundle: Bundle,
-    tmp_path: Path,
-) -> Run:
-    """Runs the command line on one bundle and one store; gives exit code, stdout, stderr."""
-    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+def run(run: Run, monkeypatch: pytest.MonkeyPatch, open_bundle: Bundle, tmp_path: Path) -> Run:
+    """Runs the command line on one bundle and one store, in a wide terminal."""
     monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
     monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(tmp_path / "labels.db"))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            commands.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return run_main
+    return run
 
 
 def list_names(run: Run) -> list[str]:

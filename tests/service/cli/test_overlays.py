@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +10,8 @@ import pytest
 from PIL import Image
 
 from service.bundle import Bundle
-from service.cli import commands as cli
 from tests.photos import make_picture
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
-
-    def run_main(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (code if isinstance(code, int) else 0), out, err
-
-    return run_main
+from tests.service.cli.conftest import Run
 
 
 @pytest.fixture
