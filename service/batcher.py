@@ -2,6 +2,7 @@
 
 In: one item of one request. Out: that item's own result. While every worker is busy items
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
+Workers take from the line by themselves: a busy event loop keeps no worker idle.
 Nothing here knows of images: `pipeline.py` puts pixels in and gets logits out, and gives
 the function that runs a batch, which is `engine.py`'s.
 """
@@ -11,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,9 +26,12 @@ _log = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-RunBatch = Callable[[Sequence[ItemT], bool], Sequence[ResultT]]
-"""Runs a batch, in a worker's thread: one result an item, in order. The second argument
-tells that the batch is alone: nothing else runs or waits, so it may use every core."""
+IsAlone = Callable[[], bool]
+"""Tells whether a batch is alone: nothing else runs or waits, so it may use every core."""
+
+RunBatch = Callable[[Sequence[ItemT], IsAlone], Sequence[ResultT | Exception]]
+"""Runs a batch, in a worker's thread: one result an item, in order. An exception in the place
+of a result fails its item; one that is raised fails the batch."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class BatcherStats:
 
 
 class Batcher(Generic[ItemT, ResultT]):
-    """A bounded queue, a dispatcher and a few worker threads.
+    """A bounded line and a few worker threads.
 
     Every method belongs to one event loop; only `run_batch` is called in the workers.
     """
@@ -82,14 +85,15 @@ class Batcher(Generic[ItemT, ResultT]):
                 while a worker is free.
         """
         self._run_batch = run_batch
-        self._max_batch_size = max_batch_size
         self._workers = workers
-        self._max_wait_seconds = max_wait_seconds
-        self._line = WaitingLine[ItemT, ResultT](queue_size)
-        self._runs: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="infer")
-        self._wake = asyncio.Event()
-        self._dispatcher: asyncio.Task[None] | None = None
+        self._line = WaitingLine[ItemT, ResultT](
+            queue_size, max_batch_size=max_batch_size, max_wait_seconds=max_wait_seconds
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: dict[int, Sequence[Waiting[ItemT, ResultT]]] = {}
+        self._living = 0
+        self._stopped = asyncio.Event()
+        self._dead = False
         self._draining = False
         self._counts = {
             "items": 0, "batches": 0, "failed": 0, "refused": 0, "cancelled": 0, "expired": 0
@@ -97,17 +101,20 @@ class Batcher(Generic[ItemT, ResultT]):
 
     @property
     def healthy(self) -> bool:
-        """Whether the dispatcher lives; one that died never comes back."""
-        return self._dispatcher is not None and not self._dispatcher.done()
+        """Whether every worker lives; one that died never comes back."""
+        return self._loop is not None and not self._dead
 
     def stats(self) -> BatcherStats:
         """Returns the counters."""
-        return BatcherStats(waiting=len(self._line), running=len(self._runs), **self._counts)
+        return BatcherStats(waiting=len(self._line), running=len(self._running), **self._counts)
 
     def start(self) -> None:
-        """Starts the dispatcher in the running event loop."""
-        self._dispatcher = asyncio.create_task(self._dispatch(), name="batcher")
-        self._dispatcher.add_done_callback(self._on_dispatcher_done)
+        """Starts the workers; their results come back to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._living = self._workers
+        for number in range(self._workers):
+            # A run that never ends must not keep the process from ending.
+            threading.Thread(target=self._work, name=f"infer-{number}", daemon=True).start()
 
     async def submit(self, item: ItemT, deadline: float) -> Done[ResultT]:
         """Waits in the queue, is run in some batch, and returns the item's own result.
@@ -126,7 +133,6 @@ class Batcher(Generic[ItemT, ResultT]):
             InferenceFailed: the item's batch failed.
         """
         waiting = self._join(item, deadline)
-        self._wake.set()
         try:
             async with asyncio.timeout_at(deadline):
                 return await waiting.future
@@ -145,15 +151,14 @@ class Batcher(Generic[ItemT, ResultT]):
                 `Draining`.
         """
         self._draining = True
-        self._wake.set()
-        if self._dispatcher is not None:
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait([self._dispatcher], timeout=left)
-            self._dispatcher.cancel()
+        self._line.close()
+        if self._living:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._stopped.wait()
         self._line.fail(Draining("stopped before this item was run"))
-        for run in self._runs:
-            run.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for batch in list(self._running.values()):
+            fail_all(batch, Draining("stopped while this item was run"))
 
     def _join(self, item: ItemT, deadline: float) -> Waiting[ItemT, ResultT]:
         if self._draining:
@@ -169,71 +174,77 @@ class Batcher(Generic[ItemT, ResultT]):
     def _withdraw(self, waiting: Waiting[ItemT, ResultT], reason: str) -> None:
         self._counts[reason] += 1
         self._line.leave(waiting)
-        self._wake.set()
 
-    async def _dispatch(self) -> None:
-        while not self._draining or self._line or self._runs:
-            pause = self._pause_seconds()
-            if pause == 0:
-                self._start_run()
-                continue
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-
-    def _pause_seconds(self) -> float | None:
-        """Returns how long to wait before the next batch; None means until woken."""
-        if not self._line or len(self._runs) >= self._workers:
-            return None
-        if self._draining or len(self._line) >= self._max_batch_size:
-            return 0
-        waited = time.perf_counter() - self._line.oldest.arrived
-        return max(0.0, self._max_wait_seconds - waited)
-
-    def _start_run(self) -> None:
-        # Workers that are free share what waits, so that none gets it all.
-        free = self._workers - len(self._runs)
-        batch = self._line.take(min(self._max_batch_size, math.ceil(len(self._line) / free)))
-        if not batch:
-            return
-        alone = not self._runs and not self._line
-        run = asyncio.create_task(self._run(batch, alone))
-        self._runs.add(run)
-        run.add_done_callback(self._on_run_done)
-
-    async def _run(self, batch: list[Waiting[ItemT, ResultT]], alone: bool) -> None:
-        loop = asyncio.get_running_loop()
-        items = [waiting.item for waiting in batch]
-        started = time.perf_counter()
-        self._counts["batches"] += 1
-        self._counts["items"] += len(items)
+    def _work(self) -> None:
+        """Takes batches and runs them, in a worker's thread, until the line is closed."""
+        batch: Sequence[Waiting[ItemT, ResultT]] = ()
         try:
-            results = await loop.run_in_executor(self._threads, self._run_batch, items, alone)
-            if len(results) != len(items):
-                raise InferenceFailed(f"{len(results)} results for {len(items)} items")
-        except asyncio.CancelledError:
-            fail_all(batch, Draining("stopped while this item was run"))
-            raise
+            while batch := self._line.take():
+                self._run(batch)
+        except BaseException:
+            _log.critical("a worker of the batcher died", exc_info=True)
+        finally:
+            self._tell(self._on_worker_end, batch)
+
+    def _is_alone(self) -> bool:
+        return len(self._running) == 1 and not self._line
+
+    def _run(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
+        started = time.perf_counter()
+        self._running[id(batch)] = batch
+        try:
+            results = self._run_batch([waiting.item for waiting in batch], self._is_alone)
+            if len(results) != len(batch):
+                raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
         except Exception as error:
-            _log.exception("a batch of %d failed", len(items))
-            self._counts["failed"] += 1
+            _log.exception("a batch of %d failed", len(batch))
             known = isinstance(error, InferenceFailed)
-            fail_all(batch, error if known else InferenceFailed("the run raised an error"))
-            return
-        seconds = time.perf_counter() - started
+            failure = error if known else InferenceFailed("the run raised an error")
+            self._tell(self._fail, batch, failure)
+        else:
+            seconds = time.perf_counter() - started
+            self._tell(self._deliver, batch, results, started, seconds)
+        finally:
+            del self._running[id(batch)]
+
+    def _tell(self, method: Callable[..., None], *arguments: object) -> None:
+        """Calls a method in the event loop."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # a closed loop has nobody who waits
+            self._loop.call_soon_threadsafe(method, *arguments)
+
+    def _deliver(
+        self,
+        batch: Sequence[Waiting[ItemT, ResultT]],
+        results: Sequence[ResultT | Exception],
+        started: float,
+        seconds: float,
+    ) -> None:
+        self._count(batch)
         for waiting, result in zip(batch, results, strict=True):
-            if not waiting.future.done():
+            if waiting.future.done():
+                continue
+            if isinstance(result, Exception):
+                waiting.future.set_exception(result)
+            else:
                 queued = started - waiting.arrived
-                waiting.future.set_result(Done(result, queued, seconds, len(items)))
+                waiting.future.set_result(Done(result, queued, seconds, len(batch)))
 
-    def _on_run_done(self, run: asyncio.Task[None]) -> None:
-        self._runs.discard(run)
-        self._wake.set()
+    def _fail(self, batch: Sequence[Waiting[ItemT, ResultT]], failure: InferenceFailed) -> None:
+        self._count(batch)
+        self._counts["failed"] += 1
+        fail_all(batch, failure)
 
-    def _on_dispatcher_done(self, dispatcher: asyncio.Task[None]) -> None:
-        if self._draining:
-            return
-        cause = None if dispatcher.cancelled() else dispatcher.exception()
-        _log.critical("the batcher's dispatcher died", exc_info=cause)
-        self._line.fail(NotReady("the batcher died"))
+    def _count(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
+        self._counts["batches"] += 1
+        self._counts["items"] += len(batch)
+
+    def _on_worker_end(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
+        """Notes the end of a worker; where it died, `batch` is what it was at."""
+        self._living -= 1
+        if not self._living:
+            self._stopped.set()
+        if batch:
+            self._dead = True
+            fail_all(batch, NotReady("the batcher died"))
+            self._line.fail(NotReady("the batcher died"))

@@ -9,6 +9,7 @@ much for HEIC and AVIF. Next: `images.py`, which decodes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 UPRIGHT = 1
 _ORIENTATION_TAG = 0x0112
@@ -55,7 +56,22 @@ def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
         The JPEG without its metadata segments, and its first EXIF block (or nothing).
     """
     kept = [data[:2]]
-    exif = b""
+    exif, end = b"", 2
+    for marker, start, end in walk_segments(data):
+        if marker not in _METADATA_MARKERS:
+            kept.append(data[start:end])
+        elif marker == _APP1 and not exif and data.startswith(_EXIF_HEADER, start + 4):
+            exif = data[start + 4 : end]
+    kept.append(data[end:])
+    return b"".join(kept), exif
+
+
+def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields marker, start and end of each segment of a JPEG before its first scan.
+
+    Args:
+        data: a JPEG file, possibly damaged; the walk ends where it cannot be followed.
+    """
     position = 2
     while data[position : position + 1] == b"\xff" and len(data) >= position + 4:
         marker = data[position + 1]
@@ -63,13 +79,8 @@ def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
         if marker == _START_OF_SCAN or length < 2:
             break
         end = position + 2 + length
-        if marker not in _METADATA_MARKERS:
-            kept.append(data[position:end])
-        elif marker == _APP1 and not exif and data.startswith(_EXIF_HEADER, position + 4):
-            exif = data[position + 4 : end]
+        yield marker, position, end
         position = end
-    kept.append(data[position:])
-    return b"".join(kept), exif
 
 
 def hide_exif(data: bytes) -> bytes:

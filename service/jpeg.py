@@ -3,13 +3,17 @@
 In: a JPEG without its metadata and the size that the encoder wants. Out: uint8 [H, W, 3] RGB, or
 nothing where this way does not fit: then Pillow's way in `images.py` does. It takes two thirds of
 the time. The pixels differ from Pillow's by 0.6 of 255 in the mean over real photos, less than
-those of two of Pillow's own filters do.
+those of two of Pillow's own filters do. `is_quick` tells from the header what a JPEG will cost.
 """
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from numpy.typing import NDArray
+
+from service.exif import walk_segments
 
 try:
     import cv2
@@ -19,6 +23,25 @@ except ImportError:  # the extra `fast` is not installed
 else:
     AVAILABLE = True
     cv2.setNumThreads(1)  # photos are decoded side by side
+
+_BASELINE = frozenset({0xC0, 0xC1})  # start of frame, sequential; progressive ones take longer
+_MAX_QUICK_PIXELS = 2 * 2**20
+_MAX_QUICK_BYTES = 2 * 2**20
+
+
+def is_quick(data: bytes) -> bool:
+    """Tells whether a photo is a JPEG that is decoded within some ten milliseconds.
+
+    Args:
+        data: the content of a file of any kind; nothing but its header is looked at.
+    """
+    if not data.startswith(b"\xff\xd8") or len(data) > _MAX_QUICK_BYTES:
+        return False
+    for marker, start, end in walk_segments(data):
+        if marker in _BASELINE and len(data) >= end >= start + 9:
+            height, width = struct.unpack_from(">HH", data, start + 5)
+            return bool(height * width <= _MAX_QUICK_PIXELS)
+    return False
 
 
 def shrink_jpeg(

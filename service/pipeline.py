@@ -16,9 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle, load_bundle
 from service.drain_rate import DrainRate
@@ -26,13 +23,15 @@ from service.engine import Engine, open_engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
 from service.explanation import Explainer, Explanation
 from service.images import DecodedImage, PixelArray, decode_image
+from service.inference import Found, Inference, Item
+from service.jpeg import is_quick
 from service.labels.catalogue import Catalogue
 from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
 from service.scoring import ScoredLabel, score_labels
-from service.selection import Head, Query, Selection, select_labels
+from service.selection import Query, Selection, select_labels
 from service.settings import Settings, count_cores
-from service.stages import Stage, Watcher, collect_stages
+from service.stages import Stage, Watcher
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -45,9 +44,10 @@ class Timings:
     """Where the time of one prediction went, milliseconds.
 
     Attributes:
-        decode_ms: waiting for a decoding thread, decoding and resizing.
-        queue_ms: waiting for the engine.
-        inference_ms: the run of the batch that this image was in.
+        decode_ms: decoding and resizing, the wait for a decoding thread included.
+        queue_ms: waiting for a worker.
+        inference_ms: the run of the batch that this image was in, the other images' decoding
+            included where the worker decodes them.
         total_ms: from the call to the answer.
     """
 
@@ -76,23 +76,6 @@ class Prediction:
     explanations: tuple[Explanation, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class _Item:
-    """What the batcher carries: pixels uint8 [H, W, 3], the heads to run, whether to explain."""
-
-    pixels: PixelArray
-    heads: tuple[Head, ...]
-    explained: bool
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """What the batcher brings back: what the engine found, and when its batch's stages ran."""
-
-    found: tuple[LogitsArray, ...]
-    stages: Sequence[Stage]
-
-
 class Pipeline:
     """All stages of one model, from bytes to labels.
 
@@ -104,7 +87,6 @@ class Pipeline:
         catalogue: the label sets.
         explainer: what draws maps.
         settings: the settings it was opened with.
-        watchers: who is told of every photo and batch.
     """
 
     def __init__(
@@ -120,9 +102,9 @@ class Pipeline:
         self.explainer = Explainer(bundle)
         self.catalogue = catalogue
         self.settings = settings
-        self.watchers: tuple[Watcher, ...] = ()
-        self._batcher = Batcher[_Item, _Run](
-            self._run_batch,
+        self._inference = Inference(engine, bundle.card.input, settings.max_pixels)
+        self._batcher = Batcher[Item, Found](
+            self._inference.run,
             max_batch_size=engine.max_batch_size,
             queue_size=settings.queue_size,
             workers=engine.workers,
@@ -145,6 +127,15 @@ class Pipeline:
         if self._phase == "ready" and not self._batcher.healthy:
             return "failed"
         return self._phase
+
+    @property
+    def watchers(self) -> tuple[Watcher, ...]:
+        """Who is told of every photo and batch."""
+        return self._inference.watchers
+
+    @watchers.setter
+    def watchers(self, watchers: tuple[Watcher, ...]) -> None:
+        self._inference.watchers = watchers
 
     @property
     def queue_length(self) -> int:
@@ -256,11 +247,17 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         async with self.taking():
+            # A photo takes its place in the queue before it is decoded: under a burst the
+            # surplus is refused at once, not after it has cost a decode.
+            self.check_room()
             deadline = self._set_deadline()
             started = time.perf_counter()
-            image = await self._decode(data, deadline)
-            decoding = Stage("decode", started, time.perf_counter())
-            prediction = await self._answer(image, selection, deadline, (decoding,))
+            if self._decodes_apart(data):
+                image = await self._decode(data, deadline)
+                decoding = Stage("decode", started, time.perf_counter())
+                prediction = await self._answer(image, selection, deadline, (decoding,))
+            else:
+                prediction = await self._answer(data, selection, deadline)
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
@@ -289,31 +286,30 @@ class Pipeline:
 
     async def _answer(
         self,
-        image: DecodedImage,
+        photo: bytes | DecodedImage,
         selection: Selection,
         deadline: float,
         earlier: tuple[Stage, ...] = (),
     ) -> Prediction:
         joined = time.perf_counter()
-        explained = selection.query.explain is not None
-        item = _Item(image.pixels, selection.heads, explained)
+        item = Item(photo, selection.heads, selection.query.explain is not None)
         done = await self._batcher.submit(item, deadline)
-        parts, found = len(selection.parts), done.result.found
-        labels = await self._score(found[:parts], selection)
-        explanations: tuple[Explanation, ...] = ()
-        if explained:
-            size = (image.width, image.height)
-            explanations = await self._explain(labels, selection, found[parts:], size)
+        found = done.result
+        labels = await self._score(found.logits, selection)
+        explanations = await self._explain(labels, selection, found) if item.explained else ()
         queueing = Stage("queue", joined, joined + done.queue_seconds)
-        stages = (*earlier, queueing, *done.result.stages)
+        stages = (*earlier, queueing, *found.stages)
         for watcher in self.watchers:
             watcher.saw_prediction(stages, done.batch_size)
+        decode_seconds = sum(stage.seconds for stage in stages if stage.name == "decode")
+        in_run = 0.0 if earlier else decode_seconds
         timings = Timings(
-            decode_ms=sum(stage.seconds for stage in earlier) * 1000,
+            decode_ms=decode_seconds * 1000,
             queue_ms=done.queue_seconds * 1000,
-            inference_ms=done.run_seconds * 1000,
+            inference_ms=(done.run_seconds - in_run) * 1000,
             total_ms=(time.perf_counter() - stages[0].started) * 1000,
         )
+        image = found.image
         return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def _score(
@@ -326,20 +322,23 @@ class Pipeline:
         )
 
     async def _explain(
-        self,
-        labels: Sequence[ScoredLabel],
-        selection: Selection,
-        memories: Sequence[NDArray[np.float32]],
-        photo: tuple[int, int],
+        self, labels: Sequence[ScoredLabel], selection: Selection, found: Found
     ) -> tuple[Explanation, ...]:
+        size = (found.image.width, found.image.height)
         return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, self.explainer.explain_labels, labels, selection, memories, photo
+            self._decoders, self.explainer.explain_labels, labels, selection, found.memories, size
         )
 
+    def _decodes_apart(self, data: bytes) -> bool:
+        """Tells whether a photo is decoded before it joins the line.
+
+        On a CPU the worker that takes a photo decodes it: the cores are busy either way, and one
+        thread does it with fewer hand-overs than two. What takes longer would hold up the others
+        of its batch; and a GPU would wait.
+        """
+        return self.engine.device != "cpu" or not is_quick(data)
+
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
-        # An image takes its place in the queue before it is decoded: under a burst the
-        # surplus is refused at once, not after it has cost a decode.
-        self.check_room()
         contract = self.bundle.card.input
         self._decoding += 1
         try:
@@ -351,18 +350,6 @@ class Pipeline:
             raise DeadlineExceeded("the deadline passed while decoding") from error
         finally:
             self._decoding -= 1
-
-    def _run_batch(self, items: Sequence[_Item], alone: bool) -> Sequence[_Run]:
-        images = np.stack([item.pixels for item in items])
-        explained = [row for row, item in enumerate(items) if item.explained]
-        heads = [item.heads for item in items]
-        started = time.perf_counter()
-        with collect_stages() as stages:
-            results = self.engine.run(images, heads, alone=alone, explained=explained)
-        seconds = time.perf_counter() - started
-        for watcher in self.watchers:
-            watcher.saw_batch(len(items), seconds)
-        return [_Run(found, stages) for found in results]
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

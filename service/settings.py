@@ -96,7 +96,8 @@ class Settings(BaseSettings):
     """CPU threads that compute; 0 = one for each core (default 0)."""
 
     decode_threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads that decode images; 0 = one for each core (default 0)."""
+    """CPU threads that decode images beside the model: every image where a GPU runs it, large or
+    unusual ones where the CPU does; 0 = one for each core (default 0)."""
 
     max_body_bytes: int = Field(default=20 * MIB, ge=1)
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""

@@ -1,13 +1,15 @@
 """The line that items wait in: bounded, in order of arrival, each item with its own future.
 
-In: items with deadlines. Out: the next few that somebody still waits for. Next:
-`batcher.py`, which decides when to take how many.
+In: items with deadlines, from an event loop. Out: the next batch, to whichever worker's thread
+asks. Next: `batcher.py`, whose workers run what they take.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -46,7 +48,8 @@ class Waiting(Generic[ItemT, ResultT]):
         arrived: when it joined, seconds of `time.perf_counter`, which is finer than the event
             loop's clock.
         deadline: when nobody wants its result any more, seconds on the event loop's clock.
-        future: done when the item has its result, or when its client has left.
+        future: done when the item has its result, or when its client has left. Only the event
+            loop changes it.
     """
 
     item: ItemT
@@ -56,21 +59,27 @@ class Waiting(Generic[ItemT, ResultT]):
 
 
 class WaitingLine(Generic[ItemT, ResultT]):
-    """A bounded first-in first-out line; every method belongs to one event loop."""
+    """A bounded first-in first-out line; `take` belongs to the workers, the rest to the loop."""
 
-    def __init__(self, size: int) -> None:
-        """Makes an empty line with `size` places."""
+    def __init__(self, size: int, *, max_batch_size: int, max_wait_seconds: float) -> None:
+        """Makes an empty line.
+
+        Args:
+            size: places.
+            max_batch_size: most items that are taken at once.
+            max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
+        """
         self._size = size
+        self._max_batch_size = max_batch_size
+        self._max_wait_seconds = max_wait_seconds
         self._line: deque[Waiting[ItemT, ResultT]] = deque()
+        self._changed = threading.Condition()
+        self._takers = 0
+        self._closed = False
 
     def __len__(self) -> int:
         """Returns how many items wait."""
         return len(self._line)
-
-    @property
-    def oldest(self) -> Waiting[ItemT, ResultT]:
-        """The item that has waited longest; the line must not be empty."""
-        return self._line[0]
 
     def join(self, item: ItemT, deadline: float) -> Waiting[ItemT, ResultT]:
         """Puts an item at the end.
@@ -82,31 +91,68 @@ class WaitingLine(Generic[ItemT, ResultT]):
             raise QueueFull("no place in the queue")
         loop = asyncio.get_running_loop()
         waiting = Waiting[ItemT, ResultT](item, time.perf_counter(), deadline, loop.create_future())
-        self._line.append(waiting)
+        with self._changed:
+            self._line.append(waiting)
+            self._changed.notify()
         return waiting
 
     def leave(self, waiting: Waiting[ItemT, ResultT]) -> None:
         """Frees an item's place, where it still has one."""
-        with contextlib.suppress(ValueError):
+        with self._changed, contextlib.suppress(ValueError):
             self._line.remove(waiting)
 
-    def take(self, count: int) -> list[Waiting[ItemT, ResultT]]:
-        """Takes up to `count` items from the front.
+    def take(self) -> list[Waiting[ItemT, ResultT]]:
+        """Waits for items and takes the next batch from the front.
 
-        Items whose client has left or whose deadline has passed are dropped on the way.
+        Workers that wait here share the items, so that none gets them all. Items whose client has
+        left or whose deadline has passed are dropped on the way.
+
+        Returns:
+            The batch; nothing where the line is closed and empty.
         """
-        now = asyncio.get_running_loop().time()
-        taken: list[Waiting[ItemT, ResultT]] = []
-        while self._line and len(taken) < count:
-            waiting = self._line.popleft()
-            if not waiting.future.done() and waiting.deadline > now:
-                taken.append(waiting)
-        return taken
+        with self._changed:
+            self._takers += 1
+            try:
+                while self._line or not self._closed:
+                    pause = self._pause_seconds()
+                    if pause != 0:
+                        self._changed.wait(pause)
+                    elif batch := self._cut(math.ceil(len(self._line) / self._takers)):
+                        return batch
+            finally:
+                self._takers -= 1
+        return []
+
+    def close(self) -> None:
+        """Lets the workers go as soon as the line is empty; nobody waits for fuller batches."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
         """Empties the line; everything in it fails with `error`."""
-        fail_all(self._line, error)
-        self._line.clear()
+        with self._changed:
+            left = list(self._line)
+            self._line.clear()
+            self._changed.notify_all()
+        fail_all(left, error)
+
+    def _pause_seconds(self) -> float | None:
+        """Returns how long to wait before the next batch; None means until something changes."""
+        if not self._line:
+            return None
+        if self._closed or len(self._line) >= self._max_batch_size:
+            return 0
+        waited = time.perf_counter() - self._line[0].arrived
+        return max(0.0, self._max_wait_seconds - waited)
+
+    def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
+        taken: list[Waiting[ItemT, ResultT]] = []
+        while self._line and len(taken) < min(count, self._max_batch_size):
+            waiting = self._line.popleft()
+            if not waiting.future.done() and waiting.deadline > waiting.future.get_loop().time():
+                taken.append(waiting)
+        return taken
 
 
 def fail_all(batch: Iterable[Waiting[ItemT, ResultT]], error: Exception) -> None:

@@ -35,6 +35,6 @@ def encode_picture(picture: Image.Image, file_format: str = "PNG", **options: An
     return buffer.getvalue()
 
 
-def make_photo(seed: int = 0, file_format: str = "PNG") -> bytes:
-    """Returns the content of a small photo's file."""
-    return encode_picture(make_picture(seed), file_format)
+def make_photo(seed: int = 0, file_format: str = "PNG", *, width: int = 48) -> bytes:
+    """Returns the content of a small photo's file, 32 pixels high."""
+    return encode_picture(make_picture(seed, width), file_format)

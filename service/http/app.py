@@ -77,7 +77,9 @@ def create_app(
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    for routes in (predict, labels, info, health, open_inference):
+    # An included router is matched twice a request; these routes are complete as they are.
+    app.router.routes.extend(predict.router.routes)
+    for routes in (labels, info, health, open_inference):
         app.include_router(routes.router)
     add_page(app)
     return app

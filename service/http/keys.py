@@ -1,8 +1,9 @@
 """Keys: who may predict, and who may change label sets.
 
 In: the header `Authorization: Bearer KEY` or `X-API-Key: KEY`. Out: nothing, or 401 or 403;
-`caller` of the request's state says who asks. Routes depend on `PREDICT` or `ADMINISTRATE`; what
-depends on neither is public. Next: `rates.py`, which counts by caller.
+`caller` of the request's state says who asks. Routes depend on `PREDICT` or `ADMINISTRATE`, in
+which FastAPI's security classes are for the documentation; what depends on neither is public.
+Next: `rates.py`, which counts by caller.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import hashlib
 import hmac
 import ipaddress
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import Depends, Request, Security
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
 from service.errors import StartError
@@ -31,9 +31,6 @@ _BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="A key,
 _HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, scheme_name="header", description="The same key."
 )
-
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
-Header = Annotated[str | None, Security(_HEADER)]
 
 
 class KeyRing:
@@ -75,33 +72,35 @@ class KeyRing:
         return f"address {_widen(address)}"
 
 
-async def demand_predict_key(request: Request, bearer: Bearer, header: Header) -> None:
+async def demand_predict_key(request: Request) -> None:
     """Checks that the client may predict, and names it."""
-    key = _choose_key(bearer, header)
-    ring = _identify(request, key)
+    ring, key = _identify(request)
     ring.check_predict(key)
 
 
-async def demand_admin_key(request: Request, bearer: Bearer, header: Header) -> None:
+async def demand_admin_key(request: Request) -> None:
     """Checks that the client may change label sets, and names it."""
-    key = _choose_key(bearer, header)
-    ring = _identify(request, key)
+    ring, key = _identify(request)
     ring.check_administrate(key)
 
 
-PREDICT = Depends(demand_predict_key)
-ADMINISTRATE = Depends(demand_admin_key)
+_DOCUMENTED = (Security(_BEARER), Security(_HEADER))
+PREDICT = (Depends(demand_predict_key), *_DOCUMENTED)
+ADMINISTRATE = (Depends(demand_admin_key), *_DOCUMENTED)
 
 
-def _choose_key(bearer: HTTPAuthorizationCredentials | None, header: str | None) -> str | None:
-    return bearer.credentials if bearer is not None else header
-
-
-def _identify(request: Request, key: str | None) -> KeyRing:
+def _identify(request: Request) -> tuple[KeyRing, str | None]:
     ring: KeyRing = request.app.state.keys
-    address = request.client.host if request.client is not None else "unknown"
-    request.state.caller = ring.name_caller(key, address)
-    return ring
+    key = _read_key(request)
+    if request.app.state.rates is not None:  # nobody else wants to know
+        address = request.client.host if request.client is not None else "unknown"
+        request.state.caller = ring.name_caller(key, address)
+    return ring, key
+
+
+def _read_key(request: Request) -> str | None:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if key and scheme.lower() == "bearer" else request.headers.get("X-API-Key")
 
 
 def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:

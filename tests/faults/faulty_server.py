@@ -8,11 +8,9 @@ the bundle is not opened.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +39,6 @@ def make_fault(name: str) -> bytes:
 class FaultyEngine(Engine):
     """Fails where a photo says so, and is itself otherwise."""
 
-    kill_batcher: Callable[[], object]
-
     def run(self, images: Any, *args: Any, **options: Any) -> Any:
         _log.warning("run images=%d", len(images))
         colours = {tuple(int(value) for value in image[0, 0]) for image in images}
@@ -53,20 +49,8 @@ class FaultyEngine(Engine):
         if _COLOURS["HOLD"] in colours:
             wait_for_file("FAULTS_HOLD")
         if _COLOURS["DIE"] in colours:
-            self.kill_batcher()
+            raise SystemExit  # which nothing but the end of its worker's thread catches
         return super().run(images, *args, **options)
-
-
-class FaultyPipeline(Pipeline):
-    """Lets its engine kill the batcher."""
-
-    async def start(self) -> None:
-        await super().start()
-        dispatcher = self._batcher._dispatcher
-        assert isinstance(self.engine, FaultyEngine)
-        assert dispatcher is not None
-        loop = asyncio.get_running_loop()
-        self.engine.kill_batcher = lambda: loop.call_soon_threadsafe(dispatcher.cancel)
 
 
 def wait_for_file(variable: str) -> None:
@@ -80,7 +64,6 @@ def wait_for_file(variable: str) -> None:
 def open_faulty(settings: Settings) -> Pipeline:
     wait_for_file("FAULTS_OPEN")
     pipeline = open_pipeline(settings)
-    pipeline.__class__ = FaultyPipeline
     pipeline.engine.__class__ = FaultyEngine
     return pipeline
 

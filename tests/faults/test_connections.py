@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 
@@ -26,10 +27,13 @@ def read_reply(connection: socket.socket) -> bytes:
 
 
 def ask_raw(server: ServerProcess, request: bytes) -> bytes:
-    """Sends bytes and returns the beginning of the answer."""
+    """Sends bytes and returns the answer: head and body come in as many pieces as they like."""
     with socket.create_connection(server.find_address(), timeout=30) as connection:
         connection.sendall(request)
-        return connection.recv(65536)
+        reply = connection.makefile("rb")
+        head = b"".join(iter(reply.readline, b"\r\n"))
+        length = re.search(rb"(?i)\ncontent-length: *(\d+)", head)
+        return head + reply.read(int(length[1]) if length else -1)
 
 
 def test_endless_chunked_body_is_refused_before_it_ends_and_fills_no_memory(

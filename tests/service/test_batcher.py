@@ -7,14 +7,15 @@ sleeping, so that a test decides what waits while something runs.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batcher import Batcher, BatcherStats
+from service.batcher import Batcher, BatcherStats, IsAlone
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -27,10 +28,14 @@ from service.errors import (
 pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
+SPOILT, DEADLY = -100, -200
 
 
 class Doubler:
-    """Doubles integers; a negative one fails its batch; every run waits for the gate."""
+    """Doubles integers; every run waits for the gate.
+
+    A negative item fails its batch, `SPOILT` itself only, and `DEADLY` kills the worker.
+    """
 
     def __init__(self, *, closed: bool = False) -> None:
         self.batches: list[list[int]] = []
@@ -40,14 +45,16 @@ class Doubler:
         if not closed:
             self.gate.set()
 
-    def __call__(self, items: Sequence[int], alone: bool) -> Sequence[int]:
+    def __call__(self, items: Sequence[int], is_alone: IsAlone) -> Sequence[int | Exception]:
         self.batches.append(list(items))
-        self.alone.append(alone)
+        self.alone.append(is_alone())
         self.started.release()
         assert self.gate.wait(SECONDS)
-        if any(item < 0 for item in items):
+        if DEADLY in items:
+            raise SystemExit
+        if any(item < 0 for item in items if item != SPOILT):
             raise ValueError("a negative item")
-        return [2 * item for item in items]
+        return [2 * item if item != SPOILT else ZeroDivisionError("spoilt") for item in items]
 
     async def wait_for_start(self) -> None:
         assert await asyncio.to_thread(self.started.acquire, timeout=SECONDS)
@@ -122,10 +129,20 @@ async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maxim
 
     assert await asyncio.gather(first, *rest) == [2000, 0, 2, 4, 6, 8]
     assert run.batches == [[1000], [0, 1, 2], [3, 4]]
-    assert batcher.stats() == BatcherStats(items=6, batches=3)
     await batcher.drain(soon())
+    assert batcher.stats() == BatcherStats(items=6, batches=3)
 
 
+@pytest.fixture
+def undisturbed() -> Iterator[None]:
+    """No other thread runs before the test waits for one."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SECONDS)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("undisturbed")
 async def test_free_workers_share_what_waits() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_batch_size=8, workers=2)
@@ -142,15 +159,16 @@ async def test_free_workers_share_what_waits() -> None:
 
 async def test_only_a_batch_with_nothing_beside_it_is_told_that_it_is_alone() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run, workers=2)
+    batcher = make_batcher(run, workers=2, max_batch_size=1)
     first = await hold_worker(batcher, run)
     second = send(batcher, 1)
     await run.wait_for_start()
 
     run.gate.set()
     await asyncio.gather(first, second)
+    await send(batcher, 2)
 
-    assert run.alone == [True, False]
+    assert run.alone == [True, False, True]
     await batcher.drain(soon())
 
 
@@ -251,8 +269,27 @@ async def test_failed_batch_fails_its_own_items_only() -> None:
     await batcher.drain(soon())
 
 
+async def test_error_in_the_place_of_a_result_fails_its_own_item_only() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    first = await hold_worker(batcher, run)
+    tasks = [send(batcher, item) for item in (1, SPOILT, 2)]
+    await let_tasks_run()
+    run.gate.set()
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert run.batches[1:] == [[1, SPOILT, 2]]
+    assert results[::2] == [2, 4]
+    assert isinstance(results[1], ZeroDivisionError)
+    assert batcher.stats().failed == 0
+    assert await first == 2000
+    await assert_still_works(batcher)
+    await batcher.drain(soon())
+
+
 async def test_engines_own_error_reaches_the_client_unchanged() -> None:
-    def exhaust(_items: Sequence[int], _alone: bool) -> Sequence[int]:
+    def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
         raise OutOfMemory("no memory")
 
     batcher = Batcher[int, int](exhaust, max_batch_size=1, queue_size=1)
@@ -264,7 +301,7 @@ async def test_engines_own_error_reaches_the_client_unchanged() -> None:
 
 
 async def test_missing_results_fail_the_batch() -> None:
-    batcher = Batcher[int, int](lambda _items, _alone: [], max_batch_size=1, queue_size=1)
+    batcher = Batcher[int, int](lambda _items, _is_alone: [], max_batch_size=1, queue_size=1)
     batcher.start()
 
     with pytest.raises(InferenceFailed):
@@ -338,20 +375,19 @@ async def test_batcher_that_was_not_started_refuses() -> None:
         await batcher.submit(1, soon())
 
 
-async def test_dead_dispatcher_shows_and_leaves_nobody_waiting() -> None:
+async def test_dead_worker_shows_and_leaves_nobody_waiting() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    runs = await hold_worker(batcher, run)
-    waits = send(batcher, 1)
+    batcher = make_batcher(run, max_batch_size=2)
+    first = await hold_worker(batcher, run)
+    tasks = [send(batcher, item) for item in (DEADLY, 1, 2)]
     await let_tasks_run()
-
-    (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
-    dispatcher.cancel()
     run.gate.set()
 
-    with pytest.raises(NotReady):
-        await waits
-    assert await runs == 2000
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert await first == 2000
+    assert run.batches[1:] == [[DEADLY, 1]]
+    assert [type(result) for result in results] == [NotReady] * 3
     assert not batcher.healthy
     with pytest.raises(NotReady):
         await batcher.submit(2, soon())

@@ -1,4 +1,4 @@
-"""The short way decodes usual JPEGs as Pillow does, and leaves it the rest."""
+"""The short way decodes usual JPEGs as Pillow does; a header tells what a JPEG will cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from service import jpeg
@@ -14,7 +16,7 @@ from service.card import InputContract
 from service.images import decode_image
 from tests.photos import make_photo
 
-pytestmark = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
+needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
 
 CONTRACT = InputContract(
     height=96, width=64, resize_mode="squash", crop_pct=1.0, interpolation="bicubic"
@@ -36,6 +38,7 @@ def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray
         return decode_image(data, CONTRACT, 10**9).pixels
 
 
+@needs_extra
 @pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_photo_has_pillows_pixels_within_a_small_distance(
@@ -52,6 +55,7 @@ def test_photo_has_pillows_pixels_within_a_small_distance(
     assert np.abs(found.astype(int) - expected).mean() < MEAN_DISTANCE
 
 
+@needs_extra
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
 def test_usual_jpegs_go_the_short_way(
@@ -62,6 +66,7 @@ def test_usual_jpegs_go_the_short_way(
     assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
+@needs_extra
 @pytest.mark.parametrize(
     "data",
     [
@@ -81,8 +86,42 @@ def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
+@needs_extra
 def test_damaged_jpeg_is_not_decoded() -> None:
     data = encode(Image.open(PHOTOS[0]))
     assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, 2) is None
     assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, 2) is None
     assert jpeg.shrink_jpeg(data, 8, 8, 2) is not None
+
+
+PLAIN = encode(Image.new("RGB", (64, 48)))
+
+
+@pytest.mark.parametrize(
+    ("data", "quick"),
+    [
+        (PLAIN, True),
+        (encode(Image.new("L", (64, 48))), True),
+        (encode(Image.new("RGB", (2048, 1024))), True),
+        (encode(Image.new("RGB", (2048, 1025))), False),
+        (encode(Image.new("RGB", (64, 48)), progressive=True), False),
+        (encode(Image.new("RGB", (64, 48)), exif=b"Exif\0\0" + PLAIN), True),
+        (make_photo(0, "PNG"), False),
+        (PLAIN + bytes(2**21), False),
+        (PLAIN[:20], False),
+        (b"\xff\xd8", False),
+        (b"", False),
+    ],
+    ids=[
+        *("colour", "grey", "2 MP", "over 2 MP", "progressive", "thumbnail"),
+        *("PNG", "long", "cut", "start only", "empty"),
+    ],
+)
+def test_quick_are_baseline_jpegs_of_up_to_two_megapixels(data: bytes, quick: bool) -> None:
+    assert jpeg.is_quick(data) is quick
+
+
+@given(st.integers(0, len(PLAIN)), st.binary(max_size=8))
+def test_no_damage_to_the_header_raises(place: int, damage: bytes) -> None:
+    spoilt = PLAIN[:place] + damage + PLAIN[place + len(damage) :]
+    assert jpeg.is_quick(spoilt) in (True, False)

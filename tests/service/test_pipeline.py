@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle import Bundle, BundleError
 from service.engine import Engine
@@ -107,8 +108,11 @@ class Gate:
         self._open.set()
 
 
-async def test_prediction_has_the_photos_size_labels_and_times(pipeline: Pipeline) -> None:
-    prediction = await predict(pipeline, make_photo(1))
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+async def test_prediction_has_the_photos_size_labels_and_times(
+    pipeline: Pipeline, file_format: str
+) -> None:
+    prediction = await predict(pipeline, make_photo(1, file_format))
 
     assert (prediction.width, prediction.height) == (48, 32)
     assert {label.label for label in prediction.labels} == {la.name for la in TINY_LABELS}
@@ -135,16 +139,25 @@ class Recorder:
         self.predictions.append([stage.name for stage in stages])
 
 
+# The worker decodes a small JPEG; what may take longer is decoded before it joins the line.
+@pytest.mark.parametrize(
+    ("file_format", "stages"),
+    [
+        ("PNG", ["decode", "queue", "encode", "head"]),
+        ("JPEG", ["queue", "decode", "encode", "head"]),
+    ],
+)
 async def test_watcher_is_told_of_every_batch_and_of_the_stages_of_every_photo(
-    pipeline: Pipeline,
+    pipeline: Pipeline, file_format: str, stages: list[str]
 ) -> None:
     recorder = Recorder()
     pipeline.watchers = (recorder,)
-    await asyncio.gather(*(predict(pipeline, make_photo(seed)) for seed in range(6)))
+    photos = [make_photo(seed, file_format) for seed in range(6)]
+    await asyncio.gather(*(predict(pipeline, photo) for photo in photos))
     with pytest.raises(InvalidImage):
-        await predict(pipeline, b"junk")
+        await predict(pipeline, photos[0][: len(photos[0]) // 2])
     assert sum(recorder.batches) == 6
-    assert recorder.predictions == [["decode", "queue", "encode", "head"]] * 6
+    assert recorder.predictions == [stages] * 6
 
 
 async def test_pixels_get_the_labels_of_their_photo_without_being_decoded(
@@ -181,8 +194,9 @@ async def test_clients_at_the_same_time_get_what_they_would_get_alone(pipeline: 
     assert len({round(scores["cat"], 4) for scores in alone}) == 20, "photos have to differ"
 
 
-async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline) -> None:
-    photos = [make_photo(0), b"junk", make_photo(1)]
+@pytest.mark.parametrize("bad", [b"junk", make_photo(2, "JPEG")[:-9]], ids=["apart", "in batch"])
+async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline, bad: bytes) -> None:
+    photos = [make_photo(0), bad, make_photo(1)]
 
     results = await asyncio.gather(
         *(predict(pipeline, data) for data in photos), return_exceptions=True
@@ -227,16 +241,19 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
         await assert_good_photo_is_answered(pipeline)
 
 
-@pytest.mark.parametrize(("owner", "stage"), [(pipeline_module, "decode_image"), (Engine, "run")])
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("stage", ["decode", "run"])
 async def test_deadline_covers_decoding_and_the_queue(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, owner: Any, stage: str
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, file_format: str, stage: str
 ) -> None:
     pipeline = open_pipeline(make_settings(tiny_bundle, deadline_ms=30))
     await pipeline.start()
     with monkeypatch.context() as patch:
-        gate = Gate(patch, owner, stage)
+        module = pipeline_module if file_format == "PNG" else inference_module
+        owner, name = (Engine, "run") if stage == "run" else (module, "decode_image")
+        gate = Gate(patch, owner, name)
         with pytest.raises(DeadlineExceeded):
-            await predict(pipeline, make_photo(0))
+            await predict(pipeline, make_photo(0, file_format))
         gate.open()
     await pipeline.drain()
 
@@ -318,11 +335,16 @@ async def test_drain_gives_up_after_its_time(
     gate.open()
 
 
-async def test_dead_batcher_makes_the_pipeline_failed(tiny_bundle: Bundle) -> None:
+async def test_dead_batcher_makes_the_pipeline_failed(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_arguments: object, **_options: object) -> None:
+        raise SystemExit
+
     async with running(tiny_bundle) as pipeline:
-        (dispatcher,) = (task for task in asyncio.all_tasks() if task.get_name() == "batcher")
-        dispatcher.cancel()
-        await asyncio.wait([dispatcher])
+        monkeypatch.setattr(pipeline.engine, "run", die)
+        with pytest.raises(NotReady):
+            await predict(pipeline, make_photo(0))
 
         assert pipeline.state == "failed"
         with pytest.raises(NotReady):

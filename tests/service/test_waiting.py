@@ -12,6 +12,11 @@ from service.waiting import Waiting, WaitingLine, fail_all
 pytestmark = pytest.mark.anyio
 
 NEVER = float("inf")
+SECONDS = 30.0
+
+
+def make_line(size: int = 5, *, max_batch_size: int = 9) -> WaitingLine[int, int]:
+    return WaitingLine[int, int](size, max_batch_size=max_batch_size, max_wait_seconds=0)
 
 
 def items_of(batch: list[Waiting[int, int]]) -> list[int]:
@@ -19,36 +24,57 @@ def items_of(batch: list[Waiting[int, int]]) -> list[int]:
 
 
 async def test_items_leave_in_the_order_of_arrival() -> None:
-    line = WaitingLine[int, int](5)
+    line = make_line(max_batch_size=3)
     for item in range(5):
         line.join(item, NEVER)
 
-    assert line.oldest.item == 0
-    assert items_of(line.take(2)) == [0, 1]
-    assert items_of(line.take(9)) == [2, 3, 4]
+    assert items_of(line.take()) == [0, 1, 2]
+    assert items_of(line.take()) == [3, 4]
     assert len(line) == 0
 
 
 async def test_item_whose_client_left_is_not_taken() -> None:
-    line = WaitingLine[int, int](3)
+    line = make_line()
     waiting = [line.join(item, NEVER) for item in range(3)]
 
     waiting[1].future.cancel()
 
-    assert items_of(line.take(2)) == [0, 2]
+    assert items_of(line.take()) == [0, 2]
 
 
 async def test_item_past_its_deadline_is_not_taken() -> None:
-    line = WaitingLine[int, int](3)
+    line = make_line()
     now = asyncio.get_running_loop().time()
     for item, deadline in enumerate((NEVER, now, NEVER)):
         line.join(item, deadline)
 
-    assert items_of(line.take(2)) == [0, 2]
+    assert items_of(line.take()) == [0, 2]
+
+
+async def test_taker_waits_for_the_first_item() -> None:
+    line = make_line()
+    taking = asyncio.create_task(asyncio.to_thread(line.take))
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+
+    line.join(7, NEVER)
+
+    assert items_of(await taking) == [7]
+
+
+async def test_closed_line_gives_what_it_has_and_then_lets_the_takers_go() -> None:
+    line = WaitingLine[int, int](5, max_batch_size=2, max_wait_seconds=SECONDS)
+    waits = asyncio.create_task(asyncio.to_thread(line.take))
+    line.join(1, NEVER)
+
+    line.close()
+
+    assert items_of(await waits) == [1]
+    assert line.take() == []
 
 
 async def test_full_line_refuses_until_one_leaves() -> None:
-    line = WaitingLine[int, int](1)
+    line = make_line(1)
     first = line.join(1, NEVER)
     with pytest.raises(QueueFull):
         line.join(2, NEVER)
@@ -61,7 +87,7 @@ async def test_full_line_refuses_until_one_leaves() -> None:
 
 
 async def test_failing_the_line_empties_it_and_spares_who_is_done() -> None:
-    line = WaitingLine[int, int](2)
+    line = make_line(2)
     left, stays = line.join(1, NEVER), line.join(2, NEVER)
     left.future.cancel()
 

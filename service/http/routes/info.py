@@ -16,7 +16,7 @@ router = APIRouter(tags=["model"])
 
 @router.get(
     "/info",
-    dependencies=[PREDICT],
+    dependencies=[*PREDICT],
     responses=document_problems(NotReady, Draining, Unauthorized),
 )
 async def info(host: Host) -> InfoAnswer:

@@ -77,8 +77,8 @@ Name = Annotated[str, Path(max_length=100, description="Name of the label set.")
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 
-_READING = [PREDICT, LIMITED]
-_WRITING = [ADMINISTRATE, LIMITED]
+_READING = [*PREDICT, LIMITED]
+_WRITING = [*ADMINISTRATE, LIMITED]
 
 
 @router.get("", dependencies=_READING, responses=document_problems(*_READ_PROBLEMS))

@@ -138,7 +138,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     of_model.get(
         "",
         responses=document_errors(*_MODEL_ERRORS, request_errors.Unauthorized),
-        dependencies=[PREDICT],
+        dependencies=[*PREDICT],
     )(model)
     of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
     of_model.post(
@@ -146,7 +146,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
         response_class=Response,
         responses=document_errors(*_INFER_ERRORS),
         openapi_extra=document_json(InferBody),
-        dependencies=[PREDICT, LIMITED],
+        dependencies=[*PREDICT, LIMITED],
     )(infer)
     return of_model
 

@@ -1,0 +1,100 @@
+"""A worker decodes what is not decoded yet, and a photo that is none costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from service.bundle import Bundle
+from service.engine import Engine, open_engine
+from service.errors import InferenceFailed, InvalidImage, TooManyPixels
+from service.images import DecodedImage, decode_image
+from service.inference import Found, Inference, Item
+from service.stages import Stage
+from tests.photos import make_photo
+
+MAX_PIXELS = 48 * 32
+
+
+class Recorder:
+    """A watcher that remembers the sizes of batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def saw_batch(self, size: int, seconds: float) -> None:
+        assert seconds > 0
+        self.batches.append(size)
+
+    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_bundle: Bundle) -> Engine:
+    return open_engine(tiny_bundle, device="cpu", threads=1)
+
+
+@pytest.fixture
+def inference(engine: Engine, tiny_bundle: Bundle) -> Inference:
+    return Inference(engine, tiny_bundle.card.input, MAX_PIXELS)
+
+
+@pytest.fixture
+def decoded(tiny_bundle: Bundle) -> DecodedImage:
+    return decode_image(make_photo(1), tiny_bundle.card.input, MAX_PIXELS)
+
+
+def make_item(photo: bytes | DecodedImage) -> Item:
+    return Item(photo, (None,), explained=False)
+
+
+def run(inference: Inference, *photos: bytes | DecodedImage) -> list[Found | Exception]:
+    return inference.run([make_item(photo) for photo in photos], lambda: False)
+
+
+def test_file_and_pixels_of_a_photo_get_the_same_logits(
+    inference: Inference, decoded: DecodedImage
+) -> None:
+    from_file, from_pixels = run(inference, make_photo(1), decoded)
+    assert isinstance(from_file, Found)
+    assert isinstance(from_pixels, Found)
+    np.testing.assert_array_equal(from_file.logits[0], from_pixels.logits[0])
+    assert (from_file.image.width, from_file.image.height) == (48, 32)
+    assert [stage.name for stage in from_file.stages] == ["decode", "encode", "head"]
+    assert [stage.name for stage in from_pixels.stages] == ["encode", "head"]
+
+
+def test_bad_photos_cost_only_themselves(inference: Inference, decoded: DecodedImage) -> None:
+    recorder = Recorder()
+    inference.watchers = (recorder,)
+    huge = make_photo(2, width=49)
+    found = run(inference, b"junk", make_photo(1), huge, decoded)
+    assert [type(each) for each in found] == [InvalidImage, Found, TooManyPixels, Found]
+    assert recorder.batches == [2]
+    (good,) = run(inference, decoded)
+    assert isinstance(good, Found)
+
+
+def test_engine_is_not_run_without_a_photo(
+    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: DecodedImage
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", None)
+        (found,) = run(inference, b"junk")
+    assert isinstance(found, InvalidImage)
+    assert isinstance(run(inference, decoded)[0], Found)
+
+
+def test_engines_failure_fails_the_batch(
+    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: DecodedImage
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise InferenceFailed("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", fail)
+        with pytest.raises(InferenceFailed):
+            run(inference, b"junk", decoded)
+    assert isinstance(run(inference, decoded)[0], Found)
