@@ -21,6 +21,7 @@ from service.http.access import Access
 from service.http.answers import add_problem_handlers
 from service.http.body_budget import BodyBudget, HoldBodies
 from service.http.browsers import PageGuard, read_origins
+from service.http.door import Door
 from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
@@ -73,12 +74,13 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
+    app.add_middleware(Door, host=host, routes=predict.ROUTES)
     _add_guards(app, host.settings)
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
     # An included router is matched twice a request; these routes are complete as they are.
-    app.router.routes.extend(predict.router.routes)
+    app.router.routes.extend(predict.ROUTES)
     for routes in (labels, info, health, open_inference):
         app.include_router(routes.router)
     add_page(app)

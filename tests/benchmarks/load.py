@@ -22,6 +22,10 @@ file:close()
 for name, value in string.gmatch(os.getenv("LOAD_HEADERS"), "([^\\t]+)\\t([^\\n]+)\\n") do
   wrk.headers[name] = value
 end
+local pause = tonumber(os.getenv("LOAD_PAUSE_MS"))
+if pause > 0 then
+  function delay() return math.random(0, 2 * pause) end
+end
 function done(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format("RESULT %d %d %.1f %.1f %d %d\\n", summary.requests, summary.duration,
@@ -35,11 +39,19 @@ _SETTLE_SECONDS = 0.8
 
 @dataclass(frozen=True)
 class Request:
-    """A request to send: path, body and headers."""
+    """A request to send.
+
+    Attributes:
+        path: with the query.
+        body: bytes.
+        headers: name -> value.
+        pause_seconds: mean of the time that a client waits before it sends one, at random.
+    """
 
     path: str
     body: bytes
     headers: Mapping[str, str]
+    pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,12 @@ def measure_load(
         meter = CoreMeter(server)
         output = subprocess.run(
             command,
-            env={"LOAD_BODY": str(body), "LOAD_HEADERS": headers, "PATH": "/usr/bin:/bin"},
+            env={
+                "LOAD_BODY": str(body),
+                "LOAD_HEADERS": headers,
+                "LOAD_PAUSE_MS": str(round(request.pause_seconds * 1000)),
+                "PATH": "/usr/bin:/bin",
+            },
             capture_output=True,
             text=True,
             check=True,

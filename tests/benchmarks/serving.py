@@ -4,22 +4,22 @@
 
 In: a bundle and a photo; Debian's `wrk`. Out: a table: requests a second at 1, 8 and 32 clients
 with their ratio to the limit measured in the same rounds, latencies, errors, memory and cold
-start. Every round measures the limit and each server once, in changing order; the table shows
-medians. Slices during which others used the machine are measured again.
+start. Every round measures each server once, in changing order, and the limit before and after
+each slice of load: machines change their speed by the minute. The table shows medians. Slices
+during which others used the machine are measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.benchmarks.load import CoreMeter, Load, measure_load
+from tests.benchmarks.limit import Limit
+from tests.benchmarks.load import Load, measure_load
 from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
 
 _CLIENTS = (1, 8, 32)
@@ -33,7 +33,7 @@ class Figures:
     """What the rounds showed of one server."""
 
     loads: dict[int, list[Load]] = field(default_factory=lambda: defaultdict(list))
-    ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    limits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     memory_mib: list[float] = field(default_factory=list)
     cold_seconds: list[float] = field(default_factory=list)
 
@@ -48,53 +48,49 @@ def main() -> None:
         only = tuple(name for name in given.only.split(",") if name)
         servers += list_peers(given.peers, given.photo, only)
     figures: dict[str, Figures] = defaultdict(Figures)
-    limits: list[dict[str, float]] = []
+    limit = Limit(given.bundle, precisions[0], photo)
     for number in range(given.rounds):
-        limit = _measure_limit(given.bundle, precisions[0], given.photo, given.seconds)
-        limits.append(limit)
-        print(f"round {number + 1}: limit {limit}", file=sys.stderr, flush=True)
+        print(f"round {number + 1}", file=sys.stderr, flush=True)
         for place, server in enumerate(servers if number % 2 == 0 else servers[::-1]):
             port = _FIRST_PORT + 20 * number + place
             with run_server(server, port) as running:
                 _measure_server(server, running, limit, figures[server.name], given.seconds)
-    _print_table(figures, limits)
-
-
-def _measure_limit(bundle: Path, precision: str, photo: Path, seconds: float) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.benchmarks.limit", "--bundle", str(bundle.resolve()),
-               "--precision", precision, "--photo", str(photo.resolve()),
-               "--seconds", str(seconds)]  # fmt: skip
-    for _ in range(_TRIES):
-        meter = CoreMeter()
-        output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        if meter.foreign_cores() <= _MOST_FOREIGN_CORES:
-            break
-    found: dict[str, float] = json.loads(output.stdout)
-    return found
+    _print_table(figures)
 
 
 def _measure_server(
-    server: Server, running: Running, limit: dict[str, float], figures: Figures, seconds: float
+    server: Server, running: Running, limit: Limit, figures: Figures, seconds: float
 ) -> None:
     figures.cold_seconds.append(running.cold_seconds)
     measure_load(running.address, server.request, 8, seconds, running.pids())
     for clients in _CLIENTS:
         slices = []
         for _ in range(_TRIES):
-            slices.append(
-                measure_load(running.address, server.request, clients, seconds, running.pids())
-            )
-            if slices[-1].foreign_cores <= _MOST_FOREIGN_CORES:
+            slices.append(_measure_slice(server, running, limit, clients, seconds))
+            if slices[-1][0].foreign_cores <= _MOST_FOREIGN_CORES:
                 break
-        calmest = min(slices, key=lambda load: load.foreign_cores)
-        figures.loads[clients].append(calmest)
-        figures.ratios[clients].append(calmest.rate / limit["lone" if clients == 1 else "loaded"])
-        print(f"  {server.name} {clients}: {calmest}", file=sys.stderr, flush=True)
+        load, most = min(slices, key=lambda found: found[0].foreign_cores)
+        figures.loads[clients].append(load)
+        figures.limits[clients].append(most)
+        print(f"  {server.name} {clients}: of {most:.1f} {load}", file=sys.stderr, flush=True)
     figures.memory_mib.append(running.memory_mib())
 
 
-def _print_table(figures: dict[str, Figures], limits: list[dict[str, float]]) -> None:
-    loaded, lone = (statistics.median(found[key] for found in limits) for key in ("loaded", "lone"))
+def _measure_slice(
+    server: Server, running: Running, limit: Limit, clients: int, seconds: float
+) -> tuple[Load, float]:
+    """Returns a slice of load, and the limit around it."""
+    before = limit.measure(seconds / 2, lone=clients == 1)
+    load = measure_load(running.address, server.request, clients, seconds, running.pids())
+    after = limit.measure(seconds / 2, lone=clients == 1)
+    return load, (before + after) / 2
+
+
+def _print_table(figures: dict[str, Figures]) -> None:
+    lone, *_, loaded = (
+        statistics.median(limit for found in figures.values() for limit in found.limits[clients])
+        for clients in _CLIENTS
+    )
     print(f"limit of one process: {loaded:.0f} images/s loaded, {lone:.0f} one at a time\n")
     heads = " | ".join(f"{clients} clients: req/s (of limit), p50/p99 ms" for clients in _CLIENTS)
     print(f"| server | {heads} | errors | memory MiB | cold start s |")
@@ -113,7 +109,8 @@ def _describe(found: Figures, clients: int) -> str:
         statistics.median(getattr(load, name) for load in loads)
         for name in ("rate", "p50_ms", "p99_ms")
     )
-    return f"{rate:.0f} ({statistics.median(found.ratios[clients]):.2f}) {p50:.1f}/{p99:.1f}"
+    ratios = [load.rate / limit for load, limit in zip(loads, found.limits[clients], strict=True)]
+    return f"{rate:.0f} ({statistics.median(ratios):.2f}) {p50:.1f}/{p99:.1f}"
 
 
 def _parse() -> argparse.Namespace:

@@ -106,7 +106,6 @@ async def predict(request: Request) -> Response:
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
-    pipeline.check_room()  # before the body is read: refusing is to cost next to nothing
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
     image = upload.images[0]
@@ -139,7 +138,6 @@ async def predict_batch(request: Request) -> Response:
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
-    pipeline.check_room()
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
     query = merge_parameters(parameters, upload.fields)
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
@@ -188,3 +186,6 @@ async def _try_one(
 
 def _write(answer: BaseModel) -> Response:
     return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
+
+
+ROUTES = tuple(route for route in router.routes if isinstance(route, DirectRoute))
