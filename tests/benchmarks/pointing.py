@@ -6,7 +6,7 @@ In: a bundle with maps and a labelled folder with boxes; and, to compare with, t
 Out: hits in percent, over all pairs of a photo and a label that it shows, over those whose boxes
 cover less than a quarter of the photo, and in the mean over labels. Compared with are always
 pointing at the centre, the class activation map (CAM) of a GAP head, the mean attention of the
-decoder's heads and, for open labels, the CAM of ConSE's classifier. The bundle's maps come from
+decoder's heads and, for open labels, the CAM of the names' votes. The bundle's maps come from
 the service's own pipeline; all maps are enlarged alike before the peak is taken.
 """
 
@@ -207,12 +207,12 @@ def compare_open(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
         tokens, row = encoder.encode(pair.photo), names.index(pair.label)
         query = queries[[row], width : 2 * width]
         methods["centre"].append(CENTRE)
-        if head.conse is not None:
+        if head.votes is not None:
             with torch.enable_grad():
                 pooled = tokens.clone().requires_grad_()
-                cosine = head.conse(pooled, queries[[row], 2 * width :])
-                (gradient,) = torch.autograd.grad(cosine.sum(), pooled)
-            methods["CAM of ConSE"].append(shape((gradient * tokens).sum(dim=-1)[0]))
+                voted = head.votes(pooled, queries[[row], 2 * width :])
+                (gradient,) = torch.autograd.grad(voted.sum(), pooled)
+            methods["CAM of the names' votes"].append(shape((gradient * tokens).sum(dim=-1)[0]))
         attended = attend(head.layer.attention, query, head.remember(tokens))
         methods["attention alone"].append(shape(attended))
     methods["maps"] = asyncio.run(draw_served(arguments.bundle, pairs, trained=False))
