@@ -3,8 +3,8 @@
 In: one item of one request. Out: that item's own result. While every worker is busy items
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
 Workers take from the line by themselves: a busy event loop keeps no worker idle.
-Nothing here knows of images: `pipeline.py` puts pixels in and gets logits out, and gives
-the function that runs a batch, which is `engine.py`'s.
+Nothing here knows of images: `pipeline.py` gives the function that runs a batch, which is
+`inference.py`'s.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import onnxruntime as ort
@@ -71,6 +72,9 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    if place.device == "cpu":
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "1" if place.spinning else "0"
     )
@@ -96,6 +100,15 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     if session.get_providers()[0] != provider:
         raise StartError(f"device {device}: {provider} does not start on this machine")
     return session
+
+
+@cache
+def _share_arena() -> None:
+    """Makes one arena for all sessions: each one's own would keep what its largest run took."""
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
 
 
 def _first_line(error: Exception) -> str:

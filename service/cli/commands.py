@@ -44,9 +44,9 @@ from service.cli.questions import (
     TopK,
     make_query,
 )
+from service.cli.serving import serve_model
 from service.errors import ServiceBroken, ServiceError, StartError, StoreIncompatible
 from service.http.problems import describe_problem
-from service.http.server import run_server
 from service.logs import configure_logs
 from service.selection import Query
 from service.settings import Settings
@@ -114,7 +114,7 @@ def serve(settings: Settings) -> None:
 
     ml-decoder serve --bundle bundles/my-model --port 8000
     """
-    run_server(settings)
+    serve_model(settings)
 
 
 def predict(  # noqa: PLR0913 - a command has a parameter for each flag

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -32,10 +31,10 @@ from service.http.problems import (
 )
 from service.http.request_errors import (
     InvalidParameters,
-    InvalidValue,
     MethodNotAllowed,
     RequestError,
     RouteNotFound,
+    list_values,
 )
 
 PROBLEM_JSON = "application/problem+json"
@@ -70,22 +69,6 @@ def answer_unexpected(request: Request) -> JSONResponse:
     """Returns the 500 for what nobody expected; it says nothing of the cause."""
     problem = describe_kind(INTERNAL_ERROR, _request_id(request))
     return _answer(request, INTERNAL_ERROR, problem)
-
-
-def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
-    """Turns pydantic's error dictionaries into values that a client may see.
-
-    Args:
-        pydantic_errors: what `ValidationError.errors()` of pydantic or FastAPI returns.
-        where: where the values stood; None where the first part of `loc` says it, as
-            FastAPI's does.
-    """
-    values = []
-    for error in pydantic_errors:
-        place, *names = error["loc"] if where is None else (where, *error["loc"])
-        name = str(names[0]) if names else str(place)
-        values.append(InvalidValue(str(place), name, error["msg"]))
-    return values
 
 
 async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:

@@ -22,8 +22,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from service.explanation import MOST_EXPLAINED
-from service.http.answers import list_values
-from service.http.request_errors import InvalidParameters, RepeatedField
+from service.http.request_errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import LabelSetName, LabelText
 from service.selection import Explain, Query, Threshold
 

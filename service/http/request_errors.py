@@ -33,8 +33,9 @@ sent, so it may be shown to the client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.errors import ServiceError
 
@@ -186,6 +187,22 @@ class InvalidValue:
     where: str
     name: str
     reason: str
+
+
+def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
+    """Turns pydantic's error dictionaries into values that a client may see.
+
+    Args:
+        pydantic_errors: what `ValidationError.errors()` of pydantic or FastAPI returns.
+        where: where the values stood; None where the first part of `loc` says it, as
+            FastAPI's does.
+    """
+    values = []
+    for error in pydantic_errors:
+        place, *names = error["loc"] if where is None else (where, *error["loc"])
+        name = str(names[0]) if names else str(place)
+        values.append(InvalidValue(str(place), name, error["msg"]))
+    return values
 
 
 class InvalidParameters(RequestError):

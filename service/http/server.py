@@ -8,6 +8,7 @@ answered with 503; then it closes.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import math
@@ -22,8 +23,7 @@ from service.http.app import create_app
 from service.http.connections import limit_header_time
 from service.http.exposition import open_own_port
 from service.http.hosting import OpenPipeline, PipelineHost
-from service.logs import configure_logs
-from service.pipeline import Pipeline, open_pipeline
+from service.pipeline import Pipeline
 from service.settings import Settings
 
 # A worker that has run its batch waits this long at most for the event loop to let it run Python.
@@ -80,25 +80,33 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run_server(settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
+def _settle_memory() -> None:
+    """Takes what is loaded by now for permanent, and gives back what loading has left."""
+    # To search it all for garbage again and again would cost 50 ms each time.
+    gc.collect()
+    gc.freeze()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
+
+
+def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
 
     Args:
         settings: what to serve, and where.
-        open_pipeline: makes the pipeline of the settings.
+        open_pipeline: makes the pipeline of the settings, or waits for it.
 
     Raises:
         StartError: the service cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
         ServiceBroken: it broke while it ran.
     """
-    configure_logs(settings.log_level, settings.log_format)
 
     def open_for_good(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
-        # What is loaded by now stays: going through it again and again would cost 50 ms each time.
-        gc.collect()
-        gc.freeze()
+        _settle_memory()
         return pipeline
 
     host = PipelineHost(settings, open_for_good)

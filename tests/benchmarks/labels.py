@@ -1,9 +1,10 @@
-"""What a request costs by the number of registered labels: latency and peak memory.
+"""What a request costs by the number of registered labels: latency, rate and peak memory.
 
 In: a bundle with an open head. Out: a table on stdout. Run by hand:
 `python -m tests.benchmarks.labels --bundle BUNDLE`. Embeddings are random, so that registering
-takes no text encoder: a request pays for neither. Each size runs in a process of its own, and
-the peak is that process's, model included.
+takes no text encoder: a request pays for neither. The rate is held against the bare sessions, which
+decode and run the same batches in as many threads, with nothing around them. Each size runs in a
+process of its own, and the peak is that process's, model included.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle import load_bundle
+from service.images import decode_image
 from service.labels.definition import Definition
 from service.lanes import LABELS_PER_RUN
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Query
-from service.settings import Settings
+from service.settings import MIB, Settings
+from tests.benchmarks.limit import count_a_second
 from tests.photos import make_photo
 
 SIZES = (1, 1_000, 10_000, 50_000)
 WARM_UP = 2
+CLIENTS = 16
+ROUNDS, ROUND_SECONDS = 5, 4.0
 
 
 def make_definition(count: int, width: int) -> Definition:
@@ -44,8 +49,10 @@ def make_definition(count: int, width: int) -> Definition:
     )
 
 
-async def measure(pipeline: Pipeline, count: int, runs: int) -> list[float]:
-    """Returns the seconds of `runs` requests over `count` labels, one after the other."""
+async def measure(
+    pipeline: Pipeline, count: int, runs: int
+) -> tuple[list[float], list[tuple[float, float]]]:
+    """Returns the seconds of `runs` requests over `count` labels, one by one, and the rates."""
     await pipeline.start()
     encoding = pipeline.catalogue.encoding
     assert encoding is not None, "the bundle has no open head"
@@ -57,17 +64,46 @@ async def measure(pipeline: Pipeline, count: int, runs: int) -> list[float]:
         started = time.perf_counter()
         await pipeline.predict(make_photo(run), await pipeline.select(query))
         seconds.append(time.perf_counter() - started)
+    shares = [await compare_rates(pipeline, query) for _ in range(ROUNDS)]
     await pipeline.drain()
-    return seconds[WARM_UP:]
+    return seconds[WARM_UP:], shares
+
+
+async def compare_rates(pipeline: Pipeline, query: Query) -> tuple[float, float]:
+    """Returns photos a second: of many requests at a time, and of the bare sessions."""
+    engine, contract, photo = pipeline.engine, pipeline.bundle.card.input, make_photo(0)
+    selection = await pipeline.select(query)
+
+    def run_batch() -> None:
+        decoded = [decode_image(photo, contract, MIB) for _ in range(engine.max_batch_size)]
+        engine.run(np.stack([d.pixels for d in decoded]), [selection.heads] * len(decoded))
+
+    async def ask() -> int:
+        answers = 0
+        while time.perf_counter() < ends:
+            await pipeline.predict(photo, selection)
+            answers += 1
+        return answers
+
+    run_batch()
+    started = time.perf_counter()
+    ends = started + ROUND_SECONDS
+    answers = sum(await asyncio.gather(*(ask() for _ in range(CLIENTS))))
+    rate = answers / (time.perf_counter() - started)
+    batches = await asyncio.to_thread(count_a_second, run_batch, engine.workers, ROUND_SECONDS)
+    return rate, batches * engine.max_batch_size
 
 
 def measure_one_size(bundle: Path, count: int, runs: int) -> None:
     """Prints one row of the table."""
     settings = Settings(bundle=bundle, device="cpu", label_store="memory")
-    seconds = asyncio.run(measure(open_pipeline(settings), count, runs))
+    seconds, rates = asyncio.run(measure(open_pipeline(settings), count, runs))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     middle, worst = np.percentile(seconds, [50, 95]) * 1000
-    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {peak:.0f} |", flush=True)
+    rate = np.median([own for own, _ in rates])
+    share = np.median([own / bare for own, bare in rates])
+    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {rate:.1f} ({share:.2f}) | {peak:.0f} |",
+          flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -82,7 +118,8 @@ def main() -> None:
         return
     card = load_bundle(arguments.bundle).card
     print(f"{card.name} {card.version}, one request at a time, {LABELS_PER_RUN} labels a run\n")
-    print("| labels | median ms | 95 % ms | peak MiB |\n|---|---|---|---|", flush=True)
+    print("| labels | median ms | 95 % ms | photos/s (of the bare sessions) | peak MiB |")
+    print("|---|---|---|---|---|", flush=True)
     for size in SIZES:
         command = [sys.executable, "-m", "tests.benchmarks.labels", "--size", str(size)]
         command += ["--bundle", str(arguments.bundle), "--runs", str(arguments.runs)]

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,11 @@ class Running:
 
 
 def list_ours(bundle: Path, precision: str, photo: bytes, name: str = "ours") -> Server:
-    """Describes our own server, asked as browsers and curl -F do."""
+    """Describes our own server, asked as curl -F does, for as many labels as the peers answer."""
     command = (sys.executable, "-m", "service", "serve", "--port", "{port}", "--bundle",
                str(bundle.resolve()), "--precision", precision, "--label-store", "memory",
                "--device", "cpu", "--log-level", "warning")  # fmt: skip
-    return Server(name, command, make_multipart(photo))
+    return Server(name, command, replace(make_multipart(photo), path="/predict?top_k=10"))
 
 
 def make_multipart(photo: bytes) -> Request:

@@ -18,9 +18,9 @@ from typing import Any
 from PIL import Image
 
 from service.cli import commands
+from service.cli.serving import serve_model
 from service.engine import Engine
 from service.errors import OutOfMemory
-from service.http.server import run_server
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from tests.photos import encode_picture
@@ -69,5 +69,5 @@ def open_faulty(settings: Settings) -> Pipeline:
 
 
 if __name__ == "__main__":
-    commands.run_server = partial(run_server, open_pipeline=open_faulty)
+    commands.serve_model = partial(serve_model, open_pipeline=open_faulty)
     commands.main()

@@ -16,14 +16,13 @@ from pydantic import ValidationError
 from service import errors
 from service.errors import InvalidLabelSet, LabelSetChanged
 from service.http import request_errors
-from service.http.answers import list_values
 from service.http.conditions import demand_version, is_known, make_tag
 from service.http.dependencies import Host
 from service.http.disconnects import finish_or_leave
 from service.http.keys import ADMINISTRATE, PREDICT
 from service.http.openapi import document_json, document_problems
 from service.http.rates import LIMITED
-from service.http.request_errors import InvalidParameters, InvalidValue
+from service.http.request_errors import InvalidParameters, InvalidValue, list_values
 from service.http.schemas import (
     LabelSetAnswer,
     LabelSetsAnswer,

@@ -137,7 +137,7 @@ def test_flag_wins_over_variable_wins_over_default(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr(cli, "run_server", served.append)
+    monkeypatch.setattr(cli, "serve_model", served.append)
     monkeypatch.setenv("ML_DECODER_PORT", "1111")
     run("serve")
     run("serve", "--port", "2222", "--max-wait-ms", "2.5")
