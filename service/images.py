@@ -43,7 +43,7 @@ _UPRIGHT_TURNS = {
 }
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 
-# A JPEG far larger than the input is decoded at 1/2, 1/4 or 1/8 of its size, which is
+# Pillow's way decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size, which is
 # many times cheaper; the resize still gets this many pixels for each it makes.
 _DRAFT_OVERSAMPLING = 2
 # The centre crop looks at the middle only, so a strip longer than this is cut to it first;
@@ -125,7 +125,8 @@ def _shrink(image: Image.Image, contract: InputContract, orientation: int) -> Pi
     height, width = contract.height, contract.width
     if orientation in _SIDEWAYS:
         height, width = width, height
-    pixels = shrink_jpeg(image.fp.getvalue(), width, height, _DRAFT_OVERSAMPLING)
+    resample = _RESAMPLING[contract.interpolation]
+    pixels = shrink_jpeg(image.fp.getvalue(), width, height, resample)
     if pixels is None or orientation == UPRIGHT:
         return pixels
     return np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))

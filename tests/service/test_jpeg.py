@@ -82,16 +82,41 @@ def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyP
 
 def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
-    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, 2) is None
+    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, Image.Resampling.BICUBIC) is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
+
+
+@needs_extra
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("times", [1.6, 3.0])
+def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
+    photo: Path, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image.open(photo)
+    side = int(min(image.size) / 8 / times)
+    data = encode(image, quality=92)
+    decoded = []
+    whole = jpeg.simplejpeg.decode_jpeg
+
+    def decode(*arguments: object, **options: object) -> np.ndarray:
+        decoded.append(whole(*arguments, **options))
+        return decoded[-1]
+
+    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", decode)
+    found = jpeg.shrink_jpeg(data, side, side, Image.Resampling.BICUBIC)
+
+    assert decoded[0].shape[0] == -(-image.height // 8)
+    assert found is not None
+    expected = Image.open(io.BytesIO(data)).resize((side, side), Image.Resampling.BICUBIC)
+    assert np.abs(found.astype(int) - np.asarray(expected)).mean() < 2 * MEAN_DISTANCE
 
 
 @needs_extra
 def test_damaged_jpeg_is_not_decoded() -> None:
     data = encode(Image.open(PHOTOS[0]))
-    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, 2) is None
-    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, 2) is None
-    assert jpeg.shrink_jpeg(data, 8, 8, 2) is not None
+    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, Image.Resampling.BICUBIC) is None
+    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, Image.Resampling.BICUBIC) is None
+    assert jpeg.shrink_jpeg(data, 8, 8, Image.Resampling.BICUBIC) is not None
 
 
 PLAIN = encode(Image.new("RGB", (64, 48)))
