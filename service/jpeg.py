@@ -51,12 +51,13 @@ def is_quick(data: bytes) -> bool:
 
 
 def shrink_jpeg(
-    data: bytes, width: int, height: int, pillow_filter: Image.Resampling
+    data: bytes, full_height: int, width: int, height: int, pillow_filter: Image.Resampling
 ) -> NDArray[np.uint8] | None:
     """Decodes a JPEG to a smaller size.
 
     Args:
         data: the file's content, its header already checked.
+        full_height: of the picture, by that header, pixels.
         width: wanted, pixels.
         height: wanted, pixels.
         pillow_filter: what the encoder's contract asks for.
@@ -70,7 +71,6 @@ def shrink_jpeg(
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least_height, min_width=least_width)
-        full_height, *_ = simplejpeg.decode_jpeg_header(data)
     except ValueError:  # strict: it raises on what Pillow's reader may still read
         return None
     if pixels.shape[0] < height or pixels.shape[1] < width:

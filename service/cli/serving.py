@@ -6,17 +6,15 @@ In: settings. Out: a server that answers until SIGTERM. Next: `http/server.py`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from service.http.hosting import OpenPipeline
 from service.logs import configure_logs
-from service.pipeline import Pipeline, open_pipeline
+from service.pipeline import open_pipeline
 from service.settings import Settings
 
 
-def serve_model(
-    settings: Settings, open_pipeline: Callable[[Settings], Pipeline] = open_pipeline
-) -> None:
+def serve_model(settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
 
     Args:

@@ -82,7 +82,7 @@ def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyP
 
 def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
-    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, Image.Resampling.BICUBIC) is None
+    assert jpeg.shrink_jpeg(make_photo(0), 32, 8, 8, Image.Resampling.BICUBIC) is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
@@ -103,7 +103,7 @@ def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
         return decoded[-1]
 
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", decode)
-    found = jpeg.shrink_jpeg(data, side, side, Image.Resampling.BICUBIC)
+    found = jpeg.shrink_jpeg(data, image.height, side, side, Image.Resampling.BICUBIC)
 
     assert decoded[0].shape[0] == -(-image.height // 8)
     assert found is not None
@@ -113,10 +113,11 @@ def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
 
 @needs_extra
 def test_damaged_jpeg_is_not_decoded() -> None:
-    data = encode(Image.open(PHOTOS[0]))
-    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, Image.Resampling.BICUBIC) is None
-    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, Image.Resampling.BICUBIC) is None
-    assert jpeg.shrink_jpeg(data, 8, 8, Image.Resampling.BICUBIC) is not None
+    image = Image.open(PHOTOS[0])
+    data, wanted = encode(image), (image.height, 8, 8, Image.Resampling.BICUBIC)
+    assert jpeg.shrink_jpeg(data[: len(data) // 2], *wanted) is None
+    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", *wanted) is None
+    assert jpeg.shrink_jpeg(data, *wanted) is not None
 
 
 PLAIN = encode(Image.new("RGB", (64, 48)))
