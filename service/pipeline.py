@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -172,8 +172,8 @@ class Pipeline:
         await self.catalogue.stop()
         self._decoders.shutdown(wait=False)
 
-    @contextlib.asynccontextmanager
-    async def taking(self) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
         """Marks work on a request, which draining waits for.
 
         Raises:
@@ -206,7 +206,7 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the candidate labels could not be encoded.
         """
-        async with self.taking():
+        with self.taking():
             try:
                 async with asyncio.timeout(self.settings.deadline_ms / 1000):
                     selection = select_labels(await self.catalogue.pin(query), query)
@@ -246,7 +246,7 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the engine failed on this photo's batch.
         """
-        async with self.taking():
+        with self.taking():
             # A photo takes its place in the queue before it is decoded: under a burst the
             # surplus is refused at once, not after it has cost a decode.
             self.check_room()
@@ -273,7 +273,7 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the engine failed on this photo's batch.
         """
-        async with self.taking():
+        with self.taking():
             self.check_room()
             height, width = pixels.shape[:2]
             image = DecodedImage(pixels, width, height)

@@ -14,7 +14,7 @@ Next: `pipeline.py`, which puts the labels into its answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from service.card import Activation
 from service.labels.label_set import Source
 from service.selection import Part, Selection, Threshold
+
+# Its exponential is near the end of float64; the score is 0 to a hundred places.
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,18 @@ class ScoredLabel:
 
 def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDArray[np.float64]:
     """Turns logits [N] into scores [N], 0..1, without overflow at any finite logit."""
-    logits = logits.astype(np.float64)
     if activation == "softmax":
-        weights: NDArray[np.float64] = np.exp(logits - logits.max())
+        values = logits.astype(np.float64)
+        weights: NDArray[np.float64] = np.exp(values - values.max())
         total: np.float64 = weights.sum()
         return weights / total
-    small: NDArray[np.float64] = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
+    # Each operation costs more than its few values do, so there are few, and all in one array.
+    scores: NDArray[np.float64] = np.negative(logits, dtype=np.float64)
+    np.minimum(scores, _LARGEST_EXPONENT, out=scores)
+    np.exp(scores, out=scores)
+    np.add(scores, 1.0, out=scores)
+    np.reciprocal(scores, out=scores)
+    return scores
 
 
 def score_labels(
@@ -91,27 +99,30 @@ def _score_part(
     threshold: Threshold | None,
     limit: int | None,
     applies: bool,
-) -> Iterator[ScoredLabel]:
-    """Yields the labels of one part that may be in the answer, best first."""
+) -> list[ScoredLabel]:
+    """Returns the labels of one part that may be in the answer, best first."""
     labels, chosen = part.labels, part.chosen
     scores = compute_scores(logits, labels.activation)
     whole = len(chosen) == len(labels.names)
     if part.head is None and not whole:
         scores = scores[chosen]
-    own = labels.thresholds if whole else labels.thresholds[chosen]
     fixed = threshold if isinstance(threshold, float | int) else None
     if applies:
+        own = labels.thresholds if whole else labels.thresholds[chosen]
         among = np.flatnonzero(scores >= (own if fixed is None else fixed))
         scores, chosen = scores[among], chosen[among]
-    for place in np.argsort(-scores, kind="stable")[:limit].tolist():
-        position = int(chosen[place])
-        yield ScoredLabel(
-            label=labels.names[position],
-            score=float(scores[place]),
-            threshold=float(labels.thresholds[position]) if fixed is None else float(fixed),
-            source=labels.source,
-            calibrated=fixed is None and bool(labels.calibrated[position]),
+    best = np.argsort(-scores, kind="stable")[:limit]
+    positions = chosen[best]
+    if fixed is None:
+        least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
+    else:
+        least, known = [float(fixed)] * len(best), [False] * len(best)
+    return [
+        ScoredLabel(labels.names[position], score, from_score, labels.source, calibrated)
+        for position, score, from_score, calibrated in zip(
+            positions.tolist(), scores[best].tolist(), least, known, strict=True
         )
+    ]
 
 
 def _resolve(selection: Selection) -> tuple[int | None, bool]:

@@ -95,6 +95,16 @@ class Selection:
     parts: tuple[Part, ...]
 
     @property
+    def name(self) -> str:
+        """The names of the sets as one."""
+        return "+".join(labels.name for labels in self.sets)
+
+    @property
+    def version(self) -> str:
+        """The versions of the sets as one."""
+        return "+".join(labels.version for labels in self.sets)
+
+    @property
     def heads(self) -> tuple[Head, ...]:
         """What the engine has to run, one entry for each part."""
         return tuple(part.head for part in self.parts)

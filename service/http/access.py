@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +20,7 @@ from service.http.metrics import Metrics
 from service.logs import request_id_of
 
 REQUEST_ID_HEADER = "X-Request-ID"
+_RAW_HEADER = REQUEST_ID_HEADER.lower().encode()
 
 # Safe to log and to send back as it is: no white space, quotes or control characters.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -45,7 +45,7 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        request_id = choose_request_id(_read_request_id(scope))
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
@@ -98,8 +98,17 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._request_id
+            message["headers"] = [*message["headers"], (_RAW_HEADER, self._request_id.encode())]
         await self._send(message)
+
+
+def _read_request_id(scope: Scope) -> str | None:
+    # Starlette's headers would be made for this alone.
+    for name, value in scope["headers"]:
+        if name == _RAW_HEADER:
+            found: str = value.decode("latin-1")
+            return found
+    return None
 
 
 def choose_request_id(offered: str | None) -> str:
@@ -110,4 +119,4 @@ def choose_request_id(offered: str | None) -> str:
     """
     if offered is not None and _SANE_REQUEST_ID.fullmatch(offered):
         return offered
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

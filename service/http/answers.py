@@ -71,7 +71,8 @@ def answer_unexpected(request: Request) -> JSONResponse:
     return _answer(request, INTERNAL_ERROR, problem)
 
 
-async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
+def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Returns the answer to an error that the table of problems knows; others are a 500."""
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s", kind.code, exc_info=error)
@@ -81,16 +82,20 @@ async def _answer_service_error(request: Request, error: Exception) -> JSONRespo
     return _answer(request, kind, describe_problem(error, _request_id(request)))
 
 
+async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
+    return answer_error(request, error)
+
+
 async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return await _answer_service_error(request, InvalidParameters(list_values(error.errors())))
+    return answer_error(request, InvalidParameters(list_values(error.errors())))
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     known = _FRAMEWORK_ERRORS.get(error.status_code)
     if known is not None:
-        response = await _answer_service_error(request, known())
+        response = answer_error(request, known())
     else:
         phrase = HTTPStatus(error.status_code).phrase
         kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)

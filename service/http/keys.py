@@ -45,6 +45,11 @@ class KeyRing:
         self._predict = _read_keys("predict_keys", settings.predict_keys)
         self._administrate = _read_keys("admin_keys", settings.admin_keys)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no key, and everyone may do everything."""
+        return not (self._predict or self._administrate)
+
     def check_predict(self, key: str | None) -> None:
         """Does nothing if `key` may predict; without predict keys everyone may.
 
@@ -61,7 +66,7 @@ class KeyRing:
             Forbidden: the key is good for predictions only.
             Unauthorized: there is no key, or it is unknown.
         """
-        if not (self._predict or self._administrate) or _holds(self._administrate, key):
+        if self.is_empty or _holds(self._administrate, key):
             return
         raise Forbidden if _holds(self._predict, key) else Unauthorized
 
@@ -91,7 +96,7 @@ ADMINISTRATE = (Depends(demand_admin_key), *_DOCUMENTED)
 
 def _identify(request: Request) -> tuple[KeyRing, str | None]:
     ring: KeyRing = request.app.state.keys
-    key = _read_key(request)
+    key = None if ring.is_empty else _read_key(request)
     if request.app.state.rates is not None:  # nobody else wants to know
         address = request.client.host if request.client is not None else "unknown"
         request.state.caller = ring.name_caller(key, address)

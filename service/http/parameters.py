@@ -7,6 +7,7 @@ Next: `pipeline.py`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
 )
 from pydantic.functional_validators import WrapValidator
 from pydantic_core import PydanticCustomError
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from service.explanation import MOST_EXPLAINED
@@ -122,6 +124,7 @@ SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
 
 _NOTHING_GIVEN = Parameters()
+_USUAL_BYTES = 200
 
 
 def read_parameters(request: Request) -> Parameters:
@@ -133,9 +136,16 @@ def read_parameters(request: Request) -> Parameters:
         InvalidParameters: a parameter is unknown, of the wrong type or out of range.
         RepeatedField: a parameter that is no list is given twice.
     """
-    query = request.query_params
-    if not query:
+    text: bytes = request.scope["query_string"]
+    if not text:
         return _NOTHING_GIVEN
+    # Most clients ask the same every time; a long query would only fill the memory.
+    read = _read_usual if len(text) <= _USUAL_BYTES else _read_query_string
+    return read(text)
+
+
+def _read_query_string(text: bytes) -> Parameters:
+    query = QueryParams(text)
     values: dict[str, Any] = {}
     for name in query:
         given = query.getlist(name)
@@ -143,6 +153,9 @@ def read_parameters(request: Request) -> Parameters:
             raise RepeatedField(name)
         values[name] = given if name in LIST_PARAMETERS else given[0]
     return _validate(values, "query")
+
+
+_read_usual = lru_cache(maxsize=256)(_read_query_string)
 
 
 def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
@@ -157,15 +170,26 @@ def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
         RepeatedField: a parameter has one value in the query string and another in the
             body.
     """
-    merged = _validate(fields, "body").model_dump(exclude_none=True) if fields else {}
+    if not fields:
+        return _make_query(query)
+    merged = _validate(fields, "body").model_dump(exclude_none=True)
     for name, value in query.model_dump(exclude_none=True).items():
         if merged.setdefault(name, value) != value:
             raise RepeatedField(name)
-    values: dict[str, Any] = {
-        name: tuple(value) if name in LIST_PARAMETERS else value for name, value in merged.items()
-    }
-    values["explain"] = _EXPLAIN[values.get("explain", False)]
-    return Query(**values)
+    return _make_query(Parameters.model_construct(**merged))
+
+
+def _make_query(given: Parameters) -> Query:
+    return Query(
+        top_k=given.top_k,
+        threshold=given.threshold,
+        include=tuple(given.include or ()),
+        exclude=tuple(given.exclude or ()),
+        label_set=tuple(given.label_set or ()),
+        candidate_labels=tuple(given.candidate_labels or ()),
+        min_version=given.min_version,
+        explain=_EXPLAIN[given.explain or False],
+    )
 
 
 def _validate(values: dict[str, Any], where: str) -> Parameters:

@@ -1,12 +1,12 @@
 """Schemas: the shape of every answer, as JSON and in the OpenAPI document.
 
 In: what the pipeline and the bundle hold. Out: pydantic models, made by the functions at
-the end. Errors are `problems.Problem`.
+the end; those of predictions only describe what `prediction_json.py` writes. Errors are
+`problems.Problem`.
 """
 
 from __future__ import annotations
 
-import base64
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,8 +22,7 @@ from service.card import (
 )
 from service.http.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
-from service.pipeline import Pipeline, Prediction
-from service.selection import Selection
+from service.pipeline import Pipeline
 
 _LABEL_SET = (
     "What the labels are from. Names and versions of several sets are joined by `+`, in the order "
@@ -215,24 +214,6 @@ class InfoAnswer(_Answer):
     runtime: RuntimeAnswer
 
 
-def name_model(pipeline: Pipeline) -> NameAndVersion:
-    """Returns name and version of the bundle's model."""
-    return NameAndVersion.model_validate(pipeline.bundle.card)
-
-
-def name_label_sets(selection: Selection) -> list[NameAndVersion]:
-    """Returns name and version of every set that a request is answered from."""
-    return [NameAndVersion.model_validate(labels) for labels in selection.sets]
-
-
-def name_label_set(selection: Selection) -> NameAndVersion:
-    """Returns the names and versions of a request's sets as one."""
-    return NameAndVersion(
-        name="+".join(labels.name for labels in selection.sets),
-        version="+".join(labels.version for labels in selection.sets),
-    )
-
-
 def summarise_label_set(labels: LabelSet) -> LabelSetSummary:
     """Returns a set without its labels."""
     return LabelSetSummary(
@@ -258,30 +239,11 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     )
 
 
-def answer_image(prediction: Prediction) -> ImageAnswer:
-    """Returns the answer for one image."""
-    return ImageAnswer(
-        image=ImageSize(width=prediction.width, height=prediction.height),
-        labels=_answer_labels(prediction),
-        timings=TimingsAnswer.model_validate(prediction.timings),
-    )
-
-
-def _answer_labels(prediction: Prediction) -> list[ScoredLabelAnswer]:
-    labels = [ScoredLabelAnswer.model_validate(label) for label in prediction.labels]
-    for label, explanation in zip(labels, prediction.explanations, strict=False):
-        label.map = explanation.list_cells()
-        if explanation.overlay is not None:
-            text = base64.b64encode(explanation.overlay).decode()
-            label.overlay = f"data:image/png;base64,{text}"
-    return labels
-
-
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
     """Returns the model card of the bundle that the pipeline serves."""
     card = pipeline.bundle.card
     return InfoAnswer(
-        model=name_model(pipeline),
+        model=NameAndVersion(name=card.name, version=card.version),
         license=card.license,
         provenance=card.provenance,
         input=card.input,

@@ -88,7 +88,8 @@ class TraceAnswers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; what is not traced passes through untouched."""
-        context = trace.get_current_span().get_span_context()
+        span = trace.get_current_span()
+        context = span.get_span_context()
         if scope["type"] != "http" or not context.is_valid:
             await self._app(scope, receive, send)
             return
@@ -97,6 +98,7 @@ class TraceAnswers:
         async def send_traced(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[TRACE_RESPONSE_HEADER] = _write_context(context)
+                _name_span(span, scope)
             await send(message)
             is_last = message["type"] == "http.response.body" and not message.get("more_body")
             if is_last and request.inferred is not None:
@@ -161,6 +163,14 @@ def open_provider() -> TracerProvider:
 
 def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
     return scope["type"] != "http" or scope["path"] in _UNTRACED
+
+
+def _name_span(span: trace.Span, scope: Scope) -> None:
+    # FastAPI's router names the spans of the requests that it sees; predictions go by it.
+    path = getattr(scope.get("route"), "path", None)
+    if path is not None:
+        span.update_name(f"{scope['method']} {path}")
+        span.set_attribute("http.route", path)
 
 
 def _write_context(context: trace.SpanContext) -> str:

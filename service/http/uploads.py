@@ -12,12 +12,11 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from service.http.body_budget import HeldBody
 from service.http.multipart import Form, FormShape, read_multipart
@@ -152,8 +151,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     _refuse_encoding(request)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            async with aclosing(_count_bytes(request, settings.max_body_bytes)) as chunks:
-                return await _join(chunks)
+            return await _join(_CountedBody(request, settings.max_body_bytes))
     except TimeoutError as error:
         raise BodyTimeout(settings.body_timeout_seconds) from error
 
@@ -168,13 +166,13 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
     media_type = _media_type(request)
     if not media_type and not _has_body(request):
         raise MissingField(shape.form.image_field)
-    async with aclosing(_count_bytes(request, max_bytes)) as chunks:
-        if media_type == MULTIPART:
-            return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
-        if media_type == JSON:
-            return _from_json(await _join(chunks), shape)
-        if media_type.startswith("image/") and shape.takes_raw_image:
-            return Upload((RawImage(await _join(chunks)),))
+    chunks = _CountedBody(request, max_bytes)
+    if media_type == MULTIPART:
+        return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
+    if media_type == JSON:
+        return _from_json(await _join(chunks), shape)
+    if media_type.startswith("image/") and shape.takes_raw_image:
+        return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
 
 
@@ -188,19 +186,39 @@ def _has_body(request: Request) -> bool:
     )
 
 
-async def _count_bytes(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise BodyTooLarge(limit)
-    held: HeldBody = request.state.held_body
-    received = 0
-    async for chunk in request.stream():
-        received += len(chunk)
-        if received > limit:
+class _CountedBody:
+    """The chunks of a body as they arrive, none of them empty, counted while they do."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        """Reads the body of `request`, within so many bytes."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
             raise BodyTooLarge(limit)
-        held.grow(len(chunk))
-        if chunk:
-            yield chunk
+        self._receive = request.receive
+        self._held: HeldBody = request.state.held_body
+        self._limit = limit
+        self._received = 0
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ended:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._ended = not message.get("more_body", False)
+            if chunk := self._count(message.get("body", b"")):
+                return chunk
+        raise StopAsyncIteration
+
+    def _count(self, chunk: bytes) -> bytes:
+        self._received += len(chunk)
+        if self._received > self._limit:
+            raise BodyTooLarge(self._limit)
+        self._held.grow(len(chunk))
+        return chunk
 
 
 async def _join(chunks: AsyncIterator[bytes]) -> bytes:

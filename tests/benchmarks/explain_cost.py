@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.http.schemas import answer_image
+from service.http.prediction_json import write_prediction
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Query
 from service.settings import Settings
@@ -34,8 +34,8 @@ WARM_UP = 5
 async def ask(pipeline: Pipeline, photo: bytes, query: Query) -> float:
     """Returns the processor seconds of one request; other work hardly changes them."""
     started = time.process_time()
-    prediction = await pipeline.predict(photo, await pipeline.select(query))
-    answer_image(prediction).model_dump_json(exclude_none=True)
+    selection = await pipeline.select(query)
+    write_prediction(pipeline, selection, await pipeline.predict(photo, selection), "explained")
     return time.process_time() - started
 
 

@@ -389,7 +389,7 @@ async def test_draining_waits_for_a_registration(
     gate = Gate(monkeypatch, LabelStore, "write")
 
     async def register() -> bool:
-        async with pipeline.taking():
+        with pipeline.taking():
             return (await pipeline.catalogue.register(PETS))[1]
 
     registering = asyncio.create_task(register())

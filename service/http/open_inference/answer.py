@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from service.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
-from service.http.schemas import name_label_set
 from service.pipeline import Prediction
 from service.selection import Selection
 
@@ -41,11 +40,10 @@ def write_infer_answer(
     names = list_names(selection)
     scores = collect_scores(names, predictions)
     written = [_write_output(output, names, scores) for output in asked.outputs]
-    label_set = name_label_set(selection)
     head: dict[str, Any] = {
         "model_name": card.name,
         "model_version": card.version,
-        "parameters": {"label_set": label_set.name, "label_set_version": label_set.version},
+        "parameters": {"label_set": selection.name, "label_set_version": selection.version},
         "outputs": [tensor for tensor, _ in written],
     }
     if asked.id is not None:

@@ -107,7 +107,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
-    async with pipeline.taking():
+    with pipeline.taking():
         work = pipeline.catalogue.register(definition)
         labels, created = await finish_or_leave(request, work)
         return await _answer(labels, created=created)
@@ -145,7 +145,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
-    async with pipeline.taking():
+    with pipeline.taking():
         work = _replace(request, pipeline.catalogue, definition)
         labels, created = await finish_or_leave(request, work)
         return await _answer(labels, created=created)
@@ -160,7 +160,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
     pipeline = host.pipeline
-    async with pipeline.taking():
+    with pipeline.taking():
         version = await _demand_version(request, pipeline.catalogue, name)
         await pipeline.catalogue.delete(name, if_version=version)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from service import errors
 from service.errors import ImageError
@@ -26,23 +25,15 @@ from service.http.parameters import (
     merge_parameters,
     read_parameters,
 )
+from service.http.prediction_json import write_batch, write_prediction
 from service.http.problems import describe_problem
 from service.http.rates import LIMITED
 from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.routes.direct import DirectRoute
-from service.http.schemas import (
-    BatchAnswer,
-    ImageAnswer,
-    ImageFailure,
-    PredictAnswer,
-    answer_image,
-    name_label_set,
-    name_label_sets,
-    name_model,
-)
+from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
 from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
-from service.pipeline import Pipeline
+from service.pipeline import Pipeline, Prediction
 from service.selection import Query, Selection
 
 MAX_BATCH_IMAGES = 16
@@ -110,18 +101,9 @@ async def predict(request: Request) -> Response:
     query = merge_parameters(parameters, upload.fields)
     image = upload.images[0]
     work = _label_one(pipeline, image, query, request.app.state.fetcher)
-    selection, found = await finish_or_leave(request, work)
-    return _write(
-        PredictAnswer(
-            model=name_model(pipeline),
-            label_set=name_label_set(selection),
-            label_sets=name_label_sets(selection),
-            image=found.image,
-            labels=found.labels,
-            timings=found.timings,
-            request_id=request.state.request_id,
-        )
-    )
+    selection, prediction = await finish_or_leave(request, work)
+    answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
+    return Response(answer, media_type=JSON)
 
 
 @router.post(
@@ -143,20 +125,13 @@ async def predict_batch(request: Request) -> Response:
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
     work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
-    return _write(
-        BatchAnswer(
-            model=name_model(pipeline),
-            label_set=name_label_set(selection),
-            label_sets=name_label_sets(selection),
-            results=results,
-            request_id=request.state.request_id,
-        )
-    )
+    answer = write_batch(pipeline, selection, results, request.state.request_id)
+    return Response(answer, media_type=JSON)
 
 
 async def _label_one(
     pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query, fetcher: Fetcher | None
-) -> tuple[Selection, ImageAnswer]:
+) -> tuple[Selection, Prediction]:
     if isinstance(image, ImageUrl):
         if fetcher is None:
             raise UrlInputOff
@@ -164,12 +139,12 @@ async def _label_one(
     else:
         data = image.decode()
     selection = await pipeline.select(query)
-    return selection, answer_image(await pipeline.predict(data, selection))
+    return selection, await pipeline.predict(data, selection)
 
 
 async def _label_all(
     pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
-) -> tuple[Selection, list[ImageAnswer | ImageFailure]]:
+) -> tuple[Selection, list[Prediction | ImageFailure]]:
     selection = await pipeline.select(query)
     results = await run_together(_try_one(pipeline, image, selection) for image in images)
     return selection, results
@@ -177,15 +152,11 @@ async def _label_all(
 
 async def _try_one(
     pipeline: Pipeline, image: UploadedImage, selection: Selection
-) -> ImageAnswer | ImageFailure:
+) -> Prediction | ImageFailure:
     try:
-        return answer_image(await pipeline.predict(image.decode(), selection))
+        return await pipeline.predict(image.decode(), selection)
     except (ImageError, MalformedBody) as error:
         return ImageFailure(error=describe_problem(error))
-
-
-def _write(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(exclude_none=True), media_type=JSON)
 
 
 ROUTES = tuple(route for route in router.routes if isinstance(route, DirectRoute))

@@ -11,7 +11,7 @@ from service.bundle import Bundle
 from service.errors import QueueFull
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
-from tests.serving import assert_problem, assert_still_serving, send_image, serve_app
+from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 ORIGIN = "https://a.example"
 
@@ -73,3 +73,17 @@ def test_what_needs_no_place_is_answered(client: TestClient) -> None:
     for path in ("/labels", "/info", "/readyz", "/docs"):
         assert client.get(path).status_code == 200
     assert_problem(client.get("/predict"), 405, "method_not_allowed")
+
+
+def test_predictions_are_answered_below_a_root_path_too(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path) as client:
+        client.app.root_path = "/tags"  # type: ignore[attr-defined]
+        for path in ("/predict", "/tags/predict"):
+            response = client.post(path, content=PHOTO, headers={"Content-Type": "image/png"})
+            assert response.status_code == 200, response.text
+
+
+def test_prediction_that_is_no_post_is_left_to_the_framework(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path) as client:
+        assert_problem(client.put("/predict", content=PHOTO), 405, "method_not_allowed")
+        assert_still_serving(client)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from service.http.parameters import LIST_PARAMETERS, SINGLE_PARAMETERS, Parameters, merge_parameters
+from service.http.parameters import (
+    LIST_PARAMETERS,
+    SINGLE_PARAMETERS,
+    Parameters,
+    merge_parameters,
+    read_parameters,
+)
 from service.http.request_errors import InvalidParameters, RepeatedField
 from service.selection import Query
 
@@ -88,3 +95,24 @@ def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
 )
 def test_explain_is_a_switch_or_asks_for_overlays(given: Any, meant: str | None) -> None:
     assert merge_parameters(Parameters(), {"explain": given}).explain == meant
+
+
+def read(text: str) -> Parameters:
+    return read_parameters(Request({"type": "http", "query_string": text.encode()}))
+
+
+@pytest.mark.parametrize("length", [1, 200], ids=["usual", "long"])
+def test_query_string_is_read_the_same_every_time(length: int) -> None:
+    expected = Parameters(top_k=3, include=["cat", "d" * length])
+    for _ in range(3):
+        assert read(f"top_k=3&include=cat&include={'d' * length}") == expected
+    assert read("") == Parameters()
+
+
+def test_bad_query_string_is_refused_every_time() -> None:
+    for _ in range(3):
+        with pytest.raises(InvalidParameters, match="top_k"):
+            read("top_k=0")
+        with pytest.raises(RepeatedField, match="top_k"):
+            read("top_k=1&top_k=2")
+    assert read("top_k=1") == Parameters(top_k=1)

@@ -1,0 +1,85 @@
+"""Prediction JSON: what the pipeline found -> the bytes of an answer.
+
+In: predictions and the selection they were made for. Out: JSON, as `PredictAnswer` and
+`BatchAnswer` in `schemas.py` describe it. The values come from our own stages, so they are written
+as they are: to put them into those models first would check each again, at the price of all the
+rest of an answer. Next: `routes/predict.py`, which sends it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic_core import to_json
+
+from service.explanation import Explanation
+from service.http.schemas import ImageFailure
+from service.pipeline import Pipeline, Prediction
+from service.scoring import ScoredLabel
+from service.selection import Selection
+
+Fields = dict[str, Any]
+
+
+def write_prediction(
+    pipeline: Pipeline, selection: Selection, prediction: Prediction, request_id: str
+) -> bytes:
+    """Returns a `PredictAnswer`."""
+    answer = {
+        **_describe_model(pipeline, selection),
+        **_describe_image(prediction),
+        "request_id": request_id,
+    }
+    return to_json(answer)
+
+
+def write_batch(
+    pipeline: Pipeline,
+    selection: Selection,
+    results: Sequence[Prediction | ImageFailure],
+    request_id: str,
+) -> bytes:
+    """Returns a `BatchAnswer`; its results keep their order."""
+    answer = {
+        **_describe_model(pipeline, selection),
+        "results": [
+            _describe_image(each) if isinstance(each, Prediction) else each for each in results
+        ],
+        "request_id": request_id,
+    }
+    return to_json(answer, exclude_none=True)
+
+
+def _describe_model(pipeline: Pipeline, selection: Selection) -> Fields:
+    card = pipeline.bundle.card
+    return {
+        "model": {"name": card.name, "version": card.version},
+        "label_set": {"name": selection.name, "version": selection.version},
+        "label_sets": [
+            {"name": labels.name, "version": labels.version} for labels in selection.sets
+        ],
+    }
+
+
+def _describe_image(prediction: Prediction) -> Fields:
+    labels, explanations = prediction.labels, prediction.explanations
+    explained = [
+        _describe_explained(label, explanation)
+        for label, explanation in zip(labels, explanations, strict=False)
+    ]
+    return {
+        "image": {"width": prediction.width, "height": prediction.height},
+        "labels": [*explained, *labels[len(explained) :]],
+        "timings": prediction.timings,
+    }
+
+
+def _describe_explained(label: ScoredLabel, explanation: Explanation) -> Fields:
+    fields = {**asdict(label), "map": explanation.list_cells()}
+    if explanation.overlay is not None:
+        text = base64.b64encode(explanation.overlay).decode()
+        fields["overlay"] = f"data:image/png;base64,{text}"
+    return fields

@@ -1,0 +1,60 @@
+"""What is written without pydantic is what pydantic's models of it describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from service.bundle import Bundle
+from service.http.schemas import BatchAnswer, PredictAnswer
+from tests.serving import PHOTO, send_image, send_images, serve_app
+
+
+@pytest.fixture(scope="module")
+def client(mapped_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(mapped_bundle.path, label_store="memory") as client:
+        yield client
+
+
+def assert_described(model: type[BaseModel], text: str) -> None:
+    """Checks that every value of the answer is valid, and that it has no others."""
+    answer = json.loads(text)
+    assert model.model_validate_json(text, strict=True).model_dump(exclude_unset=True) == answer
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"top_k": 1},
+        {"threshold": 1.0},
+        {"threshold": 0.25},
+        {"candidate_labels": ["moon", "sun"], "label_set": "trained", "threshold": 0.0},
+        {"explain": "true", "top_k": 2},
+        {"explain": "overlay", "top_k": 2},
+    ],
+)
+def test_answer_of_one_image_is_as_described(
+    client: TestClient, parameters: dict[str, object]
+) -> None:
+    response = send_image(client, params=parameters)
+    assert response.status_code == 200, response.text
+    assert_described(PredictAnswer, response.text)
+
+
+def test_answer_of_a_batch_is_as_described_failures_included(client: TestClient) -> None:
+    response = send_images(client, [PHOTO, b"junk"], params={"top_k": 2})
+    assert_described(BatchAnswer, response.text)
+    good, bad = response.json()["results"]
+    assert len(good["labels"]) == 2
+    assert bad["error"]["code"] == "invalid_image"
+
+
+def test_names_in_every_script_arrive_as_they_are(client: TestClient) -> None:
+    names = ["Füchse 🦊", 'quo"te\\', "赤い"]
+    response = send_image(client, params={"candidate_labels": names, "threshold": 0.0})
+    assert {label["label"] for label in response.json()["labels"]} == set(names)
