@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    PushMultipartParser,
+    parse_options_header,
+)
 
 from service.http.request_errors import (
     BodyTooLarge,
@@ -21,9 +24,6 @@ from service.http.request_errors import (
     TooManyImages,
     UnknownField,
 )
-
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
 
 MAX_TEXT_BYTES = 4096
 MAX_TEXT_PARTS = 2048
@@ -76,69 +76,41 @@ async def read_multipart(chunks: AsyncIterator[bytes], content_type: str, shape:
         RequestError: the body is malformed, or has an unknown part, or parts too many or
             too large.
     """
-    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    boundary = parse_options_header(content_type)[1].get("boundary")
     if not boundary:
         raise MalformedBody("The multipart Content-Type names no boundary")
     collector = _PartCollector(shape)
     try:
-        parser = MultipartParser(boundary, collector.callbacks())
+        parser = PushMultipartParser(boundary)
         async for chunk in chunks:
-            parser.write(chunk)
-        parser.finalize()
-    except FormParserError as error:
-        raise MalformedBody("The multipart body is malformed") from error
-    if not collector.ended:
-        raise MalformedBody("The multipart body ends before its closing boundary")
+            for event in parser.parse(chunk):
+                collector.take(event)
+        parser.close()
+    except MultipartError as error:
+        raise MalformedBody("The multipart body is malformed, or its end is missing") from error
     return collector.form
 
 
 class _PartCollector:
-    """Receives the parser's events and fills a `Form`."""
+    """Takes the parser's events and fills a `Form`."""
 
     def __init__(self, shape: FormShape) -> None:
         self.form = Form()
-        self.ended = False
         self._shape = shape
         self._text_parts = 0
-        self._header_name = bytearray()
-        self._header_value = bytearray()
-        self._disposition = b""
         self._content = bytearray()
         self._is_text = False
 
-    def callbacks(self) -> MultipartCallbacks:
-        return {
-            "on_part_begin": self._begin_part,
-            "on_header_field": self._add_header_name,
-            "on_header_value": self._add_header_value,
-            "on_header_end": self._end_header,
-            "on_headers_finished": self._open_part,
-            "on_part_data": self._add_content,
-            "on_end": self._end,
-        }
+    def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
+        """Takes the head of a part, a piece of its content, or its end (None)."""
+        if isinstance(event, MultipartSegment):
+            self._open_part(event.name)
+        elif event is not None:
+            self._add_content(event)
 
-    def _begin_part(self) -> None:
-        self._disposition = b""
-
-    def _add_header_name(self, data: bytes, start: int, end: int) -> None:
-        self._header_name += data[start:end]
-
-    def _add_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header_value += data[start:end]
-
-    def _end_header(self) -> None:
-        if self._header_name.lower() == b"content-disposition":
-            self._disposition = bytes(self._header_value)
-        self._header_name.clear()
-        self._header_value.clear()
-
-    def _open_part(self) -> None:
+    def _open_part(self, name: str) -> None:
         # The name decides what a part is, not its filename or its Content-Type: clients
         # send images without a filename, and texts with one.
-        raw_name = parse_options_header(self._disposition)[1].get(b"name")
-        if raw_name is None:
-            raise MalformedBody("A multipart part has no name")
-        name = raw_name.decode("utf-8", errors="replace")
         self._content = bytearray()
         self._is_text = name != self._shape.image_field
         if self._is_text:
@@ -161,10 +133,7 @@ class _PartCollector:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
         self.form.texts.setdefault(name, []).append(self._content)
 
-    def _add_content(self, data: bytes, start: int, end: int) -> None:
-        if self._is_text and len(self._content) + end - start > MAX_TEXT_BYTES:
+    def _add_content(self, data: bytes | bytearray) -> None:
+        if self._is_text and len(self._content) + len(data) > MAX_TEXT_BYTES:
             raise BodyTooLarge(MAX_TEXT_BYTES, "A text field")
-        self._content += data[start:end]
-
-    def _end(self) -> None:
-        self.ended = True
+        self._content += data

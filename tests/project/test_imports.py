@@ -35,7 +35,7 @@ SERVICE_PACKAGES = {
     "pydantic",
     "pydantic_core",
     "pydantic_settings",
-    "python_multipart",
+    "multipart",
     "pythonjsonlogger",
     "ray",
     "rich",
