@@ -60,8 +60,8 @@ class Form:
         texts: text field -> its values, in order.
     """
 
-    images: list[bytearray] = field(default_factory=list)
-    texts: dict[str, list[bytearray]] = field(default_factory=dict)
+    images: list[bytes] = field(default_factory=list)
+    texts: dict[str, list[bytes]] = field(default_factory=dict)
 
 
 async def read_multipart(chunks: AsyncIterator[bytes], content_type: str, shape: FormShape) -> Form:
@@ -98,32 +98,31 @@ class _PartCollector:
         self.form = Form()
         self._shape = shape
         self._text_parts = 0
-        self._content = bytearray()
-        self._is_text = False
+        self._name = ""
+        # Most images come in one piece, which then is never copied.
+        self._pieces: list[bytes | bytearray] = []
+        self._length = 0
 
     def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
         """Takes the head of a part, a piece of its content, or its end (None)."""
         if isinstance(event, MultipartSegment):
             self._open_part(event.name)
-        elif event is not None:
-            self._add_content(event)
+        elif event is None:
+            self._close_part()
+        else:
+            self._add_piece(event)
 
     def _open_part(self, name: str) -> None:
         # The name decides what a part is, not its filename or its Content-Type: clients
         # send images without a filename, and texts with one.
-        self._content = bytearray()
-        self._is_text = name != self._shape.image_field
-        if self._is_text:
-            self._open_text(name)
+        self._name, self._pieces, self._length = name, [], 0
+        if name == self._shape.image_field:
+            if len(self.form.images) == self._shape.max_images:
+                raise TooManyImages(self._shape.max_images)
         else:
-            self._open_image()
+            self._check_text(name)
 
-    def _open_image(self) -> None:
-        if len(self.form.images) == self._shape.max_images:
-            raise TooManyImages(self._shape.max_images)
-        self.form.images.append(self._content)
-
-    def _open_text(self, name: str) -> None:
+    def _check_text(self, name: str) -> None:
         if name not in self._shape.names:
             raise UnknownField(name, self._shape.names)
         if name in self._shape.single_fields and name in self.form.texts:
@@ -131,9 +130,16 @@ class _PartCollector:
         self._text_parts += 1
         if self._text_parts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
-        self.form.texts.setdefault(name, []).append(self._content)
 
-    def _add_content(self, data: bytes | bytearray) -> None:
-        if self._is_text and len(self._content) + len(data) > MAX_TEXT_BYTES:
+    def _add_piece(self, piece: bytes | bytearray) -> None:
+        self._length += len(piece)
+        if self._length > MAX_TEXT_BYTES and self._name != self._shape.image_field:
             raise BodyTooLarge(MAX_TEXT_BYTES, "A text field")
-        self._content += data
+        self._pieces.append(piece)
+
+    def _close_part(self) -> None:
+        content = b"".join(self._pieces)
+        if self._name == self._shape.image_field:
+            self.form.images.append(content)
+        else:
+            self.form.texts.setdefault(self._name, []).append(content)

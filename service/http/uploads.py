@@ -228,7 +228,7 @@ async def _join(chunks: AsyncIterator[bytes]) -> bytes:
 def _from_form(form: Form, shape: FormShape) -> Upload:
     if not form.images:
         raise MissingField(shape.image_field)
-    images = tuple(RawImage(bytes(image)) for image in form.images)
+    images = tuple(RawImage(image) for image in form.images)
     fields: dict[str, Any] = {}
     for name, values in form.texts.items():
         texts = [_decode_text(value) for value in values]
@@ -236,7 +236,7 @@ def _from_form(form: Form, shape: FormShape) -> Upload:
     return Upload(images, fields)
 
 
-def _decode_text(value: bytearray) -> str:
+def _decode_text(value: bytes) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
