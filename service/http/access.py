@@ -8,8 +8,8 @@ becomes a 500 here: a traceback in the log, fixed wording for the client. Next: 
 from __future__ import annotations
 
 import logging
+import random
 import re
-import secrets
 import time
 
 from starlette.requests import ClientDisconnect, Request
@@ -119,4 +119,5 @@ def choose_request_id(offered: str | None) -> str:
     """
     if offered is not None and _SANE_REQUEST_ID.fullmatch(offered):
         return offered
-    return secrets.token_hex(16)
+    # No secret, so not worth a call of the system; a process that forks seeds this anew.
+    return f"{random.getrandbits(128):032x}"

@@ -8,7 +8,6 @@ expected; what is not is left to `access.py`, which sends `answer_unexpected`.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -28,6 +27,7 @@ from service.http.problems import (
     describe_kind,
     describe_problem,
     find_kind,
+    tell_retry_seconds,
 )
 from service.http.request_errors import (
     InvalidParameters,
@@ -76,9 +76,7 @@ def answer_error(request: Request, error: Exception) -> JSONResponse:
     kind = find_kind(error)
     if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s", kind.code, exc_info=error)
-    seconds = getattr(error, "retry_after_seconds", None)
-    if seconds is not None:
-        kind = replace(kind, retry_after_seconds=max(1, math.ceil(seconds)))
+    kind = replace(kind, retry_after_seconds=tell_retry_seconds(kind, error))
     return _answer(request, kind, describe_problem(error, _request_id(request)))
 
 

@@ -7,10 +7,9 @@ to ask (CORS). Next: `access.py`, the outermost layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import StartError
@@ -28,13 +27,14 @@ PAGE_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_EVERYWHERE = {"X-Content-Type-Options": "nosniff"}
-_ON_PAGES = {
-    "Content-Security-Policy": PAGE_POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "DENY",
-}
+_EVERYWHERE = ((b"x-content-type-options", b"nosniff"),)
+_ON_PAGES = (
+    *_EVERYWHERE,
+    (b"content-security-policy", PAGE_POLICY.encode()),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
 
 
 class PageGuard:
@@ -49,10 +49,7 @@ class PageGuard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                _set_missing(headers, _EVERYWHERE)
-                if headers.get("content-type", "").startswith("text/html"):
-                    _set_missing(headers, _ON_PAGES)
+                message["headers"] = _guard(message["headers"])
             await send(message)
 
         await self._app(scope, receive, send_guarded)
@@ -83,6 +80,8 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _set_missing(headers: MutableHeaders, wanted: Mapping[str, str]) -> None:
-    for name, value in wanted.items():
-        headers.setdefault(name, value)
+def _guard(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    given = dict(headers)
+    is_page = given.get(b"content-type", b"").startswith(b"text/html")
+    wanted = _ON_PAGES if is_page else _EVERYWHERE
+    return [*headers, *(header for header in wanted if header[0] not in given)]

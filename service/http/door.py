@@ -8,7 +8,6 @@ predictions in hand are left with what the refusals do not take. Next: `routes/`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from fastapi.routing import APIRoute
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import QueueFull, ServiceError
 from service.http.answers import PROBLEM_JSON, answer_error
 from service.http.hosting import PipelineHost
-from service.http.problems import PROBLEM_KINDS, describe_kind
+from service.http.problems import PROBLEM_KINDS, describe_kind, tell_retry_seconds
 
 _FULL = PROBLEM_KINDS[QueueFull]
 
@@ -58,13 +57,11 @@ class Door:
 async def _refuse(full: QueueFull, scope: Scope, send: Send) -> None:
     state = scope["state"]
     state["problem"] = _FULL.code
-    problem = describe_kind(_FULL, state["request_id"])
-    body = problem.model_dump_json(exclude_none=True).encode()
-    seconds = max(1, math.ceil(full.retry_after_seconds or 1))
+    body = describe_kind(_FULL, state["request_id"]).model_dump_json(exclude_none=True).encode()
     headers = [
         (b"content-length", b"%d" % len(body)),
         (b"content-type", PROBLEM_JSON.encode()),
-        (b"retry-after", b"%d" % seconds),
+        (b"retry-after", str(tell_retry_seconds(_FULL, full)).encode()),
     ]
     await send({"type": "http.response.start", "status": _FULL.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

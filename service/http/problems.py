@@ -8,6 +8,7 @@ internal error. Next: `answers.py`, which sends problems.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -225,6 +226,12 @@ def find_kind(error: Exception) -> ProblemKind:
         if ancestor in PROBLEM_KINDS:
             return PROBLEM_KINDS[ancestor]
     return INTERNAL_ERROR
+
+
+def tell_retry_seconds(kind: ProblemKind, error: Exception) -> int | None:
+    """Returns the whole seconds after which to try again: the error's own, else its kind's."""
+    seconds: float | None = getattr(error, "retry_after_seconds", None)
+    return kind.retry_after_seconds if seconds is None else max(1, math.ceil(seconds))
 
 
 def describe_kind(kind: ProblemKind, request_id: str | None) -> Problem:
