@@ -23,10 +23,8 @@ from service.http.body_budget import BodyBudget, HoldBodies
 from service.http.browsers import PageGuard, read_origins
 from service.http.door import Door
 from service.http.exposition import keep_sampling, make_metrics, open_registry
-from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
 from service.http.keys import KeyRing
-from service.http.rates import RateLimiter
 from service.http.routes import health, info, labels, metrics, open_inference, predict
 from service.http.routes.page import add_page
 from service.settings import Settings
@@ -34,6 +32,8 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from service.http.fetching import Fetcher
+    from service.http.rate_limiter import RateLimiter
     from service.http.traces import Traces
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -99,6 +99,27 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
     return Traces(provider or open_provider())
 
 
+# What is off costs no import, here and for the rate limit: a cold start is mostly imports.
+def _open_fetcher(settings: Settings) -> Fetcher | None:
+    if not settings.url_input:
+        return None
+    from service.http.fetching import Fetcher
+
+    return Fetcher(
+        max_bytes=settings.max_body_bytes,
+        timeout_seconds=settings.url_timeout_seconds,
+        places=settings.queue_size,
+    )
+
+
+def _limit_rates(rate: str | None) -> RateLimiter | None:
+    if rate is None:
+        return None
+    from service.http.rate_limiter import RateLimiter
+
+    return RateLimiter(rate)
+
+
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     app.state.metrics = make_metrics()
     host.watchers.append(app.state.metrics)
@@ -111,14 +132,8 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
     app.state.budget = BodyBudget(settings.max_held_bytes)
-    app.state.fetcher = None
-    if settings.url_input:
-        app.state.fetcher = Fetcher(
-            max_bytes=settings.max_body_bytes,
-            timeout_seconds=settings.url_timeout_seconds,
-            places=settings.queue_size,
-        )
-    app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+    app.state.fetcher = _open_fetcher(settings)
+    app.state.rates = _limit_rates(settings.rate_limit)
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)

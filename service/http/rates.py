@@ -1,46 +1,17 @@
 """Rates: how often one caller may ask, where the service sets a limit.
 
-In: the caller of a request, from `keys.py`. Out: nothing, or 429 with the seconds to wait. The
-counts are in memory: every process has its own. Next: the route.
+In: the caller of a request, from `keys.py`. Out: nothing, or 429 with the seconds to wait, as
+`rate_limiter.py` counts. Next: the route.
 """
 
 from __future__ import annotations
 
-import time
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, Request
-from limits import RateLimitItem, parse
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
-from service.errors import StartError
-from service.http.request_errors import RateLimited
-
-
-class RateLimiter:
-    """Lets each caller ask so many times in a sliding window."""
-
-    def __init__(self, rate: str) -> None:
-        """Reads a rate such as `100/minute`.
-
-        Raises:
-            StartError: it is none.
-        """
-        try:
-            self._rate: RateLimitItem = parse(rate)
-        except ValueError as error:
-            raise StartError("rate_limit: not a rate such as 100/minute") from error
-        self._window = SlidingWindowCounterRateLimiter(MemoryStorage())
-
-    async def count(self, caller: str) -> None:
-        """Counts one request.
-
-        Raises:
-            RateLimited: the caller has had as many as it may.
-        """
-        if not await self._window.hit(self._rate, caller):
-            stats = await self._window.get_window_stats(self._rate, caller)
-            raise RateLimited(stats.reset_time - time.time())
+if TYPE_CHECKING:
+    from service.http.rate_limiter import RateLimiter
 
 
 async def limit_rate(request: Request) -> None:

@@ -7,6 +7,7 @@ their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,7 +15,6 @@ from service import errors
 from service.errors import ImageError
 from service.http import request_errors
 from service.http.disconnects import finish_or_leave
-from service.http.fetching import Fetcher
 from service.http.hosting import PipelineHost
 from service.http.keys import PREDICT
 from service.http.multipart import FormShape
@@ -35,6 +35,9 @@ from service.http.together import run_together
 from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline, Prediction
 from service.selection import Query, Selection
+
+if TYPE_CHECKING:
+    from service.http.fetching import Fetcher
 
 MAX_BATCH_IMAGES = 16
 

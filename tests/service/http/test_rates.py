@@ -6,7 +6,7 @@ import pytest
 
 from service.bundle import Bundle
 from service.errors import StartError
-from service.http.rates import RateLimiter
+from service.http.rate_limiter import RateLimiter
 from service.http.request_errors import RateLimited
 from tests.serving import assert_problem, send_image, serve_app
 
