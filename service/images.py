@@ -125,8 +125,7 @@ def _shrink(image: Image.Image, contract: InputContract, orientation: int) -> Pi
     height, width = contract.height, contract.width
     if orientation in _SIDEWAYS:
         height, width = width, height
-    resample = _RESAMPLING[contract.interpolation]
-    pixels = shrink_jpeg(image.fp.getvalue(), image.height, width, height, resample)
+    pixels = shrink_jpeg(image.fp.getvalue(), width, height, contract.interpolation)
     if pixels is None or orientation == UPRIGHT:
         return pixels
     return np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))

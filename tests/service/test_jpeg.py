@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service import jpeg
-from service.card import InputContract
+from service.card import InputContract, Interpolation
 from service.images import decode_image
 from tests.photos import make_photo
 
@@ -82,7 +82,7 @@ def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyP
 
 def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
-    assert jpeg.shrink_jpeg(make_photo(0), 32, 8, 8, Image.Resampling.BICUBIC) is None
+    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, "bicubic") is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
@@ -103,7 +103,7 @@ def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
         return decoded[-1]
 
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", decode)
-    found = jpeg.shrink_jpeg(data, image.height, side, side, Image.Resampling.BICUBIC)
+    found = jpeg.shrink_jpeg(data, side, side, "bicubic")
 
     assert decoded[0].shape[0] == -(-image.height // 8)
     assert found is not None
@@ -112,12 +112,35 @@ def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
 
 
 @needs_extra
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("times", [1.1, 1.5, 2.0])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+def test_small_jpeg_is_resized_as_pillow_does(
+    photo: Path, times: float, interpolation: Interpolation
+) -> None:
+    image = Image.open(photo).resize((round(100 * times), round(80 * times)))
+    data = encode(image, quality=92)
+    resample = Image.Resampling[interpolation.upper()]
+    wanted = np.asarray(Image.open(io.BytesIO(data)).resize((100, 80), resample))
+    found = jpeg.shrink_jpeg(data, 100, 80, interpolation)
+    assert found is not None
+    assert np.abs(found.astype(int) - wanted).mean() < MEAN_DISTANCE
+
+
+@needs_extra
+def test_jpeg_of_the_wanted_size_keeps_its_pixels() -> None:
+    data = encode(Image.open(PHOTOS[0]).resize((48, 32)))
+    found = jpeg.shrink_jpeg(data, 48, 32, "bicubic")
+    assert found is not None
+    assert np.abs(found.astype(int) - np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
+
+
+@needs_extra
 def test_damaged_jpeg_is_not_decoded() -> None:
-    image = Image.open(PHOTOS[0])
-    data, wanted = encode(image), (image.height, 8, 8, Image.Resampling.BICUBIC)
-    assert jpeg.shrink_jpeg(data[: len(data) // 2], *wanted) is None
-    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", *wanted) is None
-    assert jpeg.shrink_jpeg(data, *wanted) is not None
+    data = encode(Image.open(PHOTOS[0]))
+    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, "bicubic") is None
+    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, "bicubic") is None
+    assert jpeg.shrink_jpeg(data, 8, 8, "bicubic") is not None
 
 
 PLAIN = encode(Image.new("RGB", (64, 48)))
