@@ -1,9 +1,9 @@
 """The door: predictions go straight to their routes, or are refused before they cost anything.
 
 In: a request. Out: for a prediction, what its route answers, or 429 while the queue is full; every
-other request goes on to the framework. Its layers and its router would cost a prediction a tenth
-of all that it does in Python, and a refusal twice its price: under a flood of requests the
-predictions in hand are left with what the refusals do not take. Next: `routes/`.
+other request goes on to the framework, whose layers and router take a twelfth of the Python of a
+prediction, and would make a refusal three times as dear: under a flood of requests the predictions
+in hand are left with what the refusals do not take. Next: `routes/`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ def api(open_bundle: Bundle) -> Iterator[Any]:
         assert "Traceback" not in server.stderr
 
 
-@pytest.mark.timeout(300 + 3 * EXAMPLES)
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_no_request_is_a_server_error(api: Any, mode: GenerationMode) -> None:
     operations = [found.ok() for found in api.get_all_operations()]
