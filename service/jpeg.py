@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from service.card import Interpolation
 from service.exif import walk_segments
 
-PixelArray = NDArray[np.uint8]
-
 try:
     import cv2
     import simplejpeg
@@ -57,7 +55,7 @@ def is_quick(data: bytes) -> bool:
 
 def shrink_jpeg(
     data: bytes, width: int, height: int, interpolation: Interpolation
-) -> PixelArray | None:
+) -> NDArray[np.uint8] | None:
     """Decodes a JPEG to a smaller size.
 
     Args:
@@ -83,8 +81,8 @@ def shrink_jpeg(
 
 
 def _resize(
-    pixels: PixelArray, width: int, height: int, interpolation: Interpolation
-) -> PixelArray:
+    pixels: NDArray[np.uint8], width: int, height: int, interpolation: Interpolation
+) -> NDArray[np.uint8]:
     """Resizes with a filter as wide as the pixels that become one, like Pillow's."""
     times = max(pixels.shape[0] / height, pixels.shape[1] / width)
     if 1 < times <= _MAX_DOUBLED:
@@ -95,6 +93,6 @@ def _resize(
     return _as_pixels(cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA))
 
 
-def _as_pixels(resized: NDArray[Any]) -> PixelArray:
+def _as_pixels(resized: NDArray[Any]) -> NDArray[np.uint8]:
     assert resized.dtype == np.uint8  # OpenCV keeps the type, but its annotations do not say so
     return resized

@@ -123,7 +123,6 @@ LIST_PARAMETERS = frozenset(
 SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
 
-_NOTHING_GIVEN = Parameters()
 _USUAL_BYTES = 200
 
 
@@ -137,8 +136,6 @@ def read_parameters(request: Request) -> Parameters:
         RepeatedField: a parameter that is no list is given twice.
     """
     text: bytes = request.scope["query_string"]
-    if not text:
-        return _NOTHING_GIVEN
     # Most clients ask the same every time; a long query would only fill the memory.
     read = _read_usual if len(text) <= _USUAL_BYTES else _read_query_string
     return read(text)
