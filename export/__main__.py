@@ -21,8 +21,9 @@ from export.source import SourceHints
 from export.triton import write_repository
 from models.data import DataError
 from models.layouts import CheckpointError
-from service.bundle import BundleError, load_bundle
+from service.bundle import load_bundle
 from service.card import Precision
+from service.errors import BundleError
 
 _EXIT_NOT_WRITTEN = 2
 

@@ -20,8 +20,9 @@ from export.graphs import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.photos import select_photos
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.report import report_multi_label, report_single_label, report_zero_shot
-from service.bundle import Bundle, BundleError, GraphName, load_bundle
+from service.bundle import Bundle, GraphName, load_bundle
 from service.card import Precision
+from service.errors import BundleError
 
 
 def main(argv: list[str] | None = None) -> int:

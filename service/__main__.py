@@ -5,17 +5,13 @@ In: the command line. Out: its exit code. Next: `cli/commands.py`.
 
 from __future__ import annotations
 
-import gc
+from service.cli.importing import importing_for_good
 
 
 def main() -> None:
     """Imports the commands and runs the one that is asked for."""
-    # What importing makes stays: to search it for garbage would take a tenth of the start.
-    gc.disable()
-    from service.cli.commands import main as run
-
-    gc.freeze()
-    gc.enable()
+    with importing_for_good():
+        from service.cli.commands import main as run
     run()
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from service.card import Device, Label, ModelCard, Precision, Record, Sha256
-from service.errors import InvalidLabelSet
+from service.errors import BundleError, InvalidLabelSet
 from service.labels.definition import Definition, LabelSetRecord, check_embeddings
 from service.labels.files import pack_label_set, parse_label_set
 
@@ -63,10 +63,6 @@ _FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "text_encoder": ("int8", "fp32"),  # on a CPU, where texts are encoded, int8 is the faster
     **dict.fromkeys(MAP_GRAPHS, ("fp32",)),
 }
-
-
-class BundleError(Exception):
-    """A bundle is absent, damaged or inconsistent; the message is one line for a person."""
 
 
 class FileRecord(Record):

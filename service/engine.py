@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 import onnxruntime as ort
 
-from service.bundle import Bundle, BundleError
+from service.bundle import Bundle
 from service.card import Device, Precision
-from service.errors import InferenceFailed, OutOfMemory, StartError
+from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import LABELS_PER_RUN, LogitsArray, open_lane
 from service.selection import Head

@@ -40,8 +40,8 @@
     `-- StartError             the service cannot start as configured
 
 Messages are for logs. What clients read is fixed wording, chosen by class in
-`http/problems.py`; what they may read of an error is in its attributes. A bad bundle is
-`service.bundle.BundleError`.
+`http/problems.py`; what they may read of an error is in its attributes. A bad bundle is a
+`BundleError`, which whoever exports may meet without a service.
 """
 
 from __future__ import annotations
@@ -209,3 +209,7 @@ class ServiceBroken(ServiceError):
 
 class StartError(ServiceError):
     """The service cannot start as configured; the message is one line for a person."""
+
+
+class BundleError(Exception):
+    """A bundle is absent, damaged or inconsistent; the message is one line for a person."""

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.batcher import Batcher, BatcherStats
-from service.bundle import Bundle, load_bundle
+from service.bundle import Bundle
 from service.drain_rate import DrainRate
-from service.engine import Engine, open_engine
+from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
 from service.explanation import Explainer, Explanation
+from service.graphs import Graphs, open_graphs
 from service.images import DecodedImage, PixelArray, decode_image
 from service.inference import Found, Inference, Item
 from service.jpeg import is_quick
@@ -353,21 +354,21 @@ class Pipeline:
 
 
 def open_pipeline(settings: Settings) -> Pipeline:
-    """Loads the bundle, opens the engine and warms it up, and opens the label sets.
+    """Opens the graphs of a bundle, warm, and the label sets.
 
     Raises:
         BundleError: the bundle is absent, damaged or inconsistent.
         StartError: what the settings ask for is not there.
     """
-    bundle = load_bundle(settings.bundle)
-    engine = open_engine(
-        bundle,
-        device=settings.device,
-        precision=settings.precision,
-        max_batch_size=settings.max_batch_size,
-        threads=settings.intra_op_threads or count_cores(),
-    )
-    catalogue = open_catalogue(settings, bundle)
-    encoding = catalogue.encoding
-    engine.warm_up(None if encoding is None else encoding.query_width)
-    return Pipeline(settings, bundle, engine, catalogue)
+    return build_pipeline(settings, open_graphs(settings))
+
+
+def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
+    """Opens the label sets, and puts them and the graphs together.
+
+    Raises:
+        BundleError: a label set or a graph of the bundle cannot be used.
+        StartError: what the settings ask for is not there.
+    """
+    catalogue = open_catalogue(settings, graphs.bundle, graphs.encoding)
+    return Pipeline(settings, graphs.bundle, graphs.engine, catalogue)

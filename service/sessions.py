@@ -15,9 +15,9 @@ from typing import Any
 
 import onnxruntime as ort
 
-from service.bundle import Bundle, BundleError, GraphName
+from service.bundle import Bundle, GraphName
 from service.card import Device, Precision
-from service.errors import StartError
+from service.errors import BundleError, StartError
 
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"

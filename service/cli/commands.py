@@ -1,9 +1,9 @@
 """The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info`, `export` and `bench`.
 
 In: arguments and `ML_DECODER_*` variables. Out: text for people, JSON lines or CSV for
-programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke. Next:
-`server.py` for `serve`, `photos.py` for `predict`, `bulk.py` for `bulk`, `labels.py` for
-`labels`, `bench.py`.
+programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke. A command
+imports what it needs when it is asked for, so that `--help` is there at once and `serve` soon.
+Next: `serving.py`, `predicting.py`, `bulk.py`, `labels.py`, `bench.py`.
 """
 
 from __future__ import annotations
@@ -12,29 +12,16 @@ import asyncio
 import importlib.util
 import runpy
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from service.bundle import BundleError, load_bundle
 from service.cli import labels
 from service.cli.bulk import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
-from service.cli.console import (
-    dump_bundle,
-    dump_photo,
-    show_bundle,
-    show_load,
-    show_photo,
-    show_progress,
-    write_csv,
-    write_csv_head,
-    write_json,
-)
+from service.cli.console import Format, dump_bundle, show_bundle, show_load, write_json
 from service.cli.flags import add_setting_flags
-from service.cli.overlays import write_overlays
-from service.cli.photos import find_photos, label_photos
+from service.cli.importing import importing_for_good
 from service.cli.questions import (
     CandidateLabels,
     Exclude,
@@ -44,11 +31,8 @@ from service.cli.questions import (
     TopK,
     make_query,
 )
-from service.cli.serving import serve_model
-from service.errors import ServiceBroken, ServiceError, StartError, StoreIncompatible
-from service.http.problems import describe_problem
+from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreIncompatible
 from service.logs import configure_logs
-from service.selection import Query
 from service.settings import Settings
 
 EXIT_CANNOT_START = 2
@@ -63,14 +47,6 @@ _PREDICT_SETTINGS = (
 _EPILOG = """Exit codes: 0 done, 1 some photo has no labels, 2 cannot start as asked.
 
 --install-completion makes the shell complete commands and flags."""
-
-
-class Format(StrEnum):
-    """How `predict` writes what it found."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
 
 
 app = typer.Typer(
@@ -103,6 +79,8 @@ def main() -> None:
     except ServiceBroken as error:
         _fail(str(error), EXIT_BROKE)
     except ServiceError as error:
+        from service.http.problems import describe_problem
+
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
         _fail("; ".join(values) or ": ".join(filter(None, (problem.title, problem.detail))))
@@ -114,6 +92,8 @@ def serve(settings: Settings) -> None:
 
     ml-decoder serve --bundle bundles/my-model --port 8000
     """
+    with importing_for_good():
+        from service.cli.serving import serve_model
     serve_model(settings)
 
 
@@ -149,6 +129,9 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
     """
+    from service.cli.photos import find_photos
+    from service.cli.predicting import predict_photos
+
     query = make_query(
         top_k=top_k,
         threshold=threshold,
@@ -160,7 +143,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     )
     configure_logs("error")
     chosen = Format.JSON if as_json else output
-    if not asyncio.run(_predict_all(find_photos(photos), query, settings, chosen)):
+    if not asyncio.run(predict_photos(find_photos(photos), query, settings, chosen)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -172,6 +155,8 @@ def info(
 
     ml-decoder info bundles/ml-decoder-lite0
     """
+    from service.bundle import load_bundle
+
     verified = load_bundle(bundle)
     if as_json:
         write_json(dump_bundle(verified))
@@ -211,8 +196,8 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     if importlib.util.find_spec("httpx_retries") is None:
         raise StartError("bench needs the client: pip install 'ml-decoder-serve[client]'")
-    # Only here: every other command has to work without the client.
-    from service.cli.bench import SAMPLE, Plan, run_bench
+    from service.cli.bench import SAMPLE, Plan, run_bench  # which needs the client
+    from service.cli.photos import find_photos
 
     try:
         contents = [path.read_bytes() for path in find_photos(photos or [SAMPLE])]
@@ -223,29 +208,6 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
         write_json(load.dump())
     else:
         show_load(load)
-
-
-async def _predict_all(
-    photos: list[Path], query: Query, settings: Settings, output: Format
-) -> bool:
-    write = {
-        Format.TABLE: show_photo,
-        Format.JSON: lambda photo: write_json(dump_photo(photo)),
-        Format.CSV: write_csv,
-    }[output]
-    complete, begun = True, False
-    with show_progress(len(photos)) as advance:
-        async for found in label_photos(photos, query, settings):
-            photo = found
-            if query.explain is not None:
-                photo = await asyncio.to_thread(write_overlays, found)
-            if output is Format.CSV and not begun:
-                write_csv_head()  # not before the start, which may fail
-            begun = True
-            write(photo)
-            advance()
-            complete = complete and photo.failure is None
-    return complete
 
 
 def _fail(reason: str, code: int = EXIT_CANNOT_START) -> NoReturn:

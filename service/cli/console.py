@@ -12,24 +12,35 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from service.bundle import Bundle
-from service.calibration import Operating
-from service.card import Label
-from service.cli.load import Load
-from service.cli.photos import LabelledPhoto
-from service.labels.label_set import LabelSet
-from service.pipeline import Prediction
-from service.scoring import ScoredLabel
+# Whoever has one of these to show has imported it; `--help` waits for none of them.
+if TYPE_CHECKING:
+    from service.bundle import Bundle
+    from service.calibration import Operating
+    from service.card import Label
+    from service.cli.load import Load
+    from service.cli.photos import LabelledPhoto
+    from service.labels.label_set import LabelSet
+    from service.pipeline import Prediction
+    from service.scoring import ScoredLabel
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+
+
+class Format(StrEnum):
+    """How `predict` writes what it found."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
 
 
 def write_json(record: dict[str, Any]) -> None:

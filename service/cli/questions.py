@@ -5,12 +5,12 @@ In: texts from the command line. Out: a `Query`, checked by the rules of the HTT
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.http.parameters import Parameters, merge_parameters
-from service.selection import Query
+if TYPE_CHECKING:
+    from service.selection import Query
 
 TopK = Annotated[str | None, typer.Option(metavar="INT", help="Most labels a photo.")]
 Threshold = Annotated[
@@ -33,5 +33,7 @@ def make_query(**asked: str | list[str] | None) -> Query:
     Raises:
         InvalidParameters: a value is of the wrong type or out of range.
     """
+    from service.http.parameters import Parameters, merge_parameters
+
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     return merge_parameters(Parameters(), given)

@@ -1,25 +1,27 @@
-"""Serving: the model opens while the server is imported.
+"""Serving: the graphs open while the server is imported.
 
 In: settings. Out: a server that answers until SIGTERM. Next: `http/server.py`.
 """
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from service.http.hosting import OpenPipeline
+from service.cli.importing import importing_for_good
+from service.graphs import Graphs, open_graphs
 from service.logs import configure_logs
-from service.pipeline import open_pipeline
 from service.settings import Settings
 
 
-def serve_model(settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
+def serve_model(
+    settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
+) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
 
     Args:
         settings: what to serve, and where.
-        open_pipeline: makes the pipeline of the settings.
+        open_graphs: opens the graphs of the bundle.
 
     Raises:
         StartError: the service cannot start as configured.
@@ -28,11 +30,10 @@ def serve_model(settings: Settings, open_pipeline: OpenPipeline = open_pipeline)
     """
     configure_logs(settings.log_level, settings.log_format)
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
-        opening = opener.submit(open_pipeline, settings)
-        # Only here: to import FastAPI takes as long as to open the graphs, which needs little
-        # Python. Both make what stays (`__main__.py`).
-        gc.disable()
-        from service.http.server import run_server
-
-        gc.enable()
-        run_server(settings, lambda _settings: opening.result())
+        opening = opener.submit(open_graphs, settings)
+        # Only here: to import SQLAlchemy and FastAPI takes as long as to open the graphs, which
+        # needs little Python.
+        with importing_for_good():
+            from service.http.server import run_server
+            from service.pipeline import build_pipeline
+        run_server(settings, lambda settings: build_pipeline(settings, opening.result()))

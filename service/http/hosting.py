@@ -12,8 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from service.bundle import BundleError
-from service.errors import Draining, NotReady, ServiceBroken, StartError
+from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from service.stages import Watcher

@@ -1,6 +1,7 @@
 """Opens the catalogue of a bundle as the settings say.
 
-In: a `Bundle` and the `Settings`. Out: a `Catalogue`, which loads its sets when it starts.
+In: a `Bundle`, its encoders and the `Settings`. Out: a `Catalogue`, which loads its sets when it
+starts.
 """
 
 from __future__ import annotations
@@ -11,33 +12,28 @@ from service.bundle import Bundle
 from service.errors import StartError
 from service.labels.catalogue import Catalogue, CatalogueRules
 from service.labels.database import open_database
-from service.labels.encoding import open_encoding
+from service.labels.encoding import Encoding
 from service.labels.files import read_label_set_folder
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.store import LabelStore, Limits
-from service.settings import Settings, count_cores
+from service.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-# A label text is a few tokens long: more threads would only wait for each other.
-_MOST_ENCODING_THREADS = 4
 
+def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None) -> Catalogue:
+    """Reads the label sets of bundle and folder, and prepares the store.
 
-def open_catalogue(settings: Settings, bundle: Bundle) -> Catalogue:
-    """Opens the encoders, reads the label sets of bundle and folder, and prepares the store.
+    Args:
+        settings: which label sets there are, and where the store is.
+        bundle: the model.
+        encoding: its encoders, which the catalogue closes; None where it has no open head.
 
     Raises:
-        BundleError: the bundle's graphs for labels cannot be used.
+        BundleError: a label set of the bundle cannot be used.
         StartError: the folder or the store cannot be used as configured.
     """
-    threads = min(settings.intra_op_threads or count_cores(), _MOST_ENCODING_THREADS)
-    encoding = open_encoding(
-        bundle,
-        threads=threads,
-        remembered=settings.candidate_cache_size,
-        queue_size=settings.queue_size,
-    )
     fixed = [
         FixedSet(definition, bundle.card.version, "bundle")
         for definition in bundle.read_label_sets()

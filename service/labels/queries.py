@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 
-from service.bundle import Bundle, BundleError
+from service.bundle import Bundle
+from service.errors import BundleError
 from service.labels.definition import Embeddings
 from service.labels.label_set import QueryArray
 from service.sessions import Place, check_tensors, open_session

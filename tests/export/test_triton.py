@@ -14,7 +14,8 @@ from tritonclient.grpc import model_config_pb2
 
 from export.__main__ import main
 from export.triton import write_repository
-from service.bundle import Bundle, BundleError, load_bundle
+from service.bundle import Bundle, load_bundle
+from service.errors import BundleError
 from service.images import decode_image
 from tests.photos import make_photo
 from tests.serving import labels_of, send_image, serve_app

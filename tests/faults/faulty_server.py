@@ -17,11 +17,10 @@ from typing import Any
 
 from PIL import Image
 
-from service.cli import commands
-from service.cli.serving import serve_model
+from service.cli import commands, serving
 from service.engine import Engine
 from service.errors import OutOfMemory
-from service.pipeline import Pipeline, open_pipeline
+from service.graphs import Graphs, open_graphs
 from service.settings import Settings
 from tests.photos import encode_picture
 
@@ -61,13 +60,13 @@ def wait_for_file(variable: str) -> None:
         time.sleep(0.005)
 
 
-def open_faulty(settings: Settings) -> Pipeline:
+def open_faulty(settings: Settings) -> Graphs:
     wait_for_file("FAULTS_OPEN")
-    pipeline = open_pipeline(settings)
-    pipeline.engine.__class__ = FaultyEngine
-    return pipeline
+    graphs = open_graphs(settings)
+    graphs.engine.__class__ = FaultyEngine
+    return graphs
 
 
 if __name__ == "__main__":
-    commands.serve_model = partial(serve_model, open_pipeline=open_faulty)
+    serving.serve_model = partial(serving.serve_model, open_graphs=open_faulty)
     commands.main()

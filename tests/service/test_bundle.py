@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle, BundleError, GraphName, load_bundle
+from service.bundle import Bundle, GraphName, load_bundle
 from service.card import Label
+from service.errors import BundleError
 from tests.tiny_bundle import TINY_LABELS, Graphs, tiny_card, tiny_graphs, write_tiny_bundle
 
 

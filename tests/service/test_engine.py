@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from service.bundle import Bundle, BundleError, GraphName
+from service.bundle import Bundle, GraphName
 from service.engine import Engine, open_engine
-from service.errors import InferenceFailed, OutOfMemory, StartError
+from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import Lane, LogitsArray
 from tests.tiny_bundle import (

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.bundle import Bundle, BundleError
+from service.bundle import Bundle
 from service.engine import Engine, open_engine
-from service.errors import InferenceFailed, NoMaps
+from service.errors import BundleError, InferenceFailed, NoMaps
 from service.explanation import MOST_EXPLAINED, Explainer
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set, make_trained_set

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import lanes
-from service.bundle import Bundle, BundleError, write_bundle
+from service.bundle import Bundle, write_bundle
 from service.engine import Engine, open_engine
-from service.errors import InferenceFailed
+from service.errors import BundleError, InferenceFailed
 from service.images import PixelArray
 from service.lanes import open_lane
 from service.selection import Head

@@ -15,9 +15,10 @@ import pytest
 
 from service import inference as inference_module
 from service import pipeline as pipeline_module
-from service.bundle import Bundle, BundleError
+from service.bundle import Bundle
 from service.engine import Engine
 from service.errors import (
+    BundleError,
     DeadlineExceeded,
     Draining,
     InferenceFailed,

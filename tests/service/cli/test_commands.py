@@ -11,6 +11,7 @@ import pytest
 
 from service.bundle import Bundle
 from service.cli import commands as cli
+from service.cli import serving
 from service.cli.flags import name_flag, name_variable
 from service.settings import Settings
 from tests.fake_service import run_fake
@@ -137,7 +138,7 @@ def test_flag_wins_over_variable_wins_over_default(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr(cli, "serve_model", served.append)
+    monkeypatch.setattr(serving, "serve_model", served.append)
     monkeypatch.setenv("ML_DECODER_PORT", "1111")
     run("serve")
     run("serve", "--port", "2222", "--max-wait-ms", "2.5")

@@ -8,32 +8,50 @@ import sys
 
 import pytest
 
+import service.pipeline
 from service.cli.serving import serve_model
 from service.errors import StartError
+from service.graphs import Graphs
 from service.http import server
 from service.http.hosting import OpenPipeline
 from service.pipeline import Pipeline
 from service.settings import Settings
 
 
-def test_commands_import_no_server() -> None:
-    program = "import sys, service.cli.commands; print({'fastapi', 'uvicorn'} & {*sys.modules})"
+def list_imported(module: str, *packages: str) -> set[str]:
+    """Returns which packages a fresh process has after it has imported a module."""
+    program = f"import sys, {module}; print(*{set(packages)} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
+    return set(done.stdout.split())
+
+
+def test_commands_import_neither_model_nor_server() -> None:
+    heavy = ("numpy", "onnxruntime", "sqlalchemy", "fastapi", "uvicorn")
+    assert list_imported("service.cli.commands", "typer", *heavy) == {"typer"}
+
+
+def test_graphs_open_before_store_and_server_are_imported() -> None:
+    later = ("sqlalchemy", "fastapi", "uvicorn")
+    assert list_imported("service.cli.serving", "onnxruntime", *later) == {"onnxruntime"}
 
 
 def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, opened = object.__new__(Pipeline), list[Settings]()
-    got = []
+    graphs, pipeline = object.__new__(Graphs), object.__new__(Pipeline)
+    opened, got = list[Settings](), list[object]()
 
     def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         got.extend([open_pipeline(settings), open_pipeline(settings), gc.isenabled()])
 
-    def open_it(settings: Settings) -> Pipeline:
+    def open_it(settings: Settings) -> Graphs:
         opened.append(settings)
+        return graphs
+
+    def build(settings: Settings, found: Graphs) -> Pipeline:
+        assert (settings, found) == (opened[0], graphs)
         return pipeline
 
     monkeypatch.setattr(server, "run_server", run_server)
+    monkeypatch.setattr(service.pipeline, "build_pipeline", build)
     settings = Settings(label_store="memory")
     serve_model(settings, open_it)
     assert got == [pipeline, pipeline, True]
@@ -43,7 +61,7 @@ def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 def test_what_keeps_the_model_from_opening_reaches_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_settings: Settings) -> Pipeline:
+    def fail(_settings: Settings) -> Graphs:
         raise StartError("no such device")
 
     monkeypatch.setattr(server, "run_server", lambda settings, wait: wait(settings))

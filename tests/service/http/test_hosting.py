@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.bundle import Bundle, BundleError
-from service.errors import Draining, NotReady, StartError
+from service.bundle import Bundle
+from service.errors import BundleError, Draining, NotReady, StartError
 from service.http.hosting import PipelineHost
 from service.pipeline import Pipeline
 from service.settings import Settings

@@ -12,6 +12,7 @@ import pytest
 
 from service.bundle import Bundle
 from service.errors import StartError, StoreUnavailable
+from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
 from service.labels.opening import open_catalogue
@@ -23,9 +24,13 @@ pytestmark = pytest.mark.anyio
 PETS = Definition("pets", ("cat",), (None,), (None,))
 
 
+def open_with_encoders(settings: Settings, bundle: Bundle) -> Catalogue:
+    return open_catalogue(settings, bundle, open_encoders(settings, bundle))
+
+
 @asynccontextmanager
 async def started(bundle: Bundle, **values: Any) -> AsyncIterator[Catalogue]:
-    catalogue = open_catalogue(Settings(bundle=bundle.path, **values), bundle)
+    catalogue = open_with_encoders(Settings(bundle=bundle.path, **values), bundle)
     await catalogue.start()
     try:
         yield catalogue
@@ -64,7 +69,8 @@ async def test_folder_of_a_model_without_open_head_stops_the_start(
     tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
-    catalogue = open_catalogue(Settings(bundle=tiny_bundle.path, label_sets=tmp_path), tiny_bundle)
+    settings = Settings(bundle=tiny_bundle.path, label_sets=tmp_path)
+    catalogue = open_with_encoders(settings, tiny_bundle)
     with pytest.raises(StartError, match="zoo"):
         await catalogue.start()
     await catalogue.stop()
@@ -93,4 +99,4 @@ async def test_place_that_was_asked_for_has_to_be_usable(
     (tmp_path / "file").write_text("")
     settings = Settings(bundle=open_bundle.path, label_store=str(tmp_path / "file" / "labels.db"))
     with pytest.raises(StartError, match="no folder"):
-        open_catalogue(settings, open_bundle)
+        open_with_encoders(settings, open_bundle)

@@ -1,0 +1,54 @@
+"""Predicting on the command line: `ml-decoder predict`.
+
+In: photos and a `Query`. Out: their labels on stdout, as a table, JSON or CSV, each photo as soon
+as it is there. Next: `photos.py`, which labels them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from service.cli.console import (
+    Format,
+    dump_photo,
+    show_photo,
+    show_progress,
+    write_csv,
+    write_csv_head,
+    write_json,
+)
+from service.cli.overlays import write_overlays
+from service.cli.photos import label_photos
+from service.selection import Query
+from service.settings import Settings
+
+
+async def predict_photos(
+    photos: list[Path], query: Query, settings: Settings, output: Format
+) -> bool:
+    """Writes the labels of photos; returns whether all of them could be used.
+
+    Raises:
+        StartError: the pipeline cannot start as configured.
+        BundleError: the bundle is absent, damaged or inconsistent.
+        ServiceError: the query does not fit the label sets.
+    """
+    write = {
+        Format.TABLE: show_photo,
+        Format.JSON: lambda photo: write_json(dump_photo(photo)),
+        Format.CSV: write_csv,
+    }[output]
+    complete, begun = True, False
+    with show_progress(len(photos)) as advance:
+        async for found in label_photos(photos, query, settings):
+            photo = found
+            if query.explain is not None:
+                photo = await asyncio.to_thread(write_overlays, found)
+            if output is Format.CSV and not begun:
+                write_csv_head()  # not before the start, which may fail
+            begun = True
+            write(photo)
+            advance()
+            complete = complete and photo.failure is None
+    return complete
