@@ -7,6 +7,7 @@ imported. Next: `pipeline.py`.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from service.bundle import Bundle, load_bundle
@@ -34,21 +35,23 @@ class Graphs:
 
 
 def open_graphs(settings: Settings) -> Graphs:
-    """Loads the bundle, opens engine and encoders, and warms the engine up.
+    """Loads the bundle, opens engine and encoders at the same time, and warms the engine up.
 
     Raises:
         BundleError: the bundle is absent, damaged or inconsistent.
         StartError: what the settings ask for is not there.
     """
     bundle = load_bundle(settings.bundle)
-    engine = open_engine(
-        bundle,
-        device=settings.device,
-        precision=settings.precision,
-        max_batch_size=settings.max_batch_size,
-        threads=settings.intra_op_threads or count_cores(),
-    )
-    encoding = open_encoders(settings, bundle)
+    with ThreadPoolExecutor(1, thread_name_prefix="open") as beside:
+        opening = beside.submit(open_encoders, settings, bundle)
+        engine = open_engine(
+            bundle,
+            device=settings.device,
+            precision=settings.precision,
+            max_batch_size=settings.max_batch_size,
+            threads=settings.intra_op_threads or count_cores(),
+        )
+        encoding = opening.result()
     engine.warm_up(None if encoding is None else encoding.query_width)
     return Graphs(bundle, engine, encoding)
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import onnxruntime as ort
@@ -73,7 +74,8 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     if place.device == "cpu":
-        _share_arena()
+        with _arena_lock:
+            _share_arena()
         options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "1" if place.spinning else "0"
@@ -100,6 +102,9 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     if session.get_providers()[0] != provider:
         raise StartError(f"device {device}: {provider} does not start on this machine")
     return session
+
+
+_arena_lock = Lock()  # engine and encoders open at the same time
 
 
 @cache

@@ -1,0 +1,70 @@
+"""Graphs open together, and one that cannot be opened says so alone."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from service import graphs as module
+from service.bundle import Bundle
+from service.errors import BundleError, StartError
+from service.graphs import open_graphs
+from service.labels.encoding import Encoding
+from service.settings import Settings
+
+
+def make_settings(bundle: Bundle, **values: object) -> Settings:
+    return Settings(**{"bundle": bundle.path, "device": "cpu", "label_store": "memory"} | values)
+
+
+def test_engine_and_encoders_of_an_open_bundle_are_there(open_bundle: Bundle) -> None:
+    graphs = open_graphs(make_settings(open_bundle))
+    encoding = graphs.encoding
+    assert encoding is not None
+    assert encoding.encodes_text
+    contract = graphs.bundle.card.input
+    black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
+    queries = np.zeros((2, encoding.query_width), np.float32)
+    (answer,) = graphs.engine.run(black, [[None, queries]])
+    assert [len(logits) for logits in answer] == [len(open_bundle.labels), 2]
+
+
+def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:
+    assert open_graphs(make_settings(tiny_bundle)).encoding is None
+
+
+def test_encoders_open_while_the_engine_does(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=60)  # broken where one waits for the other's end
+    open_engine, open_encoders = module.open_engine, module.open_encoders
+
+    def meet_and_open_engine(*arguments: object, **options: object) -> object:
+        both.wait()
+        return open_engine(*arguments, **options)
+
+    def meet_and_open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
+        both.wait()
+        return open_encoders(settings, bundle)
+
+    monkeypatch.setattr(module, "open_engine", meet_and_open_engine)
+    monkeypatch.setattr(module, "open_encoders", meet_and_open_encoders)
+    assert open_graphs(make_settings(open_bundle)).encoding is not None
+
+
+def test_engine_that_cannot_be_opened_is_what_is_told(open_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match="precision fp16"):
+        open_graphs(make_settings(open_bundle, precision="fp16"))
+
+
+def test_encoder_that_cannot_be_opened_stops_the_start(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_settings: Settings, _bundle: Bundle) -> Encoding | None:
+        raise BundleError("text_encoder does not run")
+
+    monkeypatch.setattr(module, "open_encoders", fail)
+    with pytest.raises(BundleError, match="text_encoder"):
+        open_graphs(make_settings(open_bundle))
