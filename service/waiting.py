@@ -7,7 +7,6 @@ asks. Next: `batcher.py`, whose workers run what they take.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -98,8 +97,10 @@ class WaitingLine(Generic[ItemT, ResultT]):
 
     def leave(self, waiting: Waiting[ItemT, ResultT]) -> None:
         """Frees an item's place, where it still has one."""
-        with self._changed, contextlib.suppress(ValueError):
-            self._line.remove(waiting)
+        with self._changed:
+            # Asked first: an error of `remove` would print the item, photo and all.
+            if waiting in self._line:
+                self._line.remove(waiting)
 
     def take(self) -> list[Waiting[ItemT, ResultT]]:
         """Waits for items and takes the next batch from the front.

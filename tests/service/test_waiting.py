@@ -73,6 +73,23 @@ async def test_closed_line_gives_what_it_has_and_then_lets_the_takers_go() -> No
     assert line.take() == []
 
 
+class Unprintable:
+    """A photo, say: its text would be four times its size."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("an item is printed")
+
+
+async def test_item_that_was_taken_may_leave_and_is_not_printed() -> None:
+    line = WaitingLine[Unprintable, int](5, max_batch_size=1, max_wait_seconds=0)
+    taken, stays = (line.join(Unprintable(), NEVER) for _ in range(2))
+    assert line.take() == [taken]
+
+    line.leave(taken)
+
+    assert line.take() == [stays]
+
+
 async def test_full_line_refuses_until_one_leaves() -> None:
     line = make_line(1)
     first = line.join(1, NEVER)
