@@ -1,6 +1,7 @@
 """Whatever the OpenAPI document allows, and what it does not: never a server error.
 
-`API_EXAMPLES=1000` makes the examples of each route many; a few are tried on every run.
+A few examples of each route are tried on every run, many with `API_EXAMPLES=1000`; then also
+`-o faulthandler_timeout=0`, since a look at a running test may end it.
 """
 
 from __future__ import annotations
