@@ -1,0 +1,94 @@
+"""Our server and others, all of them running, asked in turn: who answers more, where it is close?
+
+    python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,triton-pybackend
+
+In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server and number of
+clients, with the median and the quartiles of its rate beside ours of the same turn. A machine that
+changes its speed by the minute changes it for all. Slices during which others used the machine are
+measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.benchmarks.load import Load, measure_load
+from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
+
+_MOST_FOREIGN_CORES = 0.1
+_TRIES = 4
+_FIRST_PORT = 18400
+_PORTS_EACH = 20
+
+
+def main() -> None:
+    """Measures as the command line says."""
+    given = _parse()
+    servers = [list_ours(given.bundle, given.precision, given.photo.read_bytes())]
+    only = tuple(name for name in given.only.split(",") if name)
+    servers += list_peers(given.peers, given.photo, only)
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(run_server(server, _FIRST_PORT + _PORTS_EACH * place))
+            for place, server in enumerate(servers)
+        ]
+        for clients in map(int, given.clients.split(",")):
+            pairs = list(zip(servers, running, strict=True))
+            _show(servers, clients, _take_turns(pairs, clients, given.turns, given.seconds))
+
+
+def _take_turns(
+    servers: Sequence[tuple[Server, Running]], clients: int, turns: int, seconds: float
+) -> list[list[Load]]:
+    """Returns the loads of each server, one a turn; every other turn goes backwards."""
+    loads: list[list[Load]] = [[] for _ in servers]
+    places = list(enumerate(servers))
+    for _, (server, running) in places:
+        measure_load(running.address, server.request, clients, seconds, running.pids())  # warm-up
+    for turn in range(turns):
+        for place, (server, running) in places if turn % 2 else places[::-1]:
+            loads[place].append(_measure(server, running, clients, seconds))
+    return loads
+
+
+def _measure(server: Server, running: Running, clients: int, seconds: float) -> Load:
+    for _ in range(_TRIES):
+        load = measure_load(running.address, server.request, clients, seconds, running.pids())
+        if load.foreign_cores <= _MOST_FOREIGN_CORES:
+            break
+    return load
+
+
+def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:
+    for server, own in zip(servers, loads, strict=True):
+        ratios = [load.rate / ours.rate for load, ours in zip(own, loads[0], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        rate, p50, p99 = (
+            statistics.median(values)
+            for values in zip(*((load.rate, load.p50_ms, load.p99_ms) for load in own), strict=True)
+        )
+        errors = sum(load.errors for load in own)
+        print(f"{clients} clients, {server.name}: {middle:.2f} of ours ({low:.2f} to {high:.2f}), "
+              f"{rate:.0f} req/s, p50/p99 {p50:.0f}/{p99:.0f} ms, errors {errors}",
+              flush=True)  # fmt: skip
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--photo", type=Path, default=ROOT / "docs/photos/chelsea.jpg")
+    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--only", default="", help="names of peers, with commas between")
+    parser.add_argument("--clients", default="1,8,32")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
