@@ -8,8 +8,7 @@ same that serves HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,15 +96,9 @@ def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) ->
     catalogue = open_catalogue(settings, bundle, open_encoders(settings, bundle))
 
     async def run() -> ResultT:
-        async with _stopping(catalogue):
+        try:
             return await work(catalogue)
+        finally:
+            await catalogue.stop()
 
     return asyncio.run(run())
-
-
-@asynccontextmanager
-async def _stopping(catalogue: Catalogue) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await catalogue.stop()
