@@ -9,9 +9,10 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -35,6 +36,12 @@ end
 """
 # What the last load left in the server's queue is answered first.
 _SETTLE_SECONDS = 0.8
+_MOST_FOREIGN_CORES = 0.1
+
+TRIES = 4
+"""Slices that are worth measuring in the hope of a quiet one."""
+
+SliceT = TypeVar("SliceT")
 
 
 @dataclass(frozen=True)
@@ -141,3 +148,18 @@ class CoreMeter:
 def _busy_seconds() -> float:
     times = psutil.cpu_times()
     return float(sum(times[:8]) - times.idle - times.iowait)
+
+
+def take_quietest(slices: Iterable[SliceT], load_of: Callable[[SliceT], Load]) -> SliceT:
+    """Returns the first slice in which others left the machine alone, or the quietest of all.
+
+    Args:
+        slices: measured one after the other, as they are asked for.
+        load_of: the load of a slice.
+    """
+    taken = []
+    for each in slices:
+        taken.append(each)
+        if load_of(each).foreign_cores <= _MOST_FOREIGN_CORES:
+            break
+    return min(taken, key=lambda each: load_of(each).foreign_cores)

@@ -16,11 +16,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.load import Load, measure_load
+from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
 from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
 
-_MOST_FOREIGN_CORES = 0.1
-_TRIES = 4
 _FIRST_PORT = 18400
 _PORTS_EACH = 20
 
@@ -51,16 +49,12 @@ def _take_turns(
         measure_load(running.address, server.request, clients, seconds, running.pids())  # warm-up
     for turn in range(turns):
         for place, (server, running) in places if turn % 2 else places[::-1]:
-            loads[place].append(_measure(server, running, clients, seconds))
+            slices = (
+                measure_load(running.address, server.request, clients, seconds, running.pids())
+                for _ in range(TRIES)
+            )
+            loads[place].append(take_quietest(slices, lambda load: load))
     return loads
-
-
-def _measure(server: Server, running: Running, clients: int, seconds: float) -> Load:
-    for _ in range(_TRIES):
-        load = measure_load(running.address, server.request, clients, seconds, running.pids())
-        if load.foreign_cores <= _MOST_FOREIGN_CORES:
-            break
-    return load
 
 
 def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:

@@ -16,15 +16,14 @@ import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from tests.benchmarks.limit import Limit
-from tests.benchmarks.load import Load, measure_load
+from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
 from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
 
 _CLIENTS = (1, 8, 32)
-_MOST_FOREIGN_CORES = 0.15
-_TRIES = 4
 _FIRST_PORT = 18200
 
 
@@ -64,12 +63,8 @@ def _measure_server(
     figures.cold_seconds.append(running.cold_seconds)
     measure_load(running.address, server.request, 8, seconds, running.pids())
     for clients in _CLIENTS:
-        slices = []
-        for _ in range(_TRIES):
-            slices.append(_measure_slice(server, running, limit, clients, seconds))
-            if slices[-1][0].foreign_cores <= _MOST_FOREIGN_CORES:
-                break
-        load, most = min(slices, key=lambda found: found[0].foreign_cores)
+        slices = (_measure_slice(server, running, limit, clients, seconds) for _ in range(TRIES))
+        load, most = take_quietest(slices, itemgetter(0))
         figures.loads[clients].append(load)
         figures.limits[clients].append(most)
         print(f"  {server.name} {clients}: of {most:.1f} {load}", file=sys.stderr, flush=True)
