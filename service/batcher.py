@@ -1,8 +1,9 @@
-"""Single items become batches, without a timer: whenever a worker is free, it takes what waits.
+"""Single items become batches: whenever a worker is free, it takes what waits.
 
 In: one item of one request. Out: that item's own result. While every worker is busy items
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
-Workers take from the line by themselves: a busy event loop keeps no worker idle.
+Workers take from the line by themselves: a busy event loop keeps no worker idle. A worker that
+has answered several clients gives them a moment to be back with their next items.
 Nothing here knows of images: `pipeline.py` gives the function that runs a batch, which is
 `inference.py`'s.
 """
@@ -20,6 +21,9 @@ from typing import Generic, TypeVar
 
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, NotReady, QueueFull
 from service.waiting import Done, Waiting, WaitingLine, fail_all
+
+# Of the time of a run: how long its worker waits for those whom it has answered to be back.
+_RETURN_SHARE = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -203,6 +207,7 @@ class Batcher(Generic[ItemT, ResultT]):
             self._tell(self._fail, batch, failure)
         else:
             seconds = time.perf_counter() - started
+            self._line.expect(len(batch), seconds * _RETURN_SHARE)
             self._tell(self._deliver, batch, results, started, seconds)
         finally:
             del self._running[id(batch)]

@@ -74,6 +74,8 @@ class WaitingLine(Generic[ItemT, ResultT]):
         self._line: deque[Waiting[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
         self._takers = 0
+        self._returning = 0
+        self._back_by = 0.0
         self._closed = False
 
     def __len__(self) -> int:
@@ -101,6 +103,20 @@ class WaitingLine(Generic[ItemT, ResultT]):
             # Asked first: an error of `remove` would print the item, photo and all.
             if waiting in self._line:
                 self._line.remove(waiting)
+
+    def expect(self, count: int, seconds: float) -> None:
+        """Tells that so many clients are being answered, and may be back with their next items.
+
+        A worker that finds fewer than its share of them waits for it, instead of running one item
+        now and the others after it. Nobody waits for a lone client, or where a batch is full.
+
+        Args:
+            count: clients, instead of those of an earlier call.
+            seconds: how long it is worth to wait for them.
+        """
+        with self._changed:
+            self._returning = count
+            self._back_by = time.perf_counter() + seconds
 
     def take(self) -> list[Waiting[ItemT, ResultT]]:
         """Waits for items and takes the next batch from the front.
@@ -144,8 +160,11 @@ class WaitingLine(Generic[ItemT, ResultT]):
             return None
         if self._closed or len(self._line) >= self._max_batch_size:
             return 0
-        waited = time.perf_counter() - self._line[0].arrived
-        return max(0.0, self._max_wait_seconds - waited)
+        now = time.perf_counter()
+        until = self._line[0].arrived + self._max_wait_seconds
+        if len(self._line) < math.ceil(self._returning / self._takers):
+            until = max(until, self._back_by)
+        return max(0.0, until - now)
 
     def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
         taken: list[Waiting[ItemT, ResultT]] = []
@@ -153,6 +172,7 @@ class WaitingLine(Generic[ItemT, ResultT]):
             waiting = self._line.popleft()
             if not waiting.future.done() and waiting.deadline > waiting.future.get_loop().time():
                 taken.append(waiting)
+        self._returning = max(0, self._returning - len(taken))
         return taken
 
 

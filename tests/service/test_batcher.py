@@ -133,6 +133,27 @@ async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maxim
     assert batcher.stats() == BatcherStats(items=6, batches=3)
 
 
+async def test_worker_waits_for_those_whom_it_answered_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.batcher._RETURN_SHARE", 1e9)
+    run = Doubler(closed=True)
+    batcher = make_batcher(run)
+    first = await hold_worker(batcher, run)
+    three = [send(batcher, item) for item in range(3)]
+    await let_tasks_run()
+    run.gate.set()
+    await asyncio.gather(first, *three)
+
+    back = [send(batcher, item) for item in (4, 5)]
+    await asyncio.sleep(0.01)
+    back.append(send(batcher, 6))
+
+    assert await asyncio.gather(*back) == [8, 10, 12]
+    assert run.batches == [[1000], [0, 1, 2], [4, 5, 6]]
+    await batcher.drain(soon())
+
+
 @pytest.fixture
 def undisturbed() -> Iterator[None]:
     """No other thread runs before the test waits for one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -71,6 +72,74 @@ async def test_closed_line_gives_what_it_has_and_then_lets_the_takers_go() -> No
 
     assert items_of(await waits) == [1]
     assert line.take() == []
+
+
+async def test_taker_waits_until_those_who_were_answered_are_back() -> None:
+    line = make_line()
+    line.expect(3, SECONDS)
+    taking = asyncio.create_task(asyncio.to_thread(line.take))
+    for item in (1, 2):
+        line.join(item, NEVER)
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+
+    line.join(3, NEVER)
+
+    assert items_of(await taking) == [1, 2, 3]
+
+
+async def test_taker_waits_no_longer_than_it_is_worth() -> None:
+    line = make_line()
+    line.join(1, NEVER)
+    line.expect(3, 0.02)
+    started = time.perf_counter()
+
+    assert items_of(line.take()) == [1]
+    assert time.perf_counter() - started >= 0.02
+
+    line.join(2, NEVER)
+    assert items_of(line.take()) == [2]  # the time is over for this one too
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_lone_client_is_not_waited_for(answered: int) -> None:
+    line = make_line()
+    line.expect(answered, SECONDS)
+    line.join(1, NEVER)
+
+    assert items_of(line.take()) == [1]
+
+
+async def test_full_batch_waits_for_nobody() -> None:
+    line = make_line(max_batch_size=2)
+    line.expect(5, SECONDS)
+    for item in (1, 2):
+        line.join(item, NEVER)
+
+    assert items_of(line.take()) == [1, 2]
+
+
+async def test_who_came_back_is_not_waited_for_again() -> None:
+    line = make_line()
+    line.expect(2, SECONDS)
+    for item in (1, 2):
+        line.join(item, NEVER)
+    assert items_of(line.take()) == [1, 2]
+
+    line.join(3, NEVER)
+
+    assert items_of(line.take()) == [3]
+
+
+async def test_closed_line_waits_for_nobody() -> None:
+    line = make_line()
+    line.expect(3, SECONDS)
+    line.join(1, NEVER)
+    taking = asyncio.create_task(asyncio.to_thread(line.take))
+
+    line.close()
+
+    assert items_of(await taking) == [1]
 
 
 class Unprintable:
