@@ -13,6 +13,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from export.pixels import fold_scale
+
 _SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 
@@ -32,6 +34,7 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         optimised = onnx.load(path)
+    fold_scale(optimised)
     return _tidy(optimised)
 
 

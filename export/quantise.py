@@ -25,6 +25,7 @@ from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_d
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from export.graphs import constant_names, hide_outputs, prelude_nodes, weighted_layers
+from export.pixels import feed_pixels
 
 Feed = Mapping[str, NDArray[np.generic]]
 
@@ -94,6 +95,7 @@ class Quantiser:
             calibration_cache_path=self._ranges,
         )
         model = onnx.load(self._result)
+        feed_pixels(model)
         model.graph.output.extend(self._hidden)
         onnx.checker.check_model(model)
         return model

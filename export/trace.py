@@ -57,33 +57,32 @@ class InputSpec(Protocol):
 class PixelEncoder(nn.Module):
     """A backbone that takes pixels: scaling and normalisation are part of it.
 
-    (x / 255 - mean) / std is computed as x * scale + shift on rows of W * 3 interleaved
-    values: ONNX Runtime broadcasts over a last axis of 3 about ten times slower than over
-    one of W * 3, and would move the arithmetic there from [B, 3, H, W].
+    (x / 255 - mean) / std is computed as (x - mean) * scale, in units of pixels, so that the scale
+    can become part of the first convolution's weights (`pixels.py`). The pixels change their order
+    while they are bytes.
     """
 
+    mean: Tensor
     scale: Tensor
-    shift: Tensor
 
     def __init__(self, backbone: nn.Module, spec: InputSpec) -> None:
         """Wraps a backbone.
 
         Args:
             backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-            spec: mean and std, and the W that the rows have.
+            spec: mean and std.
         """
         super().__init__()
         self.backbone = backbone
         mean = torch.tensor(spec.mean, dtype=torch.float64)
         std = torch.tensor(spec.std, dtype=torch.float64)
-        self.register_buffer("scale", (1 / (255 * std)).repeat(spec.width).float())  # [W * 3]
-        self.register_buffer("shift", (-mean / std).repeat(spec.width).float())  # [W * 3]
+        self.register_buffer("mean", (255 * mean).float()[:, None, None])  # [3, 1, 1]
+        self.register_buffer("scale", (1 / (255 * std)).float()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps images uint8 [B, H, W, 3], RGB, to tokens float [B, S, C]."""
-        rows = images.flatten(2).float() * self.scale + self.shift  # [B, H, W * 3]
-        normalised = rows.reshape(images.shape).permute(0, 3, 1, 2)  # [B, 3, H, W]
-        tokens: Tensor = self.backbone(normalised)
+        pixels = images.permute(0, 3, 1, 2).float()  # [B, 3, H, W]
+        tokens: Tensor = self.backbone((pixels - self.mean) * self.scale)
         return tokens
 
 

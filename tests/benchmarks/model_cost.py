@@ -53,8 +53,9 @@ def main() -> None:
                     width = session.get_inputs()[1].shape[1]
                     feeds["queries"] = stream.normal(size=(LABELS, width)).astype(np.float32)
                 names = [entry.name for entry in session.get_inputs()]
+                first = [session.get_outputs()[0].name]  # without the memory, as most are served
                 started = time.perf_counter()
-                (result,) = session.run(None, {name: feeds[name] for name in names})
+                result = session.run(first, {name: feeds[name] for name in names})[0]
                 seconds[precision, graph].append(time.perf_counter() - started)
                 if graph == "encoder":
                     feeds["tokens"] = result

@@ -34,7 +34,7 @@ def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
     assert _describe(graph.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
 
 
-def test_normalisation_on_rows_equals_its_definition() -> None:
+def test_normalisation_equals_its_definition() -> None:
     images = torch.randint(0, 256, (2, INPUT.height, INPUT.width, 3), dtype=torch.uint8)
     found = PixelEncoder(torch.nn.Identity(), INPUT)(images)
     mean, std = torch.tensor(INPUT.mean), torch.tensor(INPUT.std)
