@@ -15,15 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.ImageFile import ImageFile
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.exif import UPRIGHT, hide_exif, read_orientation, split_jpeg
 from service.formats import FORMATS, name_container, name_unread_format
-from service.jpeg import shrink_jpeg
+from service.jpeg import read_size, shrink_jpeg
 
 PixelArray = NDArray[np.uint8]
+
+_JPEG = b"\xff\xd8"
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -98,14 +99,8 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
         TooManyPixels: over `max_pixels`.
     """
     try:
-        image, orientation = _open(data, max_pixels)
-        width, height = image.size
-        if orientation in _SIDEWAYS:
-            width, height = height, width
-        pixels = _shrink(image, contract, orientation)
-        if pixels is None:
-            pixels = _decode_whole(image, contract, orientation)
-        return DecodedImage(pixels, width, height)
+        decoded = _decode_jpeg(data, contract, max_pixels)
+        return _decode_any(data, contract, max_pixels) if decoded is None else decoded
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -115,29 +110,53 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
 
 
-def _shrink(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray | None:
-    """Returns the pixels of a usual JPEG the short way; None of any other picture."""
-    usual = image.format == "JPEG" and image.mode in {"RGB", "L"}
-    if not usual or contract.resize_mode != "squash" or contract.interpolation == "nearest":
+def _decode_jpeg(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage | None:
+    """Decodes a usual JPEG the short way, without Pillow; returns None for any other picture."""
+    if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    assert isinstance(image, ImageFile)
-    assert isinstance(image.fp, _MeteredFile)
-    height, width = contract.height, contract.width
-    if orientation in _SIDEWAYS:
-        height, width = width, height
-    pixels = shrink_jpeg(image.fp.getvalue(), width, height, contract.interpolation)
-    if pixels is None or orientation == UPRIGHT:
-        return pixels
-    return np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
+    if not data.startswith(_JPEG):
+        return None
+    data, exif = _split_jpeg(data)
+    size = read_size(data)
+    if size is None:
+        return None
+    _check_size(*size, max_pixels)
+    orientation = read_orientation(exif)
+    wanted = _turn((contract.width, contract.height), orientation)
+    pixels = shrink_jpeg(data, *wanted, contract.interpolation)
+    if pixels is None:
+        return None
+    if orientation != UPRIGHT:
+        pixels = np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
+    return DecodedImage(pixels, *_turn(size, orientation))
 
 
-def _decode_whole(image: Image.Image, contract: InputContract, orientation: int) -> PixelArray:
-    """Returns the pixels of any picture, Pillow's way."""
+def _decode_any(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
+    """Decodes any picture, Pillow's way."""
+    image, orientation = _open(data, max_pixels)
+    size = _turn(image.size, orientation)
     _draft(image, contract, orientation)
     image = _flatten(image)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
-    return resize_image(image, contract)
+    return DecodedImage(resize_image(image, contract), *size)
+
+
+def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Returns what width and height are once the picture is upright, or the other way round."""
+    return size[::-1] if orientation in _SIDEWAYS else size
+
+
+def _split_jpeg(data: bytes) -> tuple[bytes, bytes]:
+    data, exif = split_jpeg(data)
+    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+        raise InvalidImage("the JPEG has too many scans")
+    return data, exif
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise TooManyPixels(f"{width} x {height} pixels")
 
 
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
@@ -161,15 +180,12 @@ def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     if unread is not None:
         raise UnsupportedImage(unread)
     exif = b""
-    if data.startswith(b"\xff\xd8"):
-        data, exif = split_jpeg(data)
-        if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
-            raise InvalidImage("the JPEG has too many scans")
+    if data.startswith(_JPEG):
+        data, exif = _split_jpeg(data)
     elif name_container(data) is not None:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
-    if image.width * image.height > max_pixels:
-        raise TooManyPixels(f"{image.width} x {image.height} pixels")
+    _check_size(*image.size, max_pixels)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
         raise UnsupportedImage("run-length encoded BMP")  # decoded in Python, seconds long
     if image.format != "JPEG":

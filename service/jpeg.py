@@ -29,6 +29,8 @@ else:
     cv2.setNumThreads(1)  # photos are decoded side by side
 
 _BASELINE = frozenset({0xC0, 0xC1})  # start of frame, sequential; progressive ones take longer
+# Those of print (CMYK, YCCK) are left to Pillow.
+_USUAL_COLOURS = frozenset({"YCbCr", "Gray", "RGB"})
 # A JPEG this many times the wanted size or larger is decoded at n/8 of its size, never below this
 # many times the wanted one.
 _OVERSAMPLING = 1.5
@@ -53,6 +55,21 @@ def is_quick(data: bytes) -> bool:
     return False
 
 
+def read_size(data: bytes) -> tuple[int, int] | None:
+    """Returns width and height of a JPEG in colour or grey; None of any other, and of damaged ones.
+
+    Args:
+        data: the content of a file that begins as a JPEG does.
+    """
+    if not AVAILABLE:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return (width, height) if colours in _USUAL_COLOURS else None
+
+
 def shrink_jpeg(
     data: bytes, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
@@ -68,8 +85,6 @@ def shrink_jpeg(
         uint8 [height, width, 3], RGB; None where the picture is smaller than that, or where the
         decoder finds anything unusual.
     """
-    if not AVAILABLE:
-        return None
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least_height, min_width=least_width)
