@@ -68,17 +68,15 @@ def feed_pixels(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Stem:
-    """The first convolution of an int8 encoder, and the nodes between float and 8 bits around it.
+    """The nodes between float and 8 bits around the first convolution of an int8 encoder.
 
     Attributes:
-        convolution: the layer.
         quantise: what makes its input 8 bits wide.
         dequantise: what makes it float again, for the layer's sake.
         weights: the same for its weights.
         bias: the same for its bias.
     """
 
-    convolution: NodeProto
     quantise: NodeProto
     dequantise: NodeProto
     weights: NodeProto
@@ -89,23 +87,21 @@ def _find_stem(model: onnx.ModelProto) -> _Stem | None:
     convolution = _first_convolution(model)
     if convolution is None or len(convolution.input) != 3:
         return None
-    inputs = [_producer(model, name) for name in convolution.input]
-    dequantise, weights, bias = inputs
+    dequantise, weights, bias = (_producer(model, name) for name in convolution.input)
     if dequantise is None or weights is None or bias is None:
         return None
     quantise = _producer(model, dequantise.input[0])
     if quantise is None or quantise.op_type != "QuantizeLinear":
         return None
-    return _Stem(convolution, quantise, dequantise, weights, bias)
+    return _Stem(quantise, dequantise, weights, bias)
 
 
 def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
-    nodes = _trace_pixels(model, stem.quantise.input[0])
-    if nodes is None:
+    found = _find_pixels(model, stem.quantise.input[0])
+    if found is None:
         return
-    *subtract, cast = nodes
-    mean = _constant(model, subtract[0].input[1]) if subtract else np.zeros(1)
-    if mean is None or np.unique(mean).size != 1:
+    pixels, mean = found
+    if np.unique(mean).size != 1:
         return
     value = float(mean.flat[0])
     zero_point = round(value)
@@ -115,32 +111,35 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
     bias += (zero_point - value) * scale * kernel.sum(axis=(1, 2, 3))
     _put(model, stem.bias, 0, np.round(bias / scale).astype(np.int32))
     _put(model, stem.bias, 1, scale.astype(np.float32))
-    stem.dequantise.input[0] = cast.input[0]
+    stem.dequantise.input[0] = pixels
     _put(model, stem.dequantise, 1, np.array(1, np.float32))
     _put(model, stem.dequantise, 2, np.array(zero_point, np.uint8))
 
 
-def _trace_pixels(model: onnx.ModelProto, name: str) -> list[NodeProto] | None:
-    """Returns the nodes from a value back to the pixels' cast, where they subtract and no more."""
-    found = []
-    for kind in ("Sub", "Cast"):
-        node = _producer(model, name)
-        if node is not None and node.op_type == kind:
-            found.append(node)
-            name = node.input[0]
-    order = _producer(model, name)
-    pixels = model.graph.input[0]
-    if not found or found[-1].op_type != "Cast" or order is None or order.op_type != "Transpose":
+def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
+    """Returns the pixels behind a value, still bytes, and the mean that was taken from them.
+
+    None where anything else was done to them than reordering.
+    """
+    mean: _Array | None = np.zeros(1)
+    node = _producer(model, name)
+    if node is not None and node.op_type == "Sub":
+        mean, node = _constant(model, node.input[1]), _producer(model, node.input[0])
+    if mean is None or node is None or node.op_type != "Cast":
         return None
-    whole = pixels.type.tensor_type.elem_type == TensorProto.UINT8
-    return found if whole and order.input[0] == pixels.name else None
+    order = _producer(model, node.input[0])
+    images = model.graph.input[0]
+    if order is None or order.op_type != "Transpose" or order.input[0] != images.name:
+        return None
+    whole = images.type.tensor_type.elem_type == TensorProto.UINT8
+    return (node.input[0], mean) if whole else None
 
 
 def _widen(model: onnx.ModelProto, stem: _Stem) -> None:
     kernel = _need(model, stem.weights.input[0])
     if kernel.shape[1] != 3 or max(kernel.shape[2:]) > _LARGEST_WIDENED:
         return
-    _put(model, stem.weights, 0, np.concatenate([kernel, 0 * kernel[:, :1]], axis=1))
+    _put(model, stem.weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
     sources = [stem.dequantise.input[0], ""]
     gather = helper.make_node("Gather", sources, ["pixels.wide"], name="pixels.wide", axis=1)
     _put(model, gather, 1, np.array([0, 1, 2, 2]))

@@ -99,8 +99,11 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
         TooManyPixels: over `max_pixels`.
     """
     try:
-        decoded = _decode_jpeg(data, contract, max_pixels)
-        return _decode_any(data, contract, max_pixels) if decoded is None else decoded
+        exif = b""
+        if data.startswith(_JPEG):
+            data, exif = _split_jpeg(data)
+        decoded = _decode_jpeg(data, exif, contract, max_pixels)
+        return _decode_any(data, exif, contract, max_pixels) if decoded is None else decoded
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -110,14 +113,13 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
 
 
-def _decode_jpeg(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage | None:
+def _decode_jpeg(
+    data: bytes, exif: bytes, contract: InputContract, max_pixels: int
+) -> DecodedImage | None:
     """Decodes a usual JPEG the short way, without Pillow; returns None for any other picture."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    if not data.startswith(_JPEG):
-        return None
-    data, exif = _split_jpeg(data)
-    size = read_size(data)
+    size = read_size(data) if data.startswith(_JPEG) else None
     if size is None:
         return None
     _check_size(*size, max_pixels)
@@ -131,9 +133,9 @@ def _decode_jpeg(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     return DecodedImage(pixels, *_turn(size, orientation))
 
 
-def _decode_any(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
+def _decode_any(data: bytes, exif: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
     """Decodes any picture, Pillow's way."""
-    image, orientation = _open(data, max_pixels)
+    image, orientation = _open(data, exif, max_pixels)
     size = _turn(image.size, orientation)
     _draft(image, contract, orientation)
     image = _flatten(image)
@@ -174,15 +176,12 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     return pixels[top : top + contract.height, left : left + contract.width]
 
 
-def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, int]:
+def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     """Reads the header; returns the picture, not yet decoded, and its orientation."""
     unread = name_unread_format(data)
     if unread is not None:
         raise UnsupportedImage(unread)
-    exif = b""
-    if data.startswith(_JPEG):
-        data, exif = _split_jpeg(data)
-    elif name_container(data) is not None:
+    if name_container(data) is not None:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
     _check_size(*image.size, max_pixels)

@@ -85,6 +85,8 @@ def shrink_jpeg(
         uint8 [height, width, 3], RGB; None where the picture is smaller than that, or where the
         decoder finds anything unusual.
     """
+    if not AVAILABLE:
+        return None
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least_height, min_width=least_width)

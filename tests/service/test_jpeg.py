@@ -83,6 +83,7 @@ def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyP
 def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
     assert jpeg.read_size(make_photo(0)) is None
+    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, "bicubic") is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
