@@ -108,9 +108,14 @@ class Batcher(Generic[ItemT, ResultT]):
         """Whether every worker lives; one that died never comes back."""
         return self._loop is not None and not self._dead
 
+    @property
+    def waiting(self) -> int:
+        """Items in the queue."""
+        return len(self._line)
+
     def stats(self) -> BatcherStats:
         """Returns the counters."""
-        return BatcherStats(waiting=len(self._line), running=len(self._running), **self._counts)
+        return BatcherStats(waiting=self.waiting, running=len(self._running), **self._counts)
 
     def start(self) -> None:
         """Starts the workers; their results come back to the running event loop."""

@@ -141,7 +141,7 @@ class Pipeline:
     @property
     def queue_length(self) -> int:
         """Images that wait now, those being decoded included."""
-        return self._decoding + self._batcher.stats().waiting
+        return self._decoding + self._batcher.waiting
 
     def stats(self) -> BatcherStats:
         """Returns the counters of the queue and of the batches."""
@@ -217,6 +217,20 @@ class Pipeline:
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue has no place for a photo."""
+        return self.queue_length >= self.settings.queue_size
+
+    def turn_away(self) -> QueueFull:
+        """Counts a request that there is no place for; returns what tells when there may be one."""
+        self._refused += 1
+        full = QueueFull("no place in the queue")
+        full.retry_after_seconds = self._drain_rate.estimate_seconds(
+            self.settings.queue_size, time.perf_counter()
+        )
+        return full
+
     def check_room(self) -> None:
         """Does nothing where the queue has a place for a photo.
 
@@ -225,14 +239,10 @@ class Pipeline:
         Raises:
             QueueFull: it has none; the error tells when there may be one.
         """
-        places = self.settings.queue_size
-        if self.queue_length >= places:
-            self._refused += 1
-            full = QueueFull("no place in the queue")
-            full.retry_after_seconds = self._drain_rate.estimate_seconds(
-                places, time.perf_counter()
-            )
-            raise full
+        if self.is_full:
+            # No variable keeps the error: it would keep the frames, and the photo that is in them,
+            # until Python looks for garbage.
+            raise self.turn_away()
 
     async def predict(self, data: bytes, selection: Selection) -> Prediction:
         """Predicts the labels of one photo.

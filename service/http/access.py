@@ -11,6 +11,8 @@ import logging
 import random
 import re
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,7 +47,7 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(_read_request_id(scope))
+        request_id = choose_request_id(read_request_id(scope))
         scope.setdefault("state", {})["request_id"] = request_id
         token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
@@ -102,7 +104,8 @@ class _Answer:
         await self._send(message)
 
 
-def _read_request_id(scope: Scope) -> str | None:
+def read_request_id(scope: Mapping[str, Any]) -> str | None:
+    """Returns the request id that the client has sent, whatever it may be."""
     # Starlette's headers would be made for this alone.
     for name, value in scope["headers"]:
         if name == _RAW_HEADER:

@@ -27,9 +27,10 @@ PAGE_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_EVERYWHERE = ((b"x-content-type-options", b"nosniff"),)
+EVERYWHERE = ((b"x-content-type-options", b"nosniff"),)
+"""Headers of every answer."""
 _ON_PAGES = (
-    *_EVERYWHERE,
+    *EVERYWHERE,
     (b"content-security-policy", PAGE_POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
@@ -83,5 +84,5 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
 def _guard(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     given = dict(headers)
     is_page = given.get(b"content-type", b"").startswith(b"text/html")
-    wanted = _ON_PAGES if is_page else _EVERYWHERE
+    wanted = _ON_PAGES if is_page else EVERYWHERE
     return [*headers, *(header for header in wanted if header[0] not in given)]

@@ -1,9 +1,8 @@
-"""The door: predictions go straight to their routes, or are refused before they cost anything.
+"""The door: predictions go straight to their routes, or are refused before their bodies are read.
 
 In: a request. Out: for a prediction, what its route answers, or 429 while the queue is full; every
 other request goes on to the framework, whose layers and router take a twelfth of the Python of a
-prediction, and would make a refusal three times as dear: under a flood of requests the predictions
-in hand are left with what the refusals do not take. Next: `routes/`.
+prediction. What `shedding.py` refuses never comes here. Next: `routes/`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import QueueFull, ServiceError
-from service.http.answers import PROBLEM_JSON, answer_error
+from service.errors import ServiceError
+from service.http.answers import answer_error
 from service.http.hosting import PipelineHost
-from service.http.problems import PROBLEM_KINDS, describe_kind, tell_retry_seconds
-
-_FULL = PROBLEM_KINDS[QueueFull]
 
 
 class Door:
@@ -48,20 +44,5 @@ class Door:
             if self._host.ready:
                 self._host.pipeline.check_room()
             await route.handle(scope, receive, send)
-        except QueueFull as full:
-            await _refuse(full, scope, send)
         except ServiceError as error:
             await answer_error(Request(scope), error)(scope, receive, send)
-
-
-async def _refuse(full: QueueFull, scope: Scope, send: Send) -> None:
-    state = scope["state"]
-    state["problem"] = _FULL.code
-    body = describe_kind(_FULL, state["request_id"]).model_dump_json(exclude_none=True).encode()
-    headers = [
-        (b"content-length", b"%d" % len(body)),
-        (b"content-type", PROBLEM_JSON.encode()),
-        (b"retry-after", str(tell_retry_seconds(_FULL, full)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": _FULL.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,6 +19,7 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
+from prometheus_client.metrics import MetricWrapperBase
 
 from service.http.hosting import PipelineHost
 from service.pipeline import Pipeline
@@ -38,6 +39,21 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 _CLIENT_LEFT = 499
 
 
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
+
+
+class _Children(dict[tuple[object, ...], MetricT]):
+    """The children of a metric by their labels; to find one is what costs most of counting."""
+
+    def __init__(self, metric: MetricT) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, labels: tuple[object, ...]) -> MetricT:
+        self[labels] = child = self._metric.labels(*labels)
+        return child
+
+
 class Metrics:
     """The metrics of one app; a `Watcher` of its pipeline.
 
@@ -54,8 +70,9 @@ class Metrics:
         # When each series began: nobody looks at it.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._requests = self._seconds(
-            "request_seconds", "HTTP requests, until the answer is sent", "method", "path", "status"
+        labels = ("method", "path", "status")
+        self._requests = _Children(
+            self._seconds("request_seconds", "HTTP requests, until the answer is sent", *labels)
         )
         self._decode = self._seconds("decode_seconds", "Decoding of a photo, the wait for a thread")
         self._queue = self._seconds("queue_seconds", "Wait of a photo for the engine")
@@ -63,9 +80,8 @@ class Metrics:
         self._batch_size = Histogram(
             f"{PREFIX}_batch_size", "Images in a run", buckets=SIZE_BUCKETS, registry=self.registry
         )
-        self._rejected = Counter(
-            f"{PREFIX}_rejected", "Requests refused or failed", ["reason"], registry=self.registry
-        )
+        rejected = f"{PREFIX}_rejected", "Requests refused or failed", ["reason"]
+        self._rejected = _Children(Counter(*rejected, registry=self.registry))
         self._disconnects = Counter(
             f"{PREFIX}_disconnects", "Clients that left early", registry=self.registry
         )
@@ -99,11 +115,23 @@ class Metrics:
         """
         self._in_flight.dec()
         known = method if method in _METHODS else "other"
-        self._requests.labels(known, path, status).observe(seconds)
+        self._requests[known, path, status].observe(seconds)
         if status == _CLIENT_LEFT:
             self._disconnects.inc()
         if problem is not None:
-            self._rejected.labels(problem).inc()
+            self._rejected[(problem,)].inc()
+
+    def count_refusal(self, path: str, status: int, seconds: float, problem: str) -> None:
+        """Counts a POST that was answered before the app heard of it.
+
+        Args:
+            path: template of the route.
+            status: of the answer.
+            seconds: that it took.
+            problem: stable code of the error that was the answer.
+        """
+        self._requests["POST", path, status].observe(seconds)
+        self._rejected[(problem,)].inc()
 
     def saw_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""

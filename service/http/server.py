@@ -18,11 +18,14 @@ import time
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.http.app import create_app
-from service.http.connections import limit_header_time
+from service.http.connections import Refuse, make_protocol
 from service.http.exposition import open_own_port
 from service.http.hosting import OpenPipeline, PipelineHost
+from service.http.routes import predict
+from service.http.shedding import Shedder
 from service.pipeline import Pipeline
 from service.settings import Settings
 
@@ -95,6 +98,12 @@ def _settle_memory() -> None:
             trim(0)
 
 
+def _choose_refusals(app: FastAPI, host: PipelineHost) -> Refuse | None:
+    if host.settings.traces != "off":
+        return None  # each request has its span, refused or not
+    return Shedder(host, app.state.metrics, (route.path for route in predict.ROUTES)).refuse
+
+
 def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
 
@@ -119,7 +128,7 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         app,
         host=settings.host,
         port=settings.port,
-        http=limit_header_time(settings.header_timeout_seconds),
+        http=make_protocol(settings.header_timeout_seconds, _choose_refusals(app, host)),
         ws="none",
         log_config=None,
         access_log=False,

@@ -111,6 +111,28 @@ def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_p
         assert server.count_runs() == runs + 2  # those that left were never run
 
 
+def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in_hand(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        held = occupy(server, client, clients)
+        runs = server.count_runs()
+        with socket.create_connection(server.find_address()) as connection:
+            connection.sendall(post(PHOTO, "first") + post(PHOTO, "second"))
+            while "ml_decoder_queue_size 1.0" not in client.get("/metrics").text:
+                pass
+        server.wait_for_line(r"(?m)^(?=.*\b499\b).*first\b")
+        server.release()
+        assert held.result().status_code == 200
+        assert_still_serving(client)
+        assert server.count_runs() == runs + 1
+    assert "Traceback" not in server.stderr
+
+
 def test_label_set_that_is_deleted_under_a_request_answers_it(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from service import inference as inference_module
 from service import pipeline as pipeline_module
@@ -220,6 +223,28 @@ async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipe
     with pytest.raises(UnknownLabel):
         await predict(pipeline, b"junk", Query(include=("unicorn",)))
     await assert_good_photo_is_answered(pipeline)
+
+
+async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pipeline, "is_full", True)
+    gc.disable()
+    try:
+        async with running(tiny_bundle) as pipeline:
+            photo = np.zeros(9, np.uint8)
+            kept = weakref.ref(photo)
+
+            def refuse(photo: NDArray[np.uint8]) -> None:
+                with suppress(QueueFull):
+                    pipeline.check_room()
+                assert photo.size
+
+            refuse(photo)
+            del photo
+            assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_burst_over_the_queue_is_refused_before_it_is_decoded(

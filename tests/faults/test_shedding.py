@@ -1,0 +1,159 @@
+"""While the queue is full, a real server refuses predictions at their connections."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.faulty_process import FaultyProcess
+from tests.faults.test_load import ALONE, occupy
+from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
+LAST = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+MIB = 1024 * 1024
+# What the app adds and the connection knows of: a page's request goes through the whole app.
+PAGE = {"Origin": "https://a.example"}
+FOR_LONG = ("--deadline-ms", "300000")
+
+
+@pytest.fixture(scope="module")
+def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProcess]:
+    """A server whose engine stands still and whose queue is full; afterwards it goes on."""
+    folder: Path = tmp_path_factory.mktemp("faults")
+    with (
+        FaultyProcess(open_bundle, folder, *ALONE, "--queue-size", "1", *FOR_LONG) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        assert_still_serving(client)
+        held = occupy(server, client, clients)
+        waiting = [socket.create_connection(server.find_address()) for _ in range(2)]
+        for connection in waiting:
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PHOTO) + PHOTO)
+        # One has the only place as soon as the other is refused.
+        (refused,), _, _ = select.select(waiting, [], [], 60)
+        assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
+        yield server
+        server.release()
+        assert held.result().status_code == 200
+        for connection in waiting:
+            connection.close()
+        assert_still_serving(client)
+        assert "Traceback" not in server.stderr
+
+
+@pytest.fixture
+def client(full: ServerProcess) -> Iterator[httpx.Client]:
+    with full.open_client() as client:
+        yield client
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    return socket.create_connection(server.find_address(), timeout=30)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Returns what arrives until the other side closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_refusal_is_the_one_that_the_app_would_send(client: httpx.Client) -> None:
+    ids = {"X-Request-ID": "abc"}
+    at_once, by_app = send_image(client, headers=ids), send_image(client, headers={**ids, **PAGE})
+    for response in (at_once, by_app):
+        assert_problem(response, 429, "queue_full")
+        assert int(response.headers["retry-after"]) > 0
+    assert at_once.json() == by_app.json()
+    assert set(at_once.headers) == set(by_app.headers)
+
+
+def test_refused_client_gets_an_id_of_its_own(client: httpx.Client) -> None:
+    ids = {send_image(client).json()["request_id"] for _ in range(5)}
+    assert len(ids) == 5
+    mad = send_image(client, headers={"X-Request-ID": 'a" %b %s'})
+    assert re.fullmatch("[0-9a-f]{32}", mad.json()["request_id"])
+
+
+def test_what_needs_no_place_is_answered(client: httpx.Client) -> None:
+    for path in ("/labels", "/info", "/readyz", "/docs", "/metrics"):
+        assert client.get(path).status_code == 200
+    assert_problem(client.get("/predict"), 405, "method_not_allowed")
+
+
+def test_refusals_are_counted_each_and_logged_together(
+    full: FaultyProcess, client: httpx.Client
+) -> None:
+    def count() -> float:
+        name = (
+            r'ml_decoder_request_seconds_count\{method="POST",path="/predict",status="429"\} (.+)'
+        )
+        found = re.search(name, client.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    logged = full.stderr.count("requests refused")
+    before = count()
+    for _ in range(20):
+        assert_problem(send_image(client), 429, "queue_full")
+    assert count() - before == 20
+    line = rf"(?s)(?:requests refused.*?){{{logged + 1}}}path=\S+ status=429 .*?count=\d+"
+    full.wait_for_line(line)
+    assert full.stderr.count("requests refused") < logged + 20
+
+
+def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more(
+    full: ServerProcess,
+) -> None:
+    with connect(full) as connection:
+        connection.sendall(EMPTY + b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reply = read_all(connection)
+    assert [line[9:12] for line in re.findall(rb"HTTP/1.1 \d+", reply)] == [b"429", b"200"]
+    for closing in (EMPTY.replace(b"1.1", b"1.0"), LAST):
+        with connect(full) as connection:
+            connection.sendall(closing)
+            reply = read_all(connection)
+        assert reply.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nconnection: close\r\n" in reply
+
+
+def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None:
+    ahead = 3000
+    through_app = EMPTY.replace(b"\r\n\r\n", b"\r\nOrigin: https://a.example\r\n\r\n")
+    for first in (EMPTY, through_app):
+        with connect(full) as connection:
+            connection.sendall(first + ahead * EMPTY + LAST)
+            reply = read_all(connection)
+        assert reply.count(b"HTTP/1.1 429 ") == reply.count(b'"code":"queue_full"') == ahead + 2
+
+
+def test_client_that_does_not_read_its_refusals_is_not_read_any_more(full: ServerProcess) -> None:
+    before = full.read_memory()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(full.find_address())
+        connection.setblocking(False)
+        requests, sent = 1000 * EMPTY, 0
+        while sent < 64 * MIB and select.select([], [connection], [], 2)[1]:
+            sent += connection.send(requests)
+    assert sent < 64 * MIB
+    assert full.read_memory() - before < 20 * MIB
+
+
+def test_bodies_of_the_refused_fill_no_memory(full: ServerProcess) -> None:
+    body = HEAD + b"Content-Length: %d\r\n\r\n" % MIB + bytes(MIB)
+    before = full.read_memory("VmHWM")
+    with connect(full) as connection:
+        for _ in range(200):
+            connection.sendall(body)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+    assert full.read_memory("VmHWM") - before < 20 * MIB
