@@ -91,7 +91,9 @@ class WaitingLine(Generic[ItemT, ResultT]):
         if len(self._line) >= self._size:
             raise QueueFull("no place in the queue")
         loop = asyncio.get_running_loop()
-        waiting = Waiting[ItemT, ResultT](item, time.perf_counter(), deadline, loop.create_future())
+        waiting: Waiting[ItemT, ResultT] = Waiting(
+            item, time.perf_counter(), deadline, loop.create_future()
+        )
         with self._changed:
             self._line.append(waiting)
             self._changed.notify()
