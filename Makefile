@@ -7,9 +7,10 @@ DEV_BIN := $(DEV)/bin
 
 # make serve: ONNX Runtime for `cpu` or `gpu`, the bundle, and where to listen.
 RUNTIME ?= cpu
-BUNDLE ?= bundles/ml-decoder-lite0
-HOST ?= 127.0.0.1
-PORT ?= 8000
+BUNDLE ?= $(or $(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
+# Not `?=`: some environments have a HOST that is no address.
+HOST = $(or $(ML_DECODER_HOST),127.0.0.1)
+PORT ?= $(or $(ML_DECODER_PORT),8000)
 SERVE := .venv-serve-$(RUNTIME)
 
 # make bundle: the labelled photos (with caption_concepts, for the open head), others with labels

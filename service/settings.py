@@ -114,8 +114,8 @@ class Settings(BaseSettings):
     anyone may)."""
 
     admin_keys: SecretStr | None = None
-    """Keys that may change label sets and predict, given as the others (default none: whoever
-    may predict, or nobody where there are predict keys)."""
+    """Keys that may change label sets and predict, given as the others (default none: nobody may
+    change label sets where there are predict keys, anyone where there are none)."""
 
     rate_limit: str | None = None
     """Most requests of one key, or of one address where no key is sent, such as 100/minute;

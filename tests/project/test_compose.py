@@ -24,7 +24,8 @@ PROFILES = {
 
 def read_compose(text: str) -> dict[str, Any]:
     """The file as plain data; raises `ValueError` where it breaks the specification."""
-    # The parser knows no merge keys (`<<`), which belong to YAML.
+    # The parser knows no merge keys (`<<`), which belong to YAML, and no variables.
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     plain = yaml.safe_dump(yaml.safe_load(text))
     content: dict[str, Any] = PyCompose.from_yaml(plain).to_dict()
     return content
@@ -51,9 +52,15 @@ def test_without_a_profile_the_cpu_is_taken() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_answers_at_port_8000(profile: str) -> None:
+def test_every_profile_answers_at_port_8000_of_this_machine_alone(profile: str) -> None:
     ports = [port for name in PROFILES[profile] for port in SERVICES[name].get("ports", ())]
-    assert [port.split(":")[0] for port in ports] == ["8000"]
+    assert [port.rpartition(":")[0] for port in ports] == ["127.0.0.1:8000"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settings_come_from_a_file_that_need_not_be_there(name: str) -> None:
+    (settings,) = SERVICES[name]["env_file"]
+    assert settings == {"path": "ml-decoder.env", "required": False}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -128,7 +135,7 @@ def test_proxy_fills_in_every_variable_of_the_configuration_that_the_tests_run()
     proxy = SERVICES["proxy"]
     assert set(re.findall(r"\$\{(\w+)\}", template)) == set(proxy["environment"])
     assert proxy["volumes"] == ["./deploy/nginx:/etc/nginx/templates:ro"]
-    published = proxy["ports"][0].split(":")[1]
+    published = proxy["ports"][0].rpartition(":")[2]
     assert proxy["environment"]["ML_DECODER_LISTEN"] == published
     exposed = dict(
         line for stage in _stages() for line in stage.instructions if line[0] == "EXPOSE"
