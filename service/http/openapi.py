@@ -9,6 +9,7 @@ not by FastAPI, so they are written down here; error answers are taken from the 
 from __future__ import annotations
 
 from collections import defaultdict
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
@@ -57,12 +58,26 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
 
 
-def document_json(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read."""
+def document_json(model: type[BaseModel], *, optional: str | None = None) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
+
+    Args:
+        model: shape of the body.
+        optional: a field that the path stands in for.
+    """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema["required"] = [name for name in schema.get("required", ()) if name != optional]
     for name, inner in schema.pop("$defs", {}).items():
         schema = _inline(schema, f"#/components/schemas/{name}", inner)
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def document_answer(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for a good answer that no model describes."""
+    content = {
+        kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
+    }
+    return {HTTPStatus.OK.value: {"description": description, "content": content}}
 
 
 def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON

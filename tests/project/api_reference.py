@@ -23,6 +23,9 @@ Made from the service's OpenAPI document by `make reference`; do not edit. A run
 the same at `/docs`, to be tried out, and gives the document at `/openapi.json`.
 """
 _PROBLEM_JSON = "application/problem+json"
+# FastAPI adds its own errors to every route with parameters; ours are sent instead.
+_FRAMEWORK_NAMES = ("HTTPValidationError", "ValidationError")
+_FRAMEWORK_SHAPES = {f"[{name}](#{name.lower()})" for name in _FRAMEWORK_NAMES}
 
 
 def read_openapi() -> JSON:
@@ -41,7 +44,7 @@ def write_reference(document: JSON) -> str:
     shapes = (
         _write_shape(name, schema)
         for name, schema in sorted(document["components"]["schemas"].items())
-        if "properties" in schema
+        if "properties" in schema and name not in _FRAMEWORK_NAMES
     )
     return "\n".join([_HEAD, *routes, "## Shapes\n", *shapes]).rstrip() + "\n"
 
@@ -74,14 +77,25 @@ def _list_bodies(body: JSON) -> Iterator[str]:
 
 
 def _tell_answer(response: JSON) -> str:
-    content = response.get("content", {}).get("application/json")
-    shape = _name_type(content["schema"]) if content and content["schema"] else "no body"
+    contents = response.get("content", {})
+    shapes = [
+        _name_type(content["schema"]) if kind == "application/json" else f"`{kind}`"
+        for kind, content in contents.items()
+        if content["schema"]
+    ]
+    shape = " or ".join(shapes) or "no body"
     return f"{shape}. {response['description']}".removesuffix(". Successful Response")
 
 
 def _list_problems(responses: JSON) -> Iterator[tuple[str, ...]]:
-    for status, response in responses.items():
+    for status, response in sorted(responses.items()):
+        if _FRAMEWORK_SHAPES & {
+            _name_type(c["schema"]) for c in response.get("content", {}).values()
+        }:
+            continue
         examples = response.get("content", {}).get(_PROBLEM_JSON, {}).get("examples", {})
+        if status >= "400" and not examples:
+            yield status, "", response["description"]
         for code, example in examples.items():
             yield status, f"`{code}`", example["value"]["title"]
 

@@ -138,7 +138,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
         HTTPStatus.CREATED.value: {"model": LabelSetAnswer, "description": "There was none."},
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
     },
-    openapi_extra=document_json(LabelSetRecord),
+    openapi_extra=document_json(LabelSetRecord, optional="name"),
 )
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there."""

@@ -34,7 +34,7 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.openapi import document_json
+from service.http.openapi import document_answer, document_json
 from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel
 from service.http.routes.predict import IMAGE_PROBLEMS, MAX_BATCH_IMAGES, REQUEST_PROBLEMS
@@ -45,6 +45,10 @@ from service.selection import Selection
 
 SERVER_NAME = "ml-decoder-serve"
 
+_ANSWERS = document_answer(
+    "The outputs; the bytes of binary ones lie behind the JSON.",
+    *("application/json", "application/octet-stream"),
+)
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
 _MODEL_ERRORS = (*_UNAVAILABLE, request_errors.UnknownModel)
 _INFER_ERRORS = (
@@ -144,7 +148,10 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     of_model.post(
         "/infer",
         response_class=Response,
-        responses=document_errors(*_INFER_ERRORS),
+        responses={
+            **_ANSWERS,
+            **document_errors(*_INFER_ERRORS),
+        },
         openapi_extra=document_json(InferBody),
         dependencies=[*PREDICT, LIMITED],
     )(infer)
