@@ -135,7 +135,8 @@ def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
     )
     if unknown:
         raise UnknownLabel(unknown)
-    conflicting = tuple(name for name in dict.fromkeys(include) if name in set(exclude))
+    excluded = set(exclude)
+    conflicting = tuple(name for name in dict.fromkeys(include) if name in excluded)
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts = []

@@ -83,7 +83,7 @@ class Fetcher:
                 return await self._follow(url)
         except TimeoutError as error:
             raise OriginTimeout(self._timeout_seconds) from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
             raise UrlNotUsable from error
         finally:
             self._places += 1

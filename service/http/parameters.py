@@ -7,8 +7,9 @@ Next: `pipeline.py`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import lru_cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -49,6 +50,11 @@ def _check_explain(value: object, check: ValidatorFunctionWrapHandler) -> bool |
 
 
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+# One error of a list says enough, and a list of errors could be millions.
+_LIST_LIMITS = Field(max_length=10_000, fail_fast=True)
+LabelNames = Annotated[list[LabelName], _LIST_LIMITS]
+LabelSetNames = Annotated[list[LabelSetName], _LIST_LIMITS]
+LabelTexts = Annotated[list[LabelText], _LIST_LIMITS]
 ThresholdParameter = Annotated[
     Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
     WrapValidator(_check_threshold),
@@ -75,23 +81,23 @@ class Parameters(BaseModel):
         "`threshold` means `calibrated`.",
         examples=["calibrated"],
     )
-    include: list[LabelName] | None = Field(
+    include: LabelNames | None = Field(
         default=None,
         description="Choose among these labels only; may be repeated.",
         examples=[["person", "dog"]],
     )
-    exclude: list[LabelName] | None = Field(
+    exclude: LabelNames | None = Field(
         default=None,
         description="Never answer with these labels; may be repeated.",
         examples=[["chair"]],
     )
-    label_set: list[LabelSetName] | None = Field(
+    label_set: LabelSetNames | None = Field(
         default=None,
         description="Label sets to answer from; may be repeated. A label that stands in several "
         "is answered from the first. Without it: the default set.",
         examples=[["trained"]],
     )
-    candidate_labels: list[LabelText] | None = Field(
+    candidate_labels: LabelTexts | None = Field(
         default=None,
         description="Labels of this request alone, which the model need not have seen; may be "
         "repeated. Without `label_set` they are all there is to choose from.",
@@ -115,11 +121,7 @@ class Parameters(BaseModel):
 
 
 _EXPLAIN: dict[bool | str, Explain | None] = {False: None, True: "map", "overlay": "overlay"}
-LIST_PARAMETERS = frozenset(
-    name
-    for name, info in Parameters.model_fields.items()
-    if any(get_origin(kind) is list for kind in get_args(info.annotation))
-)
+LIST_PARAMETERS = frozenset(("include", "exclude", "label_set", "candidate_labels"))
 SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
 
@@ -142,10 +144,11 @@ def read_parameters(request: Request) -> Parameters:
 
 
 def _read_query_string(text: bytes) -> Parameters:
-    query = QueryParams(text)
+    query: dict[str, list[str]] = defaultdict(list)
+    for name, value in QueryParams(text).multi_items():
+        query[name].append(value)
     values: dict[str, Any] = {}
-    for name in query:
-        given = query.getlist(name)
+    for name, given in query.items():
         if name in SINGLE_PARAMETERS and len(given) > 1:
             raise RepeatedField(name)
         values[name] = given if name in LIST_PARAMETERS else given[0]

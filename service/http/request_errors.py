@@ -35,12 +35,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from service.errors import ServiceError
 
 # A client's own field name comes back in the answer, but not a megabyte of it.
 _SHOWN_CHARACTERS = 80
+
+_SHOWN_VALUES = 10
 
 
 class RequestError(ServiceError):
@@ -190,7 +193,7 @@ class InvalidValue:
 
 
 def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
-    """Turns pydantic's error dictionaries into values that a client may see.
+    """Turns pydantic's error dictionaries into values that a client may see, the first ten of them.
 
     Args:
         pydantic_errors: what `ValidationError.errors()` of pydantic or FastAPI returns.
@@ -198,7 +201,7 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
             FastAPI's does.
     """
     values = []
-    for error in pydantic_errors:
+    for error in islice(pydantic_errors, _SHOWN_VALUES):
         place, *names = error["loc"] if where is None else (where, *error["loc"])
         name = str(names[0]) if names else str(place)
         values.append(InvalidValue(str(place), name, error["msg"]))

@@ -38,6 +38,7 @@ RAW_IMAGE = "image/*"
 URL_FIELD = "url"
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,9 @@ class _CountedBody:
     def __init__(self, request: Request, limit: int) -> None:
         """Reads the body of `request`, within so many bytes."""
         declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > limit:
+        # Python refuses to read thousands of digits, be they zeros.
+        digits = declared.lstrip("0")
+        if digits.isdecimal() and (len(digits) > _MOST_DIGITS or int(digits) > limit):
             raise BodyTooLarge(limit)
         self._receive = request.receive
         self._held: HeldBody = request.state.held_body

@@ -71,7 +71,7 @@ class OpenLabel(Record):
     name: LabelText
     prompt: PromptText | None = None
     threshold: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
-    embedding: tuple[float, ...] | None = None
+    embedding: Annotated[tuple[float, ...], Field(max_length=65_536, fail_fast=True)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field
 
 from service.card import InputContract
@@ -100,21 +100,25 @@ def read_pixels(
     if tensor.shape[1:] != size:
         raise InvalidTensors(f"Input '{PIXELS}' has shape [B, {', '.join(map(str, size))}]")
     _check_batch(tensor, most)
-    values = _read_numbers(tensor.data) if raw is None else np.frombuffer(raw, np.uint8)
+    values = _read_numbers(tensor) if raw is None else np.frombuffer(raw, np.uint8)
     _check_size(tensor, values.size)
     return values.reshape(tensor.shape)
 
 
-def _read_numbers(data: object) -> PixelArray:
-    try:
-        values: NDArray[Any] = np.asarray(data)
-    except (ValueError, OverflowError) as error:
-        raise InvalidTensors("The values are not nested evenly") from error
-    if values.dtype.kind not in "iu" or (
-        values.size and not 0 <= values.min() <= values.max() <= 255
-    ):
+def _read_numbers(tensor: InputTensor) -> PixelArray:
+    # NumPy would take texts too, and pad each to the length of the longest.
+    values = tensor.data
+    if not isinstance(values, list):
+        raise InvalidTensors("An input has neither 'data' nor binary data")
+    for _ in tensor.shape[1:]:
+        if not any(isinstance(value, list) for value in values):
+            break
+        if not all(isinstance(value, list) for value in values):
+            raise InvalidTensors("The values are not nested evenly")
+        values = list(chain.from_iterable(values))
+    if set(map(type, values)) - {int} or (values and not 0 <= min(values) <= max(values) <= 255):
         raise InvalidTensors(f"The values of input '{PIXELS}' are whole numbers from 0 to 255")
-    return values.astype(np.uint8)
+    return np.array(values, np.uint8)
 
 
 def _split_elements(raw: memoryview) -> tuple[bytes, ...]:

@@ -35,7 +35,6 @@ from service.labels.definition import Definition, LabelSetRecord, define_label_s
 from service.labels.label_set import LabelSet
 
 # A body may hold thousands of labels; who made one mistake in all of them needs no more.
-_SHOWN_VALUES = 10
 
 _READ_PROBLEMS = (
     errors.NotReady,
@@ -190,7 +189,7 @@ def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> 
         return define_label_set(LabelSetRecord.model_validate(body))
     except ValidationError as error:
         shown = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidParameters(list_values(shown[:_SHOWN_VALUES], where="body")) from error
+        raise InvalidParameters(list_values(shown, where="body")) from error
 
 
 async def _answer(labels: LabelSet, *, created: bool = False) -> Response:
