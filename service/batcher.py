@@ -19,7 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from service.errors import DeadlineExceeded, Draining, InferenceFailed, NotReady, QueueFull
+from service.errors import (
+    DeadlineExceeded,
+    Draining,
+    InferenceFailed,
+    NotReady,
+    QueueFull,
+    without_frames,
+)
 from service.waiting import Done, Waiting, WaitingLine, fail_all
 
 # Of the time of a run: how long its worker waits for those whom it has answered to be back.
@@ -151,6 +158,10 @@ class Batcher(Generic[ItemT, ResultT]):
         except asyncio.CancelledError:
             self._withdraw(waiting, "cancelled")
             raise
+        finally:
+            # An error of the future would keep this frame, and the frame the future: a cycle, in
+            # which the item stayed until Python looks for garbage.
+            del waiting
 
     async def drain(self, deadline: float) -> None:
         """Refuses new items, finishes those that wait or run, and stops.
@@ -190,6 +201,7 @@ class Batcher(Generic[ItemT, ResultT]):
         try:
             while batch := self._line.take():
                 self._run(batch)
+                batch = ()  # nothing is kept while this worker waits
         except BaseException:
             _log.critical("a worker of the batcher died", exc_info=True)
         finally:
@@ -209,7 +221,8 @@ class Batcher(Generic[ItemT, ResultT]):
             _log.exception("a batch of %d failed", len(batch))
             known = isinstance(error, InferenceFailed)
             failure = error if known else InferenceFailed("the run raised an error")
-            self._tell(self._fail, batch, failure)
+            self._tell(self._fail, batch, without_frames(failure))
+            del failure
         else:
             seconds = time.perf_counter() - started
             self._line.expect(len(batch), seconds * _RETURN_SHARE)

@@ -46,6 +46,8 @@ Messages are for logs. What clients read is fixed wording, chosen by class in
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class ServiceError(Exception):
     """Base of every error that the service raises on purpose."""
@@ -213,3 +215,12 @@ class StartError(ServiceError):
 
 class BundleError(Exception):
     """A bundle is absent, damaged or inconsistent; the message is one line for a person."""
+
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """Returns an error without where it was raised: those frames keep the photos they were at."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error

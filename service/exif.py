@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from service.errors import InvalidImage
+
 UPRIGHT = 1
 _ORIENTATION_TAG = 0x0112
 _SHORT = 3  # TIFF's name for an unsigned 16-bit number
@@ -20,6 +22,7 @@ _START_OF_SCAN = 0xDA
 # Types of items in an ISO container, the second one of nothing.
 _EXIF_ITEM, _NO_ITEM = b"Exif", b"none"
 _APP1 = 0xE1
+_MOST_SEGMENTS = 1000
 # Pillow needs JFIF (APP0) and Adobe (APP14) to tell the colours; the rest is metadata.
 _METADATA_MARKERS = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
 
@@ -71,9 +74,16 @@ def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
     Args:
         data: a JPEG file, possibly damaged; the walk ends where it cannot be followed.
+
+    Raises:
+        InvalidImage: there are more segments than any camera or editor writes.
     """
     position = 2
+    walked = 0
     while data[position : position + 1] == b"\xff" and len(data) >= position + 4:
+        if walked == _MOST_SEGMENTS:
+            raise InvalidImage("too many segments")
+        walked += 1
         marker = data[position + 1]
         (length,) = struct.unpack_from(">H", data, position + 2)
         if marker == _START_OF_SCAN or length < 2:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from service.batcher import IsAlone
 from service.card import InputContract
 from service.engine import Engine
-from service.errors import ImageError
+from service.errors import ImageError, without_frames
 from service.images import DecodedImage, decode_image
 from service.lanes import LogitsArray
 from service.selection import Head
@@ -101,7 +101,7 @@ class Inference:
             with collect_stages() as stages, time_stage("decode"):
                 image = decode_image(item.photo, self._contract, self._max_pixels)
         except ImageError as error:
-            return error
+            return without_frames(error)
         return image, stages
 
     def _infer(

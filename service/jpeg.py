@@ -45,6 +45,9 @@ def is_quick(data: bytes) -> bool:
 
     Args:
         data: the content of a file of any kind; nothing but its header is looked at.
+
+    Raises:
+        InvalidImage: the header never ends.
     """
     if not data.startswith(b"\xff\xd8") or len(data) > _MAX_QUICK_BYTES:
         return False

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar, TypeVarTuple
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle
@@ -38,6 +38,9 @@ State = Literal["loading", "ready", "draining", "failed"]
 
 # Fewer labels are scored faster than a thread takes over.
 _LABELS_SCORED_AT_ONCE = 2000
+
+ArgumentTs = TypeVarTuple("ArgumentTs")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Pipeline:
         self._decoders = ThreadPoolExecutor(
             settings.decode_threads or count_cores(), thread_name_prefix="decode"
         )
-        self._decoding = 0
+        self._aside = 0
         self._refused = 0
         self._active = 0
         self._drain_rate = DrainRate()
@@ -140,8 +143,8 @@ class Pipeline:
 
     @property
     def queue_length(self) -> int:
-        """Images that wait now, those being decoded included."""
-        return self._decoding + self._batcher.waiting
+        """Images that wait now, those that threads of their own are at included."""
+        return self._aside + self._batcher.waiting
 
     def stats(self) -> BatcherStats:
         """Returns the counters of the queue and of the batches."""
@@ -306,8 +309,10 @@ class Pipeline:
         item = Item(photo, selection.heads, selection.query.explain is not None)
         done = await self._batcher.submit(item, deadline)
         found = done.result
-        labels = await self._score(found.logits, selection)
-        explanations = await self._explain(labels, selection, found) if item.explained else ()
+        labels = await self._score(found.logits, selection, deadline)
+        explanations: tuple[Explanation, ...] = ()
+        if item.explained:
+            explanations = await self._explain(labels, selection, found, deadline)
         queueing = Stage("queue", joined, joined + done.queue_seconds)
         stages = (*earlier, queueing, *found.stages)
         for watcher in self.watchers:
@@ -324,21 +329,18 @@ class Pipeline:
         return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def _score(
-        self, logits: Sequence[LogitsArray], selection: Selection
+        self, logits: Sequence[LogitsArray], selection: Selection, deadline: float
     ) -> tuple[ScoredLabel, ...]:
         if selection.num_labels <= _LABELS_SCORED_AT_ONCE:
             return score_labels(logits, selection)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, score_labels, logits, selection
-        )
+        return await self._run_aside(deadline, score_labels, logits, selection)
 
     async def _explain(
-        self, labels: Sequence[ScoredLabel], selection: Selection, found: Found
+        self, labels: Sequence[ScoredLabel], selection: Selection, found: Found, deadline: float
     ) -> tuple[Explanation, ...]:
         size = (found.image.width, found.image.height)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, self.explainer.explain_labels, labels, selection, found.memories, size
-        )
+        explain = self.explainer.explain_labels
+        return await self._run_aside(deadline, explain, labels, selection, found.memories, size)
 
     def _decodes_apart(self, data: bytes) -> bool:
         """Tells whether a photo is decoded before it joins the line.
@@ -351,16 +353,24 @@ class Pipeline:
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         contract = self.bundle.card.input
-        self._decoding += 1
+        return await self._run_aside(
+            deadline, decode_image, data, contract, self.settings.max_pixels
+        )
+
+    async def _run_aside(
+        self, deadline: float, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
+    ) -> ResultT:
+        """Runs what may take long in a thread of its own; it counts as waiting until it is done."""
+        self._aside += 1
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._decoders, decode_image, data, contract, self.settings.max_pixels
+                    self._decoders, work, *arguments
                 )
         except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed while decoding") from error
+            raise DeadlineExceeded("the deadline passed beside the engine") from error
         finally:
-            self._decoding -= 1
+            self._aside -= 1
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

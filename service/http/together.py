@@ -19,9 +19,18 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
     Raises:
         Exception: what the first failure raised; it has cancelled the rest.
     """
+    tasks: list[asyncio.Task[ResultT]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
+            tasks += [group.create_task(work) for work in works]
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]
+        failure = failures.exceptions[0]
+        failures.__traceback__ = None
+    else:
+        return [task.result() for task in tasks]
+    try:
+        raise failure
+    finally:
+        # They would keep this frame, and it them: a cycle, in which the whole request stayed until
+        # Python looks for garbage. The same holds of the group and its traceback.
+        del failure, tasks
