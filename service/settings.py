@@ -139,7 +139,8 @@ class Settings(BaseSettings):
     """Seconds that a client may take to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0)
-    """Seconds that a client may take to send the body of a request (default 30)."""
+    """Seconds that a client may take to send the body of a request, or take nothing of its answer
+    (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0)
     """Seconds that an idle connection is kept open (default 75)."""

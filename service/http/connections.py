@@ -1,9 +1,10 @@
 """Connections: uvicorn's HTTP protocol, with patience that ends and refusals that cost little.
 
-In: bytes of a client. Out: requests, as uvicorn makes them. uvicorn lets a client take
-for ever over its request line and headers, and over the rest of a body whose answer is
-already sent; here such a connection is closed after its time. The body of a request that is
-being answered has its own limit in `uploads.py`. What `shedding.py` refuses is answered here.
+In: bytes of a client. Out: requests, as uvicorn makes them. uvicorn lets a client take for ever
+over its request line and headers, over the rest of a body whose answer is already sent and over
+the reading of its answers, and send any number of headers and of requests ahead; here such a
+connection is closed. The body of a request that is being answered has its own limit in
+`uploads.py`. What `shedding.py` refuses is answered here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+
+from service.http.upgrades import SteadyParser
+from service.settings import Settings
+
+_MOST_HEAD_BYTES = 65536
+_MOST_HEADERS = 200
+_MOST_AHEAD = 16
 
 
 class Refusal(NamedTuple):
@@ -39,43 +48,120 @@ Refuse = Callable[[Mapping[str, Any]], Refusal | None]
 
 
 class ImpatientProtocol(HttpToolsProtocol):
-    """Closes a connection that owes us a request for too long; notices who leaves.
+    """Closes a connection that owes us something for too long, or sends too much ahead.
 
     uvicorn tells the request that came last that its client has left; of a client that sends ahead
     an earlier one may be in hand, which would go on and find its connection closed.
 
     Attributes:
-        header_timeout_seconds: how long that is; set by `make_protocol`.
+        header_timeout_seconds: how long a client may owe us a request.
+        idle_timeout_seconds: how long it may take nothing of its answer.
     """
 
     header_timeout_seconds: float
+    idle_timeout_seconds: float
     _header_timer: asyncio.TimerHandle | None = None
+    _reading_timer: asyncio.TimerHandle | None = None
+    _unsent_bytes = 0
     _in_hand: RequestResponseCycle | None = None
+    _in_head = False
+    _in_message = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer: a client that connects has to speak."""
         super().connection_made(transport)
+        self.parser = SteadyParser(self, self)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         """Starts the timer where bytes came that no request is waiting for."""
         super().data_received(data)
+        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
+        if self._head_bytes > _MOST_HEAD_BYTES:
+            self.send_400_response("The head of the request is too long.")
         # uvicorn types the cycle as never None, yet there is none before the first request.
-        if self.cycle is None or self.cycle.response_complete:  # type: ignore[redundant-expr]
-            self._start_timer()
+        elif self.cycle is None or self.cycle.response_complete:  # type: ignore[redundant-expr]
+            self._wait_on()
+
+    def on_message_begin(self) -> None:
+        """Notes that the client owes us a request."""
+        self._in_head = self._in_message = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts; what stands behind the body counts too.
+
+        Raises:
+            ValueError: there are too many; the parser makes it an error of its own.
+        """
+        if len(self.headers) == _MOST_HEADERS:
+            raise ValueError("too many headers")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stops the timer: from here on the request has its own limits."""
+        """Stops the timer: from here on the request has its own limits.
+
+        Raises:
+            ValueError: too many requests wait for the one in hand.
+        """
+        self._in_head = False
         self._stop_timer()
+        if len(self.pipeline) == _MOST_AHEAD:
+            raise ValueError("too many requests ahead")
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """Lets a connection rest whose answer was there before the body."""
+        if httptools.HttpRequestParser.should_upgrade(self.parser):
+            return  # its body is still to come: `upgrades.py`
+        self._in_message = False
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._stop_timer()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer; tells the request in hand."""
+        """Stops the timers; tells the request in hand."""
         self._stop_timer()
+        self._stop_reading_timer()
         if self._in_hand is not None and not self._in_hand.response_complete:
             self._in_hand.disconnected = True
             self._in_hand.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Starts a timer: a client has to take its answers."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """Stops it."""
+        self._stop_reading_timer()
+        super().resume_writing()
+
+    def _wait_on(self) -> None:
+        rests = self.timeout_keep_alive_task is not None
+        if self._in_message or not rests:
+            self._start_timer()
+
+    def _watch_reading(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._reading_timer = self.loop.call_later(self.idle_timeout_seconds, self._check_reading)
+
+    def _check_reading(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_reading()  # slow, but it reads
+        else:
+            self.transport.abort()
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._in_hand = cycle
@@ -128,14 +214,17 @@ class SheddingProtocol(ImpatientProtocol):
         self.on_response_complete()
 
 
-def make_protocol(header_timeout_seconds: float, refuse: Refuse | None) -> type[ImpatientProtocol]:
+def make_protocol(settings: Settings, refuse: Refuse | None) -> type[ImpatientProtocol]:
     """Returns the protocol for `uvicorn.Config(http=...)`, which makes one a connection.
 
     Args:
-        header_timeout_seconds: how long a client may owe us a request.
+        settings: how long clients may take.
         refuse: tells what is refused before the app hears of it; None for nothing.
     """
-    settings: dict[str, object] = {"header_timeout_seconds": header_timeout_seconds}
+    patience: dict[str, object] = {
+        "header_timeout_seconds": settings.header_timeout_seconds,
+        "idle_timeout_seconds": settings.body_timeout_seconds,
+    }
     if refuse is None:
-        return type("Protocol", (ImpatientProtocol,), settings)
-    return type("Protocol", (SheddingProtocol,), {**settings, "refuse": staticmethod(refuse)})
+        return type("Protocol", (ImpatientProtocol,), patience)
+    return type("Protocol", (SheddingProtocol,), {**patience, "refuse": staticmethod(refuse)})

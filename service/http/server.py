@@ -128,7 +128,7 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         app,
         host=settings.host,
         port=settings.port,
-        http=make_protocol(settings.header_timeout_seconds, _choose_refusals(app, host)),
+        http=make_protocol(settings, _choose_refusals(app, host)),
         ws="none",
         log_config=None,
         access_log=False,

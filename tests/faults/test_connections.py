@@ -146,3 +146,73 @@ def test_headers_that_stop_coming_close_the_connection(server: ServerProcess, he
     with socket.create_connection(server.find_address(), timeout=30) as connection:
         connection.sendall(head)
         assert read_reply(connection) == b""
+
+
+@pytest.mark.parametrize("ending", [b"", b"chunked"], ids=["length", "chunks"])
+def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, ending: bytes) -> None:
+    offer = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    request = offer + b"Content-Length: %d\r\n\r\n" % len(PHOTO) + PHOTO
+    if ending:
+        request = offer + b"Transfer-Encoding: chunked\r\n\r\n"
+        request += b"%x\r\n%b\r\n0\r\n\r\n" % (len(PHOTO), PHOTO)
+    for pieces in ([request * 3], [request[:400], request[400:], request + request]):
+        with socket.create_connection(server.find_address(), timeout=30) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            reply = read_reply(connection)
+        assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"200"] * 4
+        assert reply.count(b'"labels"') == 3
+
+
+def test_body_of_a_request_that_offers_an_upgrade_is_no_second_request(
+    server: ServerProcess,
+) -> None:
+    smuggled = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    offer = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    request = offer + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled
+    assert ask_raw(server, request).startswith(b"HTTP/1.1 400 ")
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(request + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert read_reply(connection).count(b"HTTP/1.1 ") == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * 1_000_000,
+        b"GET /livez HTTP/1.1\r\nHost: " + b"x" * 1_000_000,
+        b"GET /livez HTTP/1.1\r\n" + 1000 * b"a:\r\n" + b"\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + 1000 * b"a: b\r\n" + b"\r\n",
+    ],
+    ids=["path", "header", "headers", "trailers"],
+)
+def test_head_that_is_far_too_long_closes_the_connection(
+    server: ServerProcess, head: bytes
+) -> None:
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        try:
+            connection.sendall(head)
+            reply = read_reply(connection)
+        except ConnectionError:  # it was closed while we were still sending
+            reply = b""
+    assert b"HTTP/1.1 200 " not in reply
+
+
+def test_requests_are_sent_ahead_in_moderation(server: ServerProcess) -> None:
+    ask = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    for count, kept in ((10, True), (10_000, False)):
+        with socket.create_connection(server.find_address(), timeout=30) as connection:
+            connection.sendall(count * ask + last)
+            try:
+                reply = read_reply(connection)
+            except ConnectionError:
+                reply = b""
+        assert (reply.count(b"HTTP/1.1 200 ") == count + 1) is kept
+
+
+def test_number_with_thousands_of_zeros_is_a_length_like_any_other(server: ServerProcess) -> None:
+    reply = ask_raw(server, HEAD + b"Content-Length: " + b"0" * 5000 + b"5\r\n\r\nabcde")
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b"invalid_image" in reply

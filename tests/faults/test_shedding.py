@@ -127,16 +127,16 @@ def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more
 
 
 def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None:
-    ahead = 3000
     through_app = EMPTY.replace(b"\r\n\r\n", b"\r\nOrigin: https://a.example\r\n\r\n")
-    for first in (EMPTY, through_app):
+    # What goes through the app waits for the one before it, of which there may be a few.
+    for first, ahead in ((EMPTY, 3000), (through_app, 10)):
         with connect(full) as connection:
             connection.sendall(first + ahead * EMPTY + LAST)
             reply = read_all(connection)
         assert reply.count(b"HTTP/1.1 429 ") == reply.count(b'"code":"queue_full"') == ahead + 2
 
 
-def test_client_that_does_not_read_its_refusals_is_not_read_any_more(full: ServerProcess) -> None:
+def test_client_that_does_not_read_its_refusals_is_cut_off(full: ServerProcess) -> None:
     before = full.read_memory()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -144,7 +144,10 @@ def test_client_that_does_not_read_its_refusals_is_not_read_any_more(full: Serve
         connection.setblocking(False)
         requests, sent = 1000 * EMPTY, 0
         while sent < 64 * MIB and select.select([], [connection], [], 2)[1]:
-            sent += connection.send(requests)
+            try:
+                sent += connection.send(requests)
+            except ConnectionError:
+                break
     assert sent < 64 * MIB
     assert full.read_memory() - before < 20 * MIB
 

@@ -1,0 +1,80 @@
+"""A connection whose client does not read: how long its answers are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from service.http.connections import ImpatientProtocol, make_protocol
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeTransport(asyncio.Transport):
+    """Has so much left to send each time it is asked, and nothing more at the end."""
+
+    def __init__(self, unsent: Iterator[int]) -> None:
+        super().__init__()
+        self.aborted = asyncio.Event()
+        self.asked_for_all = asyncio.Event()
+        self._unsent = unsent
+
+    def get_write_buffer_size(self) -> int:
+        size = next(self._unsent, None)
+        if size is None:
+            self.asked_for_all.set()
+        return size or 0
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.aborted.is_set()
+
+
+async def answer(request: object, receive: object, send: object) -> None:
+    """No request comes."""
+
+
+def connect(transport: FakeTransport, seconds: float = 0.01) -> ImpatientProtocol:
+    config = uvicorn.Config(answer, log_config=None)
+    kind = make_protocol(Settings(body_timeout_seconds=seconds), None)
+    protocol = kind(config=config, server_state=ServerState(), app_state={})
+    protocol.connection_made(transport)
+    return protocol
+
+
+async def test_client_that_takes_nothing_is_left() -> None:
+    transport = FakeTransport(iter([70_000, 70_000]))
+    connect(transport).pause_writing()
+    async with asyncio.timeout(30):
+        await transport.aborted.wait()
+
+
+async def test_client_that_takes_a_little_at_a_time_is_waited_for() -> None:
+    # Each size is asked for twice: at the end of one wait, and at the beginning of the next.
+    transport = FakeTransport(iter([70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000]))
+    protocol = connect(transport)
+    protocol.pause_writing()
+    async with asyncio.timeout(30):
+        await transport.asked_for_all.wait()
+    assert not transport.aborted.is_set()
+    protocol.resume_writing()
+
+
+async def test_client_that_has_taken_everything_may_rest() -> None:
+    transport = FakeTransport(iter([70_000]))
+    protocol = connect(transport)
+    protocol.pause_writing()
+    protocol.resume_writing()
+    await asyncio.sleep(0.05)
+    assert not transport.asked_for_all.is_set()
+    assert not transport.aborted.is_set()
