@@ -129,7 +129,7 @@ def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more
 def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None:
     through_app = EMPTY.replace(b"\r\n\r\n", b"\r\nOrigin: https://a.example\r\n\r\n")
     # What goes through the app waits for the one before it, of which there may be a few.
-    for first, ahead in ((EMPTY, 3000), (through_app, 10)):
+    for first, ahead in ((EMPTY, 100), (through_app, 10)):
         with connect(full) as connection:
             connection.sendall(first + ahead * EMPTY + LAST)
             reply = read_all(connection)
