@@ -21,6 +21,7 @@ from service.errors import StartError, StoreFull, StoreUnavailable
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"
+_FILE = "file"  # where a connection notes which one it has open
 _POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
 _WRITING = "label_store_writing"
 
@@ -107,8 +108,34 @@ def _open_sqlite(path: str, patience_seconds: float) -> sa.Engine:
         **options,
     )
     sa.event.listen(engine, "connect", _set_up_sqlite)
+    if path != ":memory:":
+        _follow_file(engine, Path(path))
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _follow_file(engine: sa.Engine, path: Path) -> None:
+    """Leaves a file that is not at its path any more: what is written to it would be lost."""
+
+    def note_file(_connection: sqlite3.Connection, record: sa.pool.ConnectionPoolEntry) -> None:
+        record.info[_FILE] = _identify(path)
+
+    def check_file(
+        _connection: sqlite3.Connection, record: sa.pool.ConnectionPoolEntry, _proxy: object
+    ) -> None:
+        if record.info.get(_FILE) != _identify(path):
+            raise sa.exc.DisconnectionError("another file is there")
+
+    sa.event.listen(engine, "connect", note_file)
+    sa.event.listen(engine, "checkout", check_file)
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:

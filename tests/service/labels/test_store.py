@@ -250,3 +250,32 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     assert store.find("outage") == (version, define("outage", "cat").digest())
     store.delete("outage")
     store.close()
+
+
+def test_file_that_was_removed_takes_no_more_writes(tmp_path: Path) -> None:
+    location = str(tmp_path / "labels.db")
+    store = open_store(location)
+    put(store, "pets", "cat")
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(StoreUnavailable):
+        put(store, "lost", "cat")
+    version = put(store, "zoo", "owl")
+    fresh = open_store(location)
+    assert fresh.read_versions()[1] == {"zoo": version}
+    fresh.close()
+    store.close()
+
+
+def test_file_that_was_restored_is_the_one_that_is_served(tmp_path: Path) -> None:
+    location, backup = tmp_path / "labels.db", tmp_path / "backup.db"
+    kept = open_store(str(backup))
+    version = put(kept, "kept", "owl")
+    kept.close()
+    store = open_store(str(location))
+    put(store, "pets", "cat")
+    for file in tmp_path.glob("labels.db-*"):
+        file.unlink()
+    backup.replace(location)
+    assert store.read_versions()[1] == {"kept": version}
+    store.close()
