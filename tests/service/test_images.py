@@ -20,6 +20,7 @@ from PIL import Image
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import PixelArray, decode_image, resize_image
+from service.jpeg import is_quick
 from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 
 # On damaged files Pillow warns about what it repairs; the service logs that and goes on.
@@ -261,6 +262,21 @@ def test_png_with_compressed_text_that_explodes_is_invalid_or_read() -> None:
 def test_png_with_countless_chunks_is_given_up() -> None:
     with pytest.raises(InvalidImage):
         decode(put_into_png(make_photo(0), chunk(b"teXt", b"") * 100_000))
+    assert_good_photo_still_decodes()
+
+
+def test_jpeg_whose_header_never_ends_is_refused() -> None:
+    photo = encode_picture(make_picture(0), "JPEG")
+    for segments, refused in ((900, False), (100_000, True)):
+        endless = photo[:2] + b"\xff\xfe\x00\x02" * segments + photo[2:]
+        if refused:
+            with pytest.raises(InvalidImage):
+                is_quick(endless)
+            with pytest.raises(InvalidImage):
+                decode(endless)
+        else:
+            assert is_quick(endless)
+            decode(endless)
     assert_good_photo_still_decodes()
 
 

@@ -34,6 +34,8 @@ from service.errors import (
     UnknownLabel,
     UnknownLabelSet,
 )
+from service.explanation import Explainer
+from service.http.together import run_together
 from service.images import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.labels.store import LabelStore
@@ -41,7 +43,7 @@ from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query
 from service.settings import Settings
 from service.stages import Stage
-from tests.photos import make_photo
+from tests.photos import encode_picture, make_photo, make_picture
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
 
 pytestmark = pytest.mark.anyio
@@ -245,6 +247,53 @@ async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
             assert kept() is None
     finally:
         gc.enable()
+
+
+async def test_bad_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
+    damaged = encode_picture(make_picture(0), "JPEG")[:300]
+    async with running(tiny_bundle) as pipeline:
+        selection = await pipeline.select(ALL)
+
+        async def fail(photo: bytes) -> None:
+            with pytest.raises(InvalidImage):
+                await pipeline.predict(photo, selection)
+
+        async def fail_together(photo: bytes) -> None:
+            with pytest.raises(InvalidImage):
+                await run_together(pipeline.predict(photo, selection) for _ in range(3))
+
+        for work in (fail, fail_together):
+            await work(damaged)  # what is made once is made
+            gc.collect()
+            gc.disable()
+            try:
+                await work(damaged)
+                assert gc.collect() == 0
+            finally:
+                gc.enable()
+        await assert_good_photo_is_answered(pipeline)
+
+
+async def test_maps_count_as_waiting_and_end_with_the_deadline(
+    mapped_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, go_on = threading.Event(), threading.Event()
+
+    def draw(*_: object) -> tuple[()]:
+        drawn.set()
+        assert go_on.wait(SECONDS)
+        return ()
+
+    monkeypatch.setattr(Explainer, "explain_labels", draw)
+    async with running(mapped_bundle, queue_size=1, deadline_ms=400) as pipeline:
+        selection = await pipeline.select(Query(top_k=1, explain="map"))
+        asked = asyncio.create_task(pipeline.predict(make_photo(0), selection))
+        assert await asyncio.to_thread(drawn.wait, SECONDS)
+        assert pipeline.is_full
+        with pytest.raises(DeadlineExceeded):
+            await asked
+        assert not pipeline.is_full
+        go_on.set()
 
 
 async def test_burst_over_the_queue_is_refused_before_it_is_decoded(

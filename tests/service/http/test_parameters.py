@@ -116,3 +116,18 @@ def test_bad_query_string_is_refused_every_time() -> None:
         with pytest.raises(RepeatedField, match="top_k"):
             read("top_k=1&top_k=2")
     assert read("top_k=1") == Parameters(top_k=1)
+
+
+@pytest.mark.parametrize("name", sorted(LIST_PARAMETERS))
+def test_list_ends_at_its_first_error_and_at_its_limit(name: str) -> None:
+    for value in ([1] * 200_000, ["a"] * 200_000):
+        with pytest.raises(InvalidParameters) as caught:
+            merge_parameters(Parameters(), {name: value})
+        assert len(caught.value.values) == 1
+
+
+def test_query_string_of_many_names_is_read_in_one_pass() -> None:
+    names = [f"name{number}" for number in range(30_000)]
+    with pytest.raises(InvalidParameters) as caught:
+        read("&".join(f"{name}=1" for name in names))
+    assert [value.name for value in caught.value.values] == names[:10]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,6 +143,19 @@ def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: 
     by_photo = infer(client, image_input(*photos))["scores"]["data"]
     for tensor in (nested, flat):
         assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
+
+
+def test_texts_in_the_place_of_pixels_fill_no_memory(
+    client: TestClient, open_bundle: Bundle
+) -> None:
+    texts = ["x" * 50_000, *"a" * (16 * 16 * 3 - 1)]
+    tensor = pixels_input(PHOTO, bundle=open_bundle, data=texts)
+    tracemalloc.start()
+    response = post(client, tensor)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert_error(response, 400)
+    assert peak < 20_000_000
 
 
 def test_shape_with_a_column_of_photos_is_taken(client: TestClient) -> None:
