@@ -71,7 +71,6 @@ class Load:
         p99_ms: 99th percentile of the latency.
         errors: answers that were not 2xx, and broken connections.
         foreign_cores: cores that processes used which are neither server nor load.
-        load_cores: cores that the load itself used.
     """
 
     rate: float
@@ -79,7 +78,6 @@ class Load:
     p99_ms: float
     errors: int
     foreign_cores: float
-    load_cores: float
 
 
 def measure_load(
@@ -116,11 +114,11 @@ def measure_load(
             check=True,
             timeout=seconds + 90,
         ).stdout
-        foreign, own = meter.foreign_cores(), meter.own_cores()
+        foreign = meter.foreign_cores()
     (line,) = (line for line in output.splitlines() if line.startswith("RESULT"))
     total, micros, p50, p99, refused, broken = map(float, line.split()[1:])
     rate = (total - refused) / (micros / 1e6)
-    return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), foreign, own)
+    return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), foreign)
 
 
 class CoreMeter:
@@ -130,30 +128,21 @@ class CoreMeter:
         """Counts the server's processes, this one and its children as ours."""
         self._server = [psutil.Process(pid) for pid in server]
         self._started = time.perf_counter()
-        self._total, self._ours = _busy_seconds(), self._all_our_seconds()
-        self._load = _load_seconds()
+        self._total, self._ours = _busy_seconds(), self._own_seconds()
 
     def foreign_cores(self) -> float:
         """Returns the mean number of cores that others used so far."""
         busy = _busy_seconds() - self._total
-        others = busy - (self._all_our_seconds() - self._ours)
+        others = busy - (self._own_seconds() - self._ours)
         return max(0.0, others / (time.perf_counter() - self._started))
 
-    def own_cores(self) -> float:
-        """Returns the mean number of cores that this process and its children used so far."""
-        return (_load_seconds() - self._load) / (time.perf_counter() - self._started)
-
-    def _all_our_seconds(self) -> float:
-        seconds = _load_seconds()
+    def _own_seconds(self) -> float:
+        own = psutil.Process().cpu_times()
+        seconds = own.user + own.system + own.children_user + own.children_system
         for process in self._server:
             times = process.cpu_times()
             seconds += times.user + times.system
         return float(seconds)
-
-
-def _load_seconds() -> float:
-    own = psutil.Process().cpu_times()
-    return float(own.user + own.system + own.children_user + own.children_system)
 
 
 def _busy_seconds() -> float:

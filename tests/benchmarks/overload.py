@@ -6,7 +6,8 @@ In: a bundle; Debian's `wrk`. Out: under overload the rate of accepted requests 
 their 99th percentile, the time to refuse, and how soon all is as before. Floods and peaks take
 turns, since machines are faster in one minute than in the next. `wrk` makes the flood, whose
 connections wait at random between their requests; a few clients of this process ask among it and
-take the times. All of that runs on the server's cores, so what it takes of them is told too.
+take the times. The server has one half of the cores and all of that the other, as in a world
+where clients have machines of their own; `taskset` sees to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ PROBES = 10
 PROBE_PAUSE_SECONDS = 0.1
 FLOOD_PAUSE_SECONDS = 0.3
 LONGEST_REFUSAL_SECONDS = 0.05
-CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass
@@ -114,23 +114,16 @@ class Round:
         peak: answers a second without a flood, mean of before and after.
         accepted: good answers a second under the flood.
         offered: requests a second under the flood.
-        load_cores: what sending the flood takes of the machine, more than sending the peak.
     """
 
     peak: float
     accepted: float
     offered: float
-    load_cores: float
 
     @property
     def share(self) -> float:
         """The accepted, as a share of the peak."""
         return self.accepted / self.peak
-
-    @property
-    def share_of_left(self) -> float:
-        """The accepted, as a share of the peak of the cores that the flood leaves."""
-        return self.share / (1 - self.load_cores / CORES)
 
 
 async def measure_flood(subject: Subject, clients: int, seconds: float, tally: Tally) -> Load:
@@ -160,8 +153,7 @@ async def run(subject: Subject, rounds: int, seconds: float, queue_size: int) ->
         recoveries.append(await measure_recovery(subject, percentile(alone.accepted, 95)))
         after = await asyncio.to_thread(subject.load, PEAK_CLIENTS, seconds)
         peak = (before.rate + after.rate) / 2
-        load_cores = flood.load_cores - (before.load_cores + after.load_cores) / 2
-        measured.append(Round(peak, flood.rate, flood.rate + flood.errors / seconds, load_cores))
+        measured.append(Round(peak, flood.rate, flood.rate + flood.errors / seconds))
         before = after
     bound = queue_size / median(each.peak for each in measured)
     return report(measured, tally, max(recoveries), bound)
@@ -170,22 +162,35 @@ async def run(subject: Subject, rounds: int, seconds: float, queue_size: int) ->
 def report(rounds: list[Round], tally: Tally, recovery: float, bound: float) -> bool:
     """Prints the figures; returns whether they are as they should be."""
     shares = [each.share for each in rounds]
-    share_of_left = median(each.share_of_left for each in rounds)
     slowest, refusal = percentile(tally.accepted, 99), percentile(tally.refused, 99)
     print(f"peak: {median(each.peak for each in rounds):.0f} answers a second")
     print(f"offered: {median(each.offered / each.peak for each in rounds):.1f} times the peak")
     print(f"accepted: {median(shares):.0%} of the peak ({min(shares):.0%}-{max(shares):.0%}); "
           f"other answers {tally.others}")  # fmt: skip
-    print(f"of what the flood itself leaves of the cores (it takes "
-          f"{median(each.load_cores for each in rounds):.2f} of {CORES}): "
-          f"{share_of_left:.0%}")  # fmt: skip
     print(f"p99 of the accepted: {slowest:.2f} s, {slowest / bound:.2f} times the queue's own "
           f"{bound:.2f} s")  # fmt: skip
     print(f"time to refuse: median {percentile(tally.refused, 50) * 1000:.1f} ms, "
           f"p99 {refusal * 1000:.1f} ms")  # fmt: skip
     print(f"back to normal after {recovery:.2f} s")
     in_time = slowest <= 2 * bound and refusal < LONGEST_REFUSAL_SECONDS and recovery <= 1
-    return share_of_left >= 0.9 and in_time and tally.others == 0
+    return median(shares) >= 0.9 and in_time and tally.others == 0
+
+
+def part_cores(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Takes one half of the cores for this process and what it starts; the server gets the other.
+
+    Args:
+        command: starts the server.
+
+    Returns:
+        The command that starts it there.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    if not half:
+        return command
+    os.sched_setaffinity(0, cores[half:])
+    return ("taskset", "--cpu-list", ",".join(map(str, cores[:half])), *command)
 
 
 def main() -> None:
@@ -199,7 +204,8 @@ def main() -> None:
     arguments = parser.parse_args()
     photo = arguments.photo.read_bytes()
     server = list_ours(arguments.bundle, "auto", photo)
-    server = replace(server, command=(*server.command, "--queue-size", str(arguments.queue_size)))
+    command = (*server.command, "--queue-size", str(arguments.queue_size))
+    server = replace(server, command=part_cores(command))
     with run_server(server, PORT) as running:
         subject = Subject(running, photo)
         good = asyncio.run(run(subject, arguments.rounds, arguments.seconds, arguments.queue_size))
