@@ -22,6 +22,7 @@ SERVICE_PACKAGES = {
     "simplejpeg",
     "fastapi",
     "fastapi_offline",
+    "httptools",
     "httpcore2",
     "httpx",
     "httpx_retries",
