@@ -222,7 +222,6 @@ class Batcher(Generic[ItemT, ResultT]):
             known = isinstance(error, InferenceFailed)
             failure = error if known else InferenceFailed("the run raised an error")
             self._tell(self._fail, batch, without_frames(failure))
-            del failure
         else:
             seconds = time.perf_counter() - started
             self._line.expect(len(batch), seconds * _RETURN_SHARE)

@@ -22,7 +22,7 @@ from service.http.metrics import Metrics
 from service.logs import request_id_of
 
 REQUEST_ID_HEADER = "X-Request-ID"
-_RAW_HEADER = REQUEST_ID_HEADER.lower().encode()
+RAW_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
 # Safe to log and to send back as it is: no white space, quotes or control characters.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -100,7 +100,10 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (_RAW_HEADER, self._request_id.encode())]
+            message["headers"] = [
+                *message["headers"],
+                (RAW_REQUEST_ID, self._request_id.encode()),
+            ]
         await self._send(message)
 
 
@@ -108,7 +111,7 @@ def read_request_id(scope: Mapping[str, Any]) -> str | None:
     """Returns the request id that the client has sent, whatever it may be."""
     # Starlette's headers would be made for this alone.
     for name, value in scope["headers"]:
-        if name == _RAW_HEADER:
+        if name == RAW_REQUEST_ID:
             found: str = value.decode("latin-1")
             return found
     return None

@@ -72,7 +72,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         """Starts the timer: a client that connects has to speak."""
         super().connection_made(transport)
         self.parser = SteadyParser(self, self)
-        self._start_timer()
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
         """Starts the timer where bytes came that no request is waiting for."""
@@ -106,7 +106,7 @@ class ImpatientProtocol(HttpToolsProtocol):
             ValueError: too many requests wait for the one in hand.
         """
         self._in_head = False
-        self._stop_timer()
+        self._stop_header_timer()
         if len(self.pipeline) == _MOST_AHEAD:
             raise ValueError("too many requests ahead")
         super().on_headers_complete()
@@ -118,7 +118,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._in_message = False
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._stop_timer()
+            self._stop_header_timer()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -126,7 +126,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the timers; tells the request in hand."""
-        self._stop_timer()
+        self._stop_header_timer()
         self._stop_reading_timer()
         if self._in_hand is not None and not self._in_hand.response_complete:
             self._in_hand.disconnected = True
@@ -146,7 +146,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     def _wait_on(self) -> None:
         rests = self.timeout_keep_alive_task is not None
         if self._in_message or not rests:
-            self._start_timer()
+            self._start_header_timer()
 
     def _watch_reading(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
@@ -167,13 +167,13 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._in_hand = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _start_timer(self) -> None:
+    def _start_header_timer(self) -> None:
         if self._header_timer is None and not self.transport.is_closing():
             self._header_timer = self.loop.call_later(
                 self.header_timeout_seconds, self.transport.close
             )
 
-    def _stop_timer(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None

@@ -104,7 +104,14 @@ class Metrics:
     def end_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a request that is over.
+        """Counts a request that has arrived and is over; arguments as of `count_request`."""
+        self._in_flight.dec()
+        self.count_request(method, path, status, seconds, problem)
+
+    def count_request(
+        self, method: str, path: str, status: int, seconds: float, problem: str | None
+    ) -> None:
+        """Counts a request that is over, and was never told to have arrived.
 
         Args:
             method: as the client sent it.
@@ -113,25 +120,12 @@ class Metrics:
             seconds: from arrival to the last byte.
             problem: stable code of the error that was the answer; None for good answers.
         """
-        self._in_flight.dec()
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
         if status == _CLIENT_LEFT:
             self._disconnects.inc()
         if problem is not None:
             self._rejected[(problem,)].inc()
-
-    def count_refusal(self, path: str, status: int, seconds: float, problem: str) -> None:
-        """Counts a POST that was answered before the app heard of it.
-
-        Args:
-            path: template of the route.
-            status: of the answer.
-            seconds: that it took.
-            problem: stable code of the error that was the answer.
-        """
-        self._requests["POST", path, status].observe(seconds)
-        self._rejected[(problem,)].inc()
 
     def saw_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""

@@ -66,7 +66,8 @@ def document_json(model: type[BaseModel], *, optional: str | None = None) -> dic
         optional: a field that the path stands in for.
     """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema["required"] = [name for name in schema.get("required", ()) if name != optional]
+    if optional is not None:
+        schema["required"].remove(optional)
     for name, inner in schema.pop("$defs", {}).items():
         schema = _inline(schema, f"#/components/schemas/{name}", inner)
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}

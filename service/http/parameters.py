@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -49,12 +49,10 @@ def _check_explain(value: object, check: ValidatorFunctionWrapHandler) -> bool |
     return asked
 
 
+ItemT = TypeVar("ItemT")
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 # One error of a list says enough, and a list of errors could be millions.
-_LIST_LIMITS = Field(max_length=10_000, fail_fast=True)
-LabelNames = Annotated[list[LabelName], _LIST_LIMITS]
-LabelSetNames = Annotated[list[LabelSetName], _LIST_LIMITS]
-LabelTexts = Annotated[list[LabelText], _LIST_LIMITS]
+Listed = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 ThresholdParameter = Annotated[
     Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
     WrapValidator(_check_threshold),
@@ -81,23 +79,23 @@ class Parameters(BaseModel):
         "`threshold` means `calibrated`.",
         examples=["calibrated"],
     )
-    include: LabelNames | None = Field(
+    include: Listed[LabelName] | None = Field(
         default=None,
         description="Choose among these labels only; may be repeated.",
         examples=[["person", "dog"]],
     )
-    exclude: LabelNames | None = Field(
+    exclude: Listed[LabelName] | None = Field(
         default=None,
         description="Never answer with these labels; may be repeated.",
         examples=[["chair"]],
     )
-    label_set: LabelSetNames | None = Field(
+    label_set: Listed[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; may be repeated. A label that stands in several "
         "is answered from the first. Without it: the default set.",
         examples=[["trained"]],
     )
-    candidate_labels: LabelTexts | None = Field(
+    candidate_labels: Listed[LabelText] | None = Field(
         default=None,
         description="Labels of this request alone, which the model need not have seen; may be "
         "repeated. Without `label_set` they are all there is to choose from.",
@@ -121,7 +119,13 @@ class Parameters(BaseModel):
 
 
 _EXPLAIN: dict[bool | str, Explain | None] = {False: None, True: "map", "overlay": "overlay"}
-LIST_PARAMETERS = frozenset(("include", "exclude", "label_set", "candidate_labels"))
+LIST_PARAMETERS = frozenset(
+    name
+    for name, info in Parameters.model_fields.items()
+    if any(
+        get_origin(getattr(kind, "__origin__", None)) is list for kind in get_args(info.annotation)
+    )
+)
 SINGLE_PARAMETERS = frozenset(Parameters.model_fields) - LIST_PARAMETERS
 
 

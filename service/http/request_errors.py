@@ -42,7 +42,6 @@ from service.errors import ServiceError
 
 # A client's own field name comes back in the answer, but not a megabyte of it.
 _SHOWN_CHARACTERS = 80
-
 _SHOWN_VALUES = 10
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.errors import QueueFull
-from service.http.access import REQUEST_ID_HEADER, choose_request_id, read_request_id
+from service.http.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.answers import PROBLEM_JSON
 from service.http.browsers import EVERYWHERE
 from service.http.connections import Refusal
@@ -27,7 +27,6 @@ from service.http.problems import PROBLEM_KINDS, describe_kind, tell_retry_secon
 _FULL = PROBLEM_KINDS[QueueFull]
 _BODY = describe_kind(_FULL, "%b").model_dump_json(exclude_none=True).encode()
 _HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *EVERYWHERE)
-_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 # A line for each refusal would cost as much as the refusal.
 _LOG_SECONDS = 1
 
@@ -62,7 +61,7 @@ class Shedder:
         request_id = choose_request_id(read_request_id(scope))
         refusal = _describe(pipeline.turn_away(), request_id.encode())
         seconds = time.perf_counter() - started
-        self._metrics.count_refusal(path, _FULL.status, seconds, _FULL.code)
+        self._metrics.count_request("POST", path, _FULL.status, seconds, _FULL.code)
         self._note(path)
         return refusal
 
@@ -87,6 +86,6 @@ def _describe(full: QueueFull, request_id: bytes) -> Refusal:
     headers = [
         *_HEADERS,
         (b"retry-after", b"%d" % (tell_retry_seconds(_FULL, full) or 0)),
-        (_REQUEST_ID, request_id),
+        (RAW_REQUEST_ID, request_id),
     ]
     return Refusal(_FULL.status, headers, _BODY % request_id)

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from service.errors import without_frames
+
 ResultT = TypeVar("ResultT")
 
 
@@ -25,7 +27,7 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
             tasks += [group.create_task(work) for work in works]
     except ExceptionGroup as failures:
         failure = failures.exceptions[0]
-        failures.__traceback__ = None
+        without_frames(failures)
     else:
         return [task.result() for task in tasks]
     try:

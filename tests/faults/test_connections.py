@@ -148,13 +148,17 @@ def test_headers_that_stop_coming_close_the_connection(server: ServerProcess, he
         assert read_reply(connection) == b""
 
 
-@pytest.mark.parametrize("ending", [b"", b"chunked"], ids=["length", "chunks"])
-def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, ending: bytes) -> None:
-    offer = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-    request = offer + b"Content-Length: %d\r\n\r\n" % len(PHOTO) + PHOTO
-    if ending:
-        request = offer + b"Transfer-Encoding: chunked\r\n\r\n"
-        request += b"%x\r\n%b\r\n0\r\n\r\n" % (len(PHOTO), PHOTO)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: %d\r\n\r\n%b" % (len(PHOTO), PHOTO),
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(PHOTO), PHOTO),
+    ],
+    ids=["length", "chunks"],
+)
+def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, body: bytes) -> None:
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    request = HEAD + offer + body
     for pieces in ([request * 3], [request[:400], request[400:], request + request]):
         with socket.create_connection(server.find_address(), timeout=30) as connection:
             for piece in pieces:

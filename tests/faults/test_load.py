@@ -5,7 +5,9 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,19 @@ from tests.serving import PHOTO, assert_problem, assert_still_serving, labels_of
 QUEUE_SIZE = 4
 # One thread, so that one photo that holds the engine holds all of it.
 ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
+
+
+@contextmanager
+def run_alone(
+    bundle: Bundle, folder: Path, *flags: str, at_once: int = 1
+) -> Iterator[tuple[FaultyProcess, httpx.Client, ThreadPoolExecutor]]:
+    """Starts such a server; yields it, a client, and threads for so many requests at once."""
+    with (
+        FaultyProcess(bundle, folder, *ALONE, *flags) as server,
+        server.open_client() as client,
+        ThreadPoolExecutor(at_once) as clients,
+    ):
+        yield server, client, clients
 
 
 def occupy(
@@ -47,10 +62,10 @@ def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     surplus = 30
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(surplus + QUEUE_SIZE + 1) as clients,
+    with run_alone(open_bundle, tmp_path, at_once=surplus + QUEUE_SIZE + 1) as (
+        server,
+        client,
+        clients,
     ):
         held = occupy(server, client, clients)
         burst = [clients.submit(send_image, client) for _ in range(surplus + QUEUE_SIZE)]
@@ -71,10 +86,10 @@ def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
 def test_work_whose_deadline_passed_is_dropped_and_never_run(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE, "--deadline-ms", "700") as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(4) as clients,
+    with run_alone(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4) as (
+        server,
+        client,
+        clients,
     ):
         held = occupy(server, client, clients)
         runs = server.count_runs()
@@ -87,11 +102,7 @@ def test_work_whose_deadline_passed_is_dropped_and_never_run(
 
 
 def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_path: Path) -> None:
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(2) as clients,
-    ):
+    with run_alone(open_bundle, tmp_path, at_once=2) as (server, client, clients):
         held = occupy(server, client, clients)
         runs = server.count_runs()
         asking = [socket.create_connection(server.find_address()) for _ in range(QUEUE_SIZE + 1)]
@@ -114,11 +125,7 @@ def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_p
 def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in_hand(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(1) as clients,
-    ):
+    with run_alone(open_bundle, tmp_path) as (server, client, clients):
         held = occupy(server, client, clients)
         runs = server.count_runs()
         with socket.create_connection(server.find_address()) as connection:
@@ -136,11 +143,7 @@ def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in
 def test_label_set_that_is_deleted_under_a_request_answers_it(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(1) as clients,
-    ):
+    with run_alone(open_bundle, tmp_path) as (server, client, clients):
         made = client.post("/labels", json={"name": "pets", "labels": ["cat", "newt"]})
         assert made.status_code == 201
         held = occupy(server, client, clients, params={"label_set": "pets", "top_k": 2})
@@ -154,11 +157,7 @@ def test_label_set_that_is_deleted_under_a_request_answers_it(
 
 
 def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:
-    with (
-        FaultyProcess(open_bundle, tmp_path, *ALONE) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(1) as clients,
-    ):
+    with run_alone(open_bundle, tmp_path) as (server, client, clients):
         held = occupy(server, client, clients)
         server.send_signal(signal.SIGTERM)
         server.wait_for_line("draining")

@@ -6,7 +6,6 @@ import re
 import select
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
@@ -15,13 +14,12 @@ import pytest
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.faulty_process import FaultyProcess
-from tests.faults.test_load import ALONE, occupy
+from tests.faults.test_connections import HEAD, MIB, read_reply
+from tests.faults.test_load import occupy, post, run_alone
 from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image
 
-HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 LAST = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-MIB = 1024 * 1024
 # What the app adds and the connection knows of: a page's request goes through the whole app.
 PAGE = {"Origin": "https://a.example"}
 FOR_LONG = ("--deadline-ms", "300000")
@@ -31,16 +29,13 @@ FOR_LONG = ("--deadline-ms", "300000")
 def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProcess]:
     """A server whose engine stands still and whose queue is full; afterwards it goes on."""
     folder: Path = tmp_path_factory.mktemp("faults")
-    with (
-        FaultyProcess(open_bundle, folder, *ALONE, "--queue-size", "1", *FOR_LONG) as server,
-        server.open_client() as client,
-        ThreadPoolExecutor(1) as clients,
-    ):
+    one_place = ("--queue-size", "1", *FOR_LONG)
+    with run_alone(open_bundle, folder, *one_place) as (server, client, clients):
         assert_still_serving(client)
         held = occupy(server, client, clients)
         waiting = [socket.create_connection(server.find_address()) for _ in range(2)]
         for connection in waiting:
-            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(PHOTO) + PHOTO)
+            connection.sendall(post(PHOTO, "waits"))
         # One has the only place as soon as the other is refused.
         (refused,), _, _ = select.select(waiting, [], [], 60)
         assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
@@ -61,11 +56,6 @@ def client(full: ServerProcess) -> Iterator[httpx.Client]:
 
 def connect(server: ServerProcess) -> socket.socket:
     return socket.create_connection(server.find_address(), timeout=30)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Returns what arrives until the other side closes."""
-    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_refusal_is_the_one_that_the_app_would_send(client: httpx.Client) -> None:
@@ -116,12 +106,12 @@ def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more
 ) -> None:
     with connect(full) as connection:
         connection.sendall(EMPTY + b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        reply = read_all(connection)
+        reply = read_reply(connection)
     assert [line[9:12] for line in re.findall(rb"HTTP/1.1 \d+", reply)] == [b"429", b"200"]
     for closing in (EMPTY.replace(b"1.1", b"1.0"), LAST):
         with connect(full) as connection:
             connection.sendall(closing)
-            reply = read_all(connection)
+            reply = read_reply(connection)
         assert reply.startswith(b"HTTP/1.1 429 ")
         assert b"\r\nconnection: close\r\n" in reply
 
@@ -132,7 +122,7 @@ def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None
     for first, ahead in ((EMPTY, 100), (through_app, 10)):
         with connect(full) as connection:
             connection.sendall(first + ahead * EMPTY + LAST)
-            reply = read_all(connection)
+            reply = read_reply(connection)
         assert reply.count(b"HTTP/1.1 429 ") == reply.count(b'"code":"queue_full"') == ahead + 2
 
 

@@ -267,16 +267,13 @@ def test_png_with_countless_chunks_is_given_up() -> None:
 
 def test_jpeg_whose_header_never_ends_is_refused() -> None:
     photo = encode_picture(make_picture(0), "JPEG")
-    for segments, refused in ((900, False), (100_000, True)):
-        endless = photo[:2] + b"\xff\xfe\x00\x02" * segments + photo[2:]
-        if refused:
-            with pytest.raises(InvalidImage):
-                is_quick(endless)
-            with pytest.raises(InvalidImage):
-                decode(endless)
-        else:
-            assert is_quick(endless)
-            decode(endless)
+    empty = b"\xff\xfe\x00\x02"
+    long, endless = (photo[:2] + empty * count + photo[2:] for count in (900, 100_000))
+    assert is_quick(long)
+    decode(long)
+    for read in (is_quick, decode):
+        with pytest.raises(InvalidImage):
+            read(endless)
     assert_good_photo_still_decodes()
 
 

@@ -107,16 +107,11 @@ def read_pixels(
 
 def _read_numbers(tensor: InputTensor) -> PixelArray:
     # NumPy would take texts too, and pad each to the length of the longest.
-    values = tensor.data
-    if not isinstance(values, list):
-        raise InvalidTensors("An input has neither 'data' nor binary data")
-    for _ in tensor.shape[1:]:
-        if not any(isinstance(value, list) for value in values):
-            break
-        if not all(isinstance(value, list) for value in values):
-            raise InvalidTensors("The values are not nested evenly")
-        values = list(chain.from_iterable(values))
-    if set(map(type, values)) - {int} or (values and not 0 <= min(values) <= max(values) <= 255):
+    values = _flatten(tensor.data, levels=len(tensor.shape) - 1)
+    kinds = set(map(type, values))
+    if list in kinds:
+        raise InvalidTensors("The values are not nested evenly")
+    if kinds - {int} or (values and not 0 <= min(values) <= max(values) <= 255):
         raise InvalidTensors(f"The values of input '{PIXELS}' are whole numbers from 0 to 255")
     return np.array(values, np.uint8)
 
@@ -135,11 +130,14 @@ def _split_elements(raw: memoryview) -> tuple[bytes, ...]:
     return tuple(elements)
 
 
-def _flatten(data: object) -> list[Any]:
+def _flatten(data: object, *, levels: int = 1) -> list[Any]:
+    """Takes up to so many levels of lists away; what is nested unevenly keeps some."""
     if not isinstance(data, list):
         raise InvalidTensors("An input has neither 'data' nor binary data")
-    if all(isinstance(value, list) for value in data):
-        return [value for row in data for value in row]
+    for _ in range(levels):
+        if not all(isinstance(value, list) for value in data):
+            break
+        data = list(chain.from_iterable(data))
     return data
 
 
