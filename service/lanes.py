@@ -1,7 +1,7 @@
 """A lane: one session for each image graph, and how a batch goes through them.
 
 In: images uint8 [B, H, W, 3] and, for each image, the heads that it asks for. Out: for each
-image, the logits of each of its heads. The encoder runs once for all images; then the trained
+image, the logits of each of its heads. The encoder runs for all images; then the trained
 head for those that ask for it, and the open head once for each distinct matrix of queries.
 Next: `engine.py`, which chooses the lane and names what goes wrong.
 """
@@ -45,12 +45,14 @@ class Lane:
         open_head: tokens and queries -> logits; None where the bundle has none.
         token_device: ONNX Runtime's name of the device that the tokens stay on between encoder
             and heads; None where that is the CPU.
+        one_by_one: whether the encoder runs for each image of a batch by itself.
     """
 
     encoder: ort.InferenceSession
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
     token_device: str | None = None
+    one_by_one: bool = False
 
     def run(
         self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
@@ -94,9 +96,11 @@ class Lane:
         return [tuple(answer) for answer in answers]
 
     def _encode(self, images: PixelArray) -> Tokens:
-        if self.token_device is None:
-            return _run(self.encoder, ["tokens"], images=images)[0]
-        return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
+        if self.token_device is not None:
+            return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
+        parts = np.split(images, len(images)) if self.one_by_one else [images]
+        tokens = [_run(self.encoder, ["tokens"], images=part)[0] for part in parts]
+        return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
 
     def _score(
         self, tokens: Tokens, rows: list[int], head: Head, outputs: list[str]
@@ -167,7 +171,12 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
         check_tensors("open_head", open_head.get_inputs(), tokens=tokens, queries=queries)
         memory = memories.get("open_head_maps", {})
         check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
-    return Lane(encoder, trained_head, open_head, None if place.device == "cpu" else "cuda")
+    if place.device != "cpu":
+        return Lane(encoder, trained_head, open_head, token_device="cuda")
+    # Activations of float32 for one image are near the size of a core's cache already; small
+    # matrices of weights gain nothing from more rows. Heads, whose weights are large, do.
+    one_by_one = bundle.image_precision("encoder", place.precision) == "fp32"
+    return Lane(encoder, trained_head, open_head, one_by_one=one_by_one)
 
 
 def _run(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from service import lanes
 from service.bundle import Bundle, write_bundle
+from service.card import Precision
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed
 from service.images import PixelArray
@@ -25,6 +27,7 @@ from tests.tiny_bundle import (
     open_card,
     open_draft,
     open_graphs,
+    tiny_encoder,
     tiny_head,
     tiny_open_head,
 )
@@ -104,6 +107,38 @@ def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bun
         assert len(plain) == len(found)
         for wanted, logits in zip(plain, found, strict=True):
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
+
+
+class CountingEncoder:
+    """An encoder that notes how many images each of its runs had."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.sizes: list[int] = []
+        self._session = session
+
+    def run(self, outputs: list[str], inputs: dict[str, PixelArray]) -> list[NDArray[np.float32]]:
+        self.sizes.append(len(inputs["images"]))
+        found: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
+        return found
+
+
+@pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])
+def test_float_encoder_runs_image_by_image_and_an_int8_one_whole_batches(
+    tmp_path: Path, precision: Precision, sizes: list[int]
+) -> None:
+    draft = open_draft(open_card())
+    encoder = tiny_encoder()
+    graphs = {**open_graphs(), "encoder": {"fp32": encoder, "int8": encoder}}
+    object.__setattr__(draft, "graphs", graphs)
+    lane = open_lane(write_bundle(tmp_path / draft.card.name, draft), Place("cpu", precision))
+    counting = CountingEncoder(lane.encoder)
+    images, asked = random_images(7, 3), [[None]] * 3
+
+    answers = replace(lane, encoder=counting).run(images, asked)
+
+    assert counting.sizes == sizes
+    alone = [lane.run(image[None], [[None]])[0] for image in images]
+    np.testing.assert_allclose(answers, alone, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("per_run", [1, 3, 10, 11])

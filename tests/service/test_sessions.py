@@ -1,0 +1,50 @@
+"""Sessions leave out what ONNX Runtime would make slower."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from service.sessions import SLOWER_ON_CPU
+
+WIDTH = 8
+
+
+def add_and_normalise() -> bytes:
+    """Returns the graph of a residual connection and its norm."""
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", WIDTH]) for name in "xyz"
+    ]
+    scale = numpy_helper.from_array(np.ones(WIDTH, np.float32), "scale")
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["sum"]),
+        helper.make_node("LayerNormalization", ["sum", "scale"], ["z"], axis=-1),
+    ]
+    graph = helper.make_graph(nodes, "norm", ports[:2], ports[2:], [scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    ort.InferenceSession(
+        add_and_normalise(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=disabled,
+    )
+    return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
+
+
+def test_sums_and_norms_are_fused_by_the_rewrite_that_is_left_out(tmp_path: Path) -> None:
+    assert "SkipLayerNormalization" in operators_that_run(tmp_path, [])
+    kept = operators_that_run(tmp_path, SLOWER_ON_CPU)
+    assert kept == {"Add": 1, "LayerNormalization": 1}
