@@ -21,6 +21,14 @@ from service.http.problems import PROBLEM_KINDS, describe_kind
 from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
+_TEXT = {"type": "string"}
+
+TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
+"""Of FastAPI's `responses`: the header of an answer with a label set."""
+TAG_AND_PLACE = {
+    "headers": {**TAG["headers"], "Location": {"description": "The set's path.", "schema": _TEXT}}
+}
+"""The headers of an answer with a new label set."""
 
 
 def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
@@ -56,6 +64,21 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     if shape.takes_raw_image:
         content[RAW_IMAGE] = {"schema": binary}
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+
+
+def document_conditions(**meanings: str) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the conditions that a route reads.
+
+    Args:
+        **meanings: what a header does there, as Markdown: `if_match`, `if_none_match`.
+    """
+    names = {"if_match": "If-Match", "if_none_match": "If-None-Match"}
+    parameters = [
+        {"name": names[key], "in": "header", "required": False, "schema": _TEXT,
+         "description": meaning}
+        for key, meaning in meanings.items()
+    ]  # fmt: skip
+    return {"parameters": parameters}
 
 
 def document_json(model: type[BaseModel], *, optional: str | None = None) -> dict[str, Any]:

@@ -20,7 +20,9 @@ JSON = dict[str, Any]
 _HEAD = """# API
 
 Made from the service's OpenAPI document by `make reference`; do not edit. A running service shows
-the same at `/docs`, to be tried out, and gives the document at `/openapi.json`.
+the same at `/docs`, to be tried out, and gives the document at `/openapi.json`. Every answer has an
+`X-Request-ID`, which is also in the log: the one that the request came with, or a new one. Answers
+that ask to try again tell in `Retry-After` after how many seconds.
 """
 _PROBLEM_JSON = "application/problem+json"
 # FastAPI adds its own errors to every route with parameters; ours are sent instead.
@@ -84,7 +86,8 @@ def _tell_answer(response: JSON) -> str:
         if content["schema"]
     ]
     shape = " or ".join(shapes) or "no body"
-    return f"{shape}. {response['description']}".removesuffix(". Successful Response")
+    headers = "".join(f", `{name}`" for name in response.get("headers", ()))
+    return f"{shape}{headers}. {response['description']}".removesuffix(". Successful Response")
 
 
 def _list_problems(responses: JSON) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,13 @@ from service.http.conditions import demand_version, is_known, make_tag
 from service.http.dependencies import Host
 from service.http.disconnects import finish_or_leave
 from service.http.keys import ADMINISTRATE, PREDICT
-from service.http.openapi import document_json, document_problems
+from service.http.openapi import (
+    TAG,
+    TAG_AND_PLACE,
+    document_conditions,
+    document_json,
+    document_problems,
+)
 from service.http.rates import LIMITED
 from service.http.request_errors import InvalidParameters, InvalidValue, list_values
 from service.http.schemas import (
@@ -70,6 +76,19 @@ _BODY_PROBLEMS = (
     errors.InferenceFailed,
 )
 
+_ON_READING = document_conditions(
+    if_none_match="The `ETag` that the client has; where it is still right, the answer is 304."
+)
+_IF_MATCH = (
+    "The `ETag` of the version that may go, or `*` for any; where the set is in another, or there "
+    "is none, the answer is 412."
+)
+_ON_REPLACING = document_conditions(
+    if_match=_IF_MATCH,
+    if_none_match="`*`: write only where there is no set of this name, else 412.",
+)
+_ON_DELETING = document_conditions(if_match=_IF_MATCH)
+
 Name = Annotated[str, Path(max_length=100, description="Name of the label set.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
@@ -92,7 +111,12 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     dependencies=_WRITING,
     response_model=LabelSetAnswer,
     responses={
-        HTTPStatus.OK.value: {"model": LabelSetAnswer, "description": "It was there already."},
+        HTTPStatus.CREATED.value: TAG_AND_PLACE,
+        HTTPStatus.OK.value: {
+            "model": LabelSetAnswer,
+            "description": "It was there already.",
+            **TAG,
+        },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetExists),
     },
     openapi_extra=document_json(LabelSetRecord),
@@ -117,9 +141,11 @@ async def register_label_set(request: Request, host: Host) -> Response:
     response_model=LabelSetAnswer,
     dependencies=_READING,
     responses={
-        HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version."},
+        HTTPStatus.OK.value: TAG,
+        HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version.", **TAG},
         **document_problems(*_NAME_PROBLEMS),
     },
+    openapi_extra=_ON_READING,
 )
 async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""
@@ -134,10 +160,15 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     response_model=LabelSetAnswer,
     dependencies=_WRITING,
     responses={
-        HTTPStatus.CREATED.value: {"model": LabelSetAnswer, "description": "There was none."},
+        HTTPStatus.OK.value: TAG,
+        HTTPStatus.CREATED.value: {
+            "model": LabelSetAnswer,
+            "description": "There was none.",
+            **TAG_AND_PLACE,
+        },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
     },
-    openapi_extra=document_json(LabelSetRecord, optional="name"),
+    openapi_extra={**document_json(LabelSetRecord, optional="name"), **_ON_REPLACING},
 )
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there."""
@@ -155,6 +186,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     status_code=HTTPStatus.NO_CONTENT,
     dependencies=_WRITING,
     responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
+    openapi_extra=_ON_DELETING,
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""

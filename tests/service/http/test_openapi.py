@@ -74,3 +74,22 @@ def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[st
 def test_answers_that_ask_to_try_again_document_their_header(paths: dict[str, Any]) -> None:
     for status in ("429", "503"):
         assert "Retry-After" in paths["/predict"]["post"]["responses"][status]["headers"]
+
+
+def test_routes_of_a_label_set_document_versions_and_conditions(paths: dict[str, Any]) -> None:
+    routes = paths["/labels/{name}"]
+    conditions = {
+        method: {p["name"] for p in operation["parameters"] if p["in"] == "header"}
+        for method, operation in routes.items()
+    }
+    assert conditions == {
+        "get": {"If-None-Match"},
+        "put": {"If-Match", "If-None-Match"},
+        "delete": {"If-Match"},
+    }
+    created = (paths["/labels"]["post"]["responses"], routes["put"]["responses"])
+    for responses in created:
+        assert set(responses["201"]["headers"]) == {"ETag", "Location"}
+        assert set(responses["200"]["headers"]) == {"ETag"}
+    for status in ("200", "304"):
+        assert set(routes["get"]["responses"][status]["headers"]) == {"ETag"}
