@@ -149,16 +149,14 @@ class Batcher(Generic[ItemT, ResultT]):
             InferenceFailed: the item's batch failed.
         """
         waiting = self._join(item, deadline)
+        timer = asyncio.get_running_loop().call_at(deadline, self._expire, waiting)
         try:
-            async with asyncio.timeout_at(deadline):
-                return await waiting.future
-        except TimeoutError as error:
-            self._withdraw(waiting, "expired")
-            raise DeadlineExceeded("the deadline passed in the queue") from error
+            return await waiting.future
         except asyncio.CancelledError:
             self._withdraw(waiting, "cancelled")
             raise
         finally:
+            timer.cancel()
             # An error of the future would keep this frame, and the frame the future: a cycle, in
             # which the item stayed until Python looks for garbage.
             del waiting
@@ -190,6 +188,11 @@ class Batcher(Generic[ItemT, ResultT]):
         except QueueFull:
             self._counts["refused"] += 1
             raise
+
+    def _expire(self, waiting: Waiting[ItemT, ResultT]) -> None:
+        if not waiting.future.done():
+            self._withdraw(waiting, "expired")
+            waiting.future.set_exception(DeadlineExceeded("the deadline passed in the queue"))
 
     def _withdraw(self, waiting: Waiting[ItemT, ResultT], reason: str) -> None:
         self._counts[reason] += 1

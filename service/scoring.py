@@ -109,9 +109,9 @@ def _score_part(
     fixed = threshold if isinstance(threshold, float | int) else None
     if applies:
         own = labels.thresholds if whole else labels.thresholds[chosen]
-        among = np.flatnonzero(scores >= (own if fixed is None else fixed))
+        (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
         scores, chosen = scores[among], chosen[among]
-    best = np.argsort(-scores, kind="stable")[:limit]
+    best = (-scores).argsort(kind="stable")[:limit]
     positions = chosen[best]
     if fixed is None:
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
