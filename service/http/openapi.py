@@ -42,10 +42,9 @@ def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any
 def document_predict(shape: UploadShape) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
     parameters = [
-        {"name": name, "in": "query", "required": False, "schema": schema,
-         "description": schema["description"]}
+        _document_parameter(name, "query", schema, schema["description"])
         for name, schema in Parameters.model_json_schema()["properties"].items()
-    ]  # fmt: skip
+    ]
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
     json = _object_schema(shape.form, base64)
@@ -72,12 +71,10 @@ def document_conditions(**meanings: str) -> dict[str, Any]:
     Args:
         **meanings: what a header does there, as Markdown: `if_match`, `if_none_match`.
     """
-    names = {"if_match": "If-Match", "if_none_match": "If-None-Match"}
     parameters = [
-        {"name": names[key], "in": "header", "required": False, "schema": _TEXT,
-         "description": meaning}
+        _document_parameter(key.replace("_", "-").title(), "header", _TEXT, meaning)
         for key, meaning in meanings.items()
-    ]  # fmt: skip
+    ]
     return {"parameters": parameters}
 
 
@@ -102,6 +99,14 @@ def document_answer(description: str, *media_types: str) -> dict[int | str, dict
         kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
     }
     return {HTTPStatus.OK.value: {"description": description, "content": content}}
+
+
+def _document_parameter(
+    name: str, place: str, schema: dict[str, Any], meaning: str
+) -> dict[str, Any]:
+    return {
+        "name": name, "in": place, "required": False, "schema": schema, "description": meaning
+    }  # fmt: skip
 
 
 def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON

@@ -27,7 +27,6 @@ from tests.tiny_bundle import (
     open_card,
     open_draft,
     open_graphs,
-    tiny_encoder,
     tiny_head,
     tiny_open_head,
 )
@@ -124,13 +123,9 @@ class CountingEncoder:
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])
 def test_float_encoder_runs_image_by_image_and_an_int8_one_whole_batches(
-    tmp_path: Path, precision: Precision, sizes: list[int]
+    tiny_bundle: Bundle, precision: Precision, sizes: list[int]
 ) -> None:
-    draft = open_draft(open_card())
-    encoder = tiny_encoder()
-    graphs = {**open_graphs(), "encoder": {"fp32": encoder, "int8": encoder}}
-    object.__setattr__(draft, "graphs", graphs)
-    lane = open_lane(write_bundle(tmp_path / draft.card.name, draft), Place("cpu", precision))
+    lane = open_lane(tiny_bundle, Place("cpu", precision))
     counting = CountingEncoder(lane.encoder)
     images, asked = random_images(7, 3), [[None]] * 3
 

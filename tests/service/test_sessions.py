@@ -8,27 +8,24 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from service.sessions import SLOWER_ON_CPU
+from tests.tiny_bundle import serialize_graph
 
 WIDTH = 8
 
 
 def add_and_normalise() -> bytes:
     """Returns the graph of a residual connection and its norm."""
-    ports = [
+    x, y, z = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", WIDTH]) for name in "xyz"
-    ]
-    scale = numpy_helper.from_array(np.ones(WIDTH, np.float32), "scale")
+    )
     nodes = [
         helper.make_node("Add", ["x", "y"], ["sum"]),
         helper.make_node("LayerNormalization", ["sum", "scale"], ["z"], axis=-1),
     ]
-    graph = helper.make_graph(nodes, "norm", ports[:2], ports[2:], [scale])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    serialized: bytes = model.SerializeToString()
-    return serialized
+    return serialize_graph(nodes, [x, y], z, {"scale": np.ones(WIDTH, np.float32)})
 
 
 def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
