@@ -1,5 +1,7 @@
-# Two images from one file; neither holds torch or a compiler.
+# Three images from one file; none holds torch or a compiler.
 #   docker build -t ml-decoder-serve .                     CPU (the last stage)
+#   docker build -t ml-decoder-serve:openvino --target openvino .
+#                                                          CPU, with OpenVINO's kernels
 #   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA: the host needs the driver and
 #                                                          the NVIDIA container toolkit
 FROM python:3.11-slim-bookworm AS base
@@ -29,6 +31,15 @@ COPY pyproject.toml README.md LICENSE ./
 COPY service/ service/
 RUN pip --python /opt/venv install --no-deps .
 
+FROM base AS build-openvino
+WORKDIR /src
+RUN python -m venv --without-pip /opt/venv
+COPY constraints/serve-openvino.txt constraints/
+RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-openvino.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY service/ service/
+RUN pip --python /opt/venv install --no-deps .
+
 FROM base AS build-gpu
 WORKDIR /src
 RUN python -m venv --without-pip /opt/venv
@@ -54,6 +65,10 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; server = http.client.HTTPConnection('127.0.0.1', int(os.environ['ML_DECODER_PORT']), timeout=4); server.request('GET', '/readyz'); sys.exit(server.getresponse().status != 200)"]
 CMD ["ml-decoder", "serve"]
+
+FROM runtime AS openvino
+COPY --from=build-openvino /opt/venv /opt/venv
+ENV ML_DECODER_DEVICE=openvino
 
 FROM runtime AS gpu
 COPY --from=build-gpu /opt/venv /opt/venv

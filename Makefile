@@ -5,8 +5,9 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null))
 DEV := .venv
 DEV_BIN := $(DEV)/bin
 
-# make serve: ONNX Runtime for `cpu` or `gpu`, the bundle, and where to listen.
+# make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle, and where to listen.
 RUNTIME ?= cpu
+DEVICE = $(or $(ML_DECODER_DEVICE),$(if $(filter openvino,$(RUNTIME)),openvino,auto))
 BUNDLE ?= $(or $(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
 # Not `?=`: some environments have a HOST that is no address.
 HOST = $(or $(ML_DECODER_HOST),127.0.0.1)
@@ -29,9 +30,9 @@ export ORT_DISABLE_TELEMETRY := 1
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|gpu, BUNDLE, HOST, PORT), no torch
-	ML_DECODER_BUNDLE=$(BUNDLE) ML_DECODER_HOST=$(HOST) ML_DECODER_PORT=$(PORT) \
-		$(SERVE)/bin/ml-decoder serve
+serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
+	ML_DECODER_BUNDLE=$(BUNDLE) ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
+		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
 test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)
 	$(DEV_BIN)/python -m pytest $(TESTS)
@@ -81,7 +82,8 @@ lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
 	$(DEV_BIN)/python constraints/lock.py dev,ray > $(DEV)/dev.txt
 	$(DEV_BIN)/python constraints/lock.py cpu,fast,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
 	$(DEV_BIN)/python constraints/lock.py fast,gpu,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
-	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt constraints/
+	$(DEV_BIN)/python constraints/lock.py fast,openvino,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-openvino.txt
+	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt $(DEV)/serve-openvino.txt constraints/
 
 clean: ## Remove the environments and everything that tools leave behind
 	rm -rf .venv .venv-serve-* build dist *.egg-info

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from service.card import Device, Label, ModelCard, Precision, Record, Sha256
+from service.card import Device, Label, ModelCard, Precision, Record, RunPrecision, Sha256
 from service.errors import BundleError, InvalidLabelSet
 from service.labels.definition import Definition, LabelSetRecord, check_embeddings
 from service.labels.files import pack_label_set, parse_label_set
@@ -105,12 +105,14 @@ class Bundle:
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
         return tuple(p for p in order if p in self.manifest.graphs["encoder"])
 
-    def image_precision(self, graph: GraphName, precision: Precision) -> Precision:
-        """Returns in which precision a graph for images runs where `precision` is asked for.
+    def image_precision(self, graph: GraphName, precision: RunPrecision) -> Precision:
+        """Returns which variant of a graph runs where `precision` is asked for.
 
-        A head that gains nothing by it may lack a precision; it runs in fp32 then.
+        A head that gains nothing by it may lack a precision; it runs in fp32 then. So does what
+        is run in bf16, which is not stored.
         """
-        return precision if precision in self.manifest.graphs.get(graph, {}) else "fp32"
+        variants = self.manifest.graphs.get(graph, {})
+        return next((variant for variant in variants if variant == precision), "fp32")
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
         """Returns the precision in which a graph for labels runs; None where it is not there.
@@ -121,8 +123,10 @@ class Bundle:
         return next((p for p in _FIXED_PRECISIONS[graph] if p in variants), None)
 
     def default_precision(self, device: Device) -> Precision:
-        """Returns the precision that `auto` means on `device`."""
-        return self.card.default_precision.get(device, "fp32")
+        """Returns the variant that `auto` means on `device`."""
+        chosen = self.card.default_precision
+        # What is faster with one set of a CPU's kernels is so with the other.
+        return chosen.get(device, chosen.get("cpu", "fp32") if device == "openvino" else "fp32")
 
     def read_graph(self, graph: GraphName, precision: Precision) -> bytes:
         """Returns the serialized ONNX model of one variant, checked against its hash.

@@ -13,7 +13,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Precision = Literal["fp32", "fp16", "int8"]
-Device = Literal["cpu", "cuda", "tensorrt"]
+"""Numbers that a graph is written in."""
+RunPrecision = Precision | Literal["bf16"]
+"""Numbers that a graph is run in: those it is written in, or `bf16`: an fp32 graph whose products
+take bfloat16."""
+Device = Literal["cpu", "openvino", "cuda", "tensorrt"]
+"""What runs the model; `openvino` is the CPU too, with OpenVINO's kernels."""
+CPU_DEVICES: frozenset[Device] = frozenset({"cpu", "openvino"})
+"""The devices that compute on the cores and in the memory of the service itself."""
 ResizeMode = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Activation = Literal["sigmoid", "softmax"]

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import onnxruntime as ort
 
 from service.bundle import Bundle
-from service.card import Device, Precision
+from service.card import CPU_DEVICES, Device, RunPrecision
+from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import LABELS_PER_RUN, LogitsArray, open_lane
@@ -27,7 +27,7 @@ from service.sessions import PROVIDERS, Place
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "cuda": 16, "tensorrt": 16}
+_DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "openvino": 4, "cuda": 16, "tensorrt": 16}
 _OUT_OF_MEMORY_SIGNS = (
     *("out of memory", "failed to allocate", "alloc_failed"),
     *("bad_alloc", "bad allocation"),
@@ -56,7 +56,7 @@ class Engine:
         bundle: Bundle,
         *,
         device: Device,
-        precision: Precision,
+        precision: RunPrecision,
         max_batch_size: int,
         threads: int,
     ) -> None:
@@ -65,13 +65,15 @@ class Engine:
         self.provider = PROVIDERS[device][0][0]
         self.precision = precision
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[device]
-        self.workers = threads if device == "cpu" else 1
+        on_cpu = device in CPU_DEVICES
+        self.workers = threads if on_cpu else 1
         self._card = bundle.card
-        shared = Place(device, precision, 1 if device == "cpu" else threads)
+        place = Place(device, precision, threads)
+        shared = replace(place, threads=1, runs=threads) if on_cpu else place
         self._shared = open_lane(bundle, shared)
         self._wide = self._shared
         if self.workers > 1:
-            self._wide = open_lane(bundle, replace(shared, threads=threads, spinning=True))
+            self._wide = open_lane(bundle, replace(place, spinning=True))
 
     def run(
         self,
@@ -144,7 +146,7 @@ class Engine:
         A GPU chooses algorithms, plans memory and, with TensorRT, builds anew for each size, and a
         few images more cost it little: it runs powers of two.
         """
-        if self.device == "cpu":
+        if self.device in CPU_DEVICES:
             return count
         return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
 
@@ -174,7 +176,7 @@ def open_engine(
     bundle: Bundle,
     *,
     device: Literal["auto"] | Device = "auto",
-    precision: Literal["auto"] | Precision = "auto",
+    precision: Literal["auto"] | RunPrecision = "auto",
     max_batch_size: int = 0,
     threads: int = 1,
 ) -> Engine:
@@ -208,18 +210,12 @@ def _open_on(
     bundle: Bundle,
     device: Device,
     *,
-    precision: Literal["auto"] | Precision,
+    precision: Literal["auto"] | RunPrecision,
     max_batch_size: int,
     threads: int,
 ) -> Engine:
-    provider = PROVIDERS[device][0][0]
-    if provider not in ort.get_available_providers():
-        raise StartError(f"device {device}: this ONNX Runtime is built without {provider}")
-    if device != "cpu":
-        ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way
-    chosen = bundle.default_precision(device) if precision == "auto" else precision
-    if chosen not in bundle.precisions():
-        raise StartError(f"precision {chosen}: the bundle has {', '.join(bundle.precisions())}")
+    check_device(device)
+    chosen = choose_precision(bundle, device, precision)
     return Engine(
         bundle, device=device, precision=chosen, max_batch_size=max_batch_size, threads=threads
     )

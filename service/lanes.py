@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import MAP_GRAPHS, Bundle, GraphName
+from service.bundle import MAP_GRAPHS, Bundle
+from service.card import CPU_DEVICES
 from service.images import PixelArray
 from service.labels.label_set import QueryArray
 from service.selection import Head
@@ -134,7 +135,7 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
 
     Args:
         bundle: what to open.
-        place: where and how it runs; a graph that lacks the precision runs in fp32.
+        place: where and how it runs.
 
     Raises:
         StartError: the device does not work here.
@@ -142,11 +143,7 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
     """
     card = bundle.card
 
-    def open_graph(graph: GraphName) -> ort.InferenceSession:
-        variant = bundle.image_precision(graph, place.precision)
-        return open_session(bundle, graph, replace(place, precision=variant))
-
-    encoder = open_graph("encoder")
+    encoder = open_session(bundle, "encoder", place)
     image_shape = (card.input.height, card.input.width, 3)
     check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
     check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
@@ -160,22 +157,23 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
         if name in bundle.manifest.graphs
     }
     if card.trained_head is not None:
-        trained_head = open_graph("trained_head")
+        trained_head = open_session(bundle, "trained_head", place)
         logits: _Description = ("float", (card.trained_head.num_labels,))
         memory = memories.get("trained_head_maps", {})
         check_tensors("trained_head", trained_head.get_inputs(), tokens=tokens)
         check_tensors("trained_head", trained_head.get_outputs(), logits=logits, **memory)
     if card.open_head is not None:
-        open_head = open_graph("open_head")
+        open_head = open_session(bundle, "open_head", place)
         queries = ("float", (None,))
         check_tensors("open_head", open_head.get_inputs(), tokens=tokens, queries=queries)
         memory = memories.get("open_head_maps", {})
         check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
-    if place.device != "cpu":
+    if place.device not in CPU_DEVICES:
         return Lane(encoder, trained_head, open_head, token_device="cuda")
     # Activations of float32 for one image are near the size of a core's cache already; small
     # matrices of weights gain nothing from more rows. Heads, whose weights are large, do.
-    one_by_one = bundle.image_precision("encoder", place.precision) == "fp32"
+    fp32 = bundle.image_precision("encoder", place.precision) == "fp32"
+    one_by_one = fp32 and place.device == "cpu"
     return Lane(encoder, trained_head, open_head, one_by_one=one_by_one)
 
 

@@ -18,6 +18,7 @@ from typing import Literal, TypeVar, TypeVarTuple
 
 from service.batcher import Batcher, BatcherStats
 from service.bundle import Bundle
+from service.card import CPU_DEVICES
 from service.drain_rate import DrainRate
 from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
@@ -349,7 +350,7 @@ class Pipeline:
         thread does it with fewer hand-overs than two. What takes longer would hold up the others
         of its batch; and a GPU would wait.
         """
-        return self.engine.device != "cpu" or not is_quick(data)
+        return self.engine.device not in CPU_DEVICES or not is_quick(data)
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         contract = self.bundle.card.input

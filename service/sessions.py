@@ -17,8 +17,10 @@ from typing import Any
 import onnxruntime as ort
 
 from service.bundle import Bundle, GraphName
-from service.card import Device, Precision
+from service.card import CPU_DEVICES, Device, RunPrecision
 from service.errors import BundleError, StartError
+from service.openvino import PROVIDER as _OPENVINO
+from service.openvino import add_openvino
 
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
@@ -38,6 +40,7 @@ encoder of texts takes."""
 # Best first: a provider leaves what it cannot run to the next.
 PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
     "cpu": ((_CPU, {}),),
+    "openvino": ((_OPENVINO, {}), (_CPU, {})),
     "cuda": ((_CUDA, _CUDA_OPTIONS), (_CPU, {})),
     "tensorrt": ((_TENSORRT, {}), (_CUDA, _CUDA_OPTIONS), (_CPU, {})),
 }
@@ -49,15 +52,17 @@ class Place:
 
     Attributes:
         device: on exactly this one.
-        precision: which variant.
+        precision: which variant; a graph that lacks it runs in fp32.
         threads: CPU threads of one run.
+        runs: that may go on at the same time.
         spinning: the threads of a run wait for each other awake. That is the sooner answer where
             a run has the cores for itself; elsewhere it takes them from other runs.
     """
 
     device: Device
-    precision: Precision
+    precision: RunPrecision
     threads: int = 1
+    runs: int = 1
     spinning: bool = False
 
 
@@ -73,6 +78,31 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
         StartError: the device does not work here.
         BundleError: the graph is damaged, or keeps weights outside the bundle.
     """
+    model = bundle.read_graph(graph, bundle.image_precision(graph, place.precision))
+    options = _choose_options(graph, place)
+    device = place.device
+    try:
+        session = ort.InferenceSession(
+            model,
+            options,
+            # The plug-in is among the options.
+            providers=None if device == "openvino" else list(PROVIDERS[device]),
+            enable_fallback=0,
+            disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
+        )
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if device not in CPU_DEVICES:
+            raise StartError(
+                f"device {device} cannot open {graph}: {_first_line(error)}"
+            ) from error
+        raise BundleError(f"{graph} is not a usable ONNX graph: {_first_line(error)}") from error
+    provider = PROVIDERS[device][0][0]
+    if session.get_providers()[0] != provider:
+        raise StartError(f"device {device}: {provider} does not start on this machine")
+    return session
+
+
+def _choose_options(graph: GraphName, place: Place) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
@@ -90,26 +120,15 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", os.devnull
     )
-    model = bundle.read_graph(graph, place.precision)
-    device = place.device
-    try:
-        session = ort.InferenceSession(
-            model,
+    if place.device == "openvino":
+        add_openvino(
             options,
-            providers=list(PROVIDERS[device]),
-            enable_fallback=0,
-            disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
+            threads=place.threads,
+            runs=place.runs,
+            bf16=place.precision == "bf16",
+            sizes_vary=graph == "open_head",
         )
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        if device != "cpu":
-            raise StartError(
-                f"device {device} cannot open {graph}: {_first_line(error)}"
-            ) from error
-        raise BundleError(f"{graph} is not a usable ONNX graph: {_first_line(error)}") from error
-    provider = PROVIDERS[device][0][0]
-    if session.get_providers()[0] != provider:
-        raise StartError(f"device {device}: {provider} does not start on this machine")
-    return session
+    return options
 
 
 _arena_lock = Lock()  # engine and encoders open at the same time

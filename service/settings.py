@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.card import Device, Precision
+from service.card import Device, RunPrecision
 
 MIB = 1024 * 1024
 # Linux control groups v2: "quota period" in microseconds, or "max period".
@@ -41,12 +41,14 @@ class Settings(BaseSettings):
     """TCP port to listen on; 0 picks a free one (default 8000)."""
 
     device: Literal["auto"] | Device = "auto"
-    """Where the model runs: cpu, cuda, tensorrt, or auto = cuda if it works, else cpu; any
-    other device that is not there stops the start (default auto)."""
+    """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
+    openvino), cuda, tensorrt, or auto = cuda if it works, else cpu; any other device that is not
+    there stops the start (default auto)."""
 
-    precision: Literal["auto"] | Precision = "auto"
-    """Variant of the model: fp32, fp16, int8, or auto = the bundle's choice for the device
-    (default auto)."""
+    precision: Literal["auto"] | RunPrecision = "auto"
+    """Variant of the model: fp32, fp16, int8, bf16 (fp32 with products of bfloat16; openvino
+    alone), or auto = the bundle's choice for the device, with openvino bf16 in place of fp32 where
+    the processor has it (default auto)."""
 
     label_store: str | None = None
     """Where registered label sets are kept: a SQLite file, a postgresql:// URL, or memory =

@@ -22,6 +22,7 @@ from service.bulk.parts import PartFolder, Record, open_parts
 from service.bulk.photos import PhotoStore, open_photos
 from service.bulk.run import BulkJob, Report, Totals
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.card import CPU_DEVICES
 from service.errors import StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Selection
@@ -81,7 +82,7 @@ def _tag_on_ray(
                 fn_constructor_args=with_what,
                 batch_size=1,
                 num_cpus=settings.intra_op_threads,
-                num_gpus=0 if settings.device in ("auto", "cpu") else 1,
+                num_gpus=0 if settings.device in {"auto", *CPU_DEVICES} else 1,
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
             )
             for row in counted.iter_rows():

@@ -17,8 +17,8 @@ from service.card import (
     InputContract,
     Label,
     Metric,
-    Precision,
     Provenance,
+    RunPrecision,
 )
 from service.http.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
@@ -170,7 +170,7 @@ class RuntimeAnswer(_Answer):
     provider: str = Field(
         description="ONNX Runtime execution provider.", examples=["CPUExecutionProvider"]
     )
-    precision: Precision
+    precision: RunPrecision
 
 
 class HeadAnswer(_Answer):

@@ -1,6 +1,6 @@
 """The limit: what one process can do with a bundle and a photo when nothing serves it.
 
-    python -m tests.benchmarks.limit --bundle BUNDLE [--precision fp32] [--seconds 4]
+    python -m tests.benchmarks.limit --bundle BUNDLE [--precision openvino:bf16] [--seconds 4]
 
 In: a bundle and a photo. Out: images a second, as JSON on stdout: `loaded`, with every core
 decoding and running batches of the best size, and `lone`, one photo at a time (decode, then a run
@@ -23,6 +23,7 @@ from service.bundle import load_bundle
 from service.engine import open_engine
 from service.images import decode_image
 from service.settings import Settings, count_cores
+from tests.benchmarks.servers import split_place
 
 _BATCH_SIZES = (1, 2, 4, 8)
 _LOOKS, _LOOK_SECONDS = 3, 1.0
@@ -55,12 +56,13 @@ class Limit:
             several noisy figures is larger than any of them deserves.
     """
 
-    def __init__(self, bundle: Path, precision: str, photo: bytes) -> None:
-        """Opens the bundle and looks for the best batch size."""
+    def __init__(self, bundle: Path, place: str, photo: bytes) -> None:
+        """Opens the bundle at a `split_place` and looks for the best batch size."""
+        device, precision = split_place(place)
         opened, self._photo = load_bundle(bundle), photo
         self._cores, self._max_pixels = count_cores(), Settings().max_pixels
         self._contract = opened.card.input
-        self._engine = open_engine(opened, device="cpu", precision=precision, threads=self._cores)  # type: ignore[arg-type]
+        self._engine = open_engine(opened, device=device, precision=precision, threads=self._cores)  # type: ignore[arg-type]
         looks: dict[int, list[float]] = {size: [] for size in _BATCH_SIZES}
         for _ in range(_LOOKS):
             for size in looks:

@@ -1,11 +1,12 @@
 """Our server and others, all of them running, asked in turn: who answers more, where it is close?
 
     python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,triton-pybackend
+    python -m tests.benchmarks.paired --bundle BUNDLE --precision fp32,openvino:bf16
 
 In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server and number of
-clients, with the median and the quartiles of its rate beside ours of the same turn. A machine that
-changes its speed by the minute changes it for all. Slices during which others used the machine are
-measured again.
+clients, with the median and the quartiles of its rate beside the first one's of the same turn. A
+machine that changes its speed by the minute changes it for all. Slices during which others used
+the machine are measured again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ _PORTS_EACH = 20
 def main() -> None:
     """Measures as the command line says."""
     given = _parse()
-    servers = [list_ours(given.bundle, given.precision, given.photo.read_bytes())]
+    photo = given.photo.read_bytes()
+    servers = [list_ours(given.bundle, p, photo, f"ours {p}") for p in given.precision.split(",")]
     only = tuple(name for name in given.only.split(",") if name)
-    servers += list_peers(given.peers, given.photo, only)
+    if given.peers is not None:
+        servers += list_peers(given.peers, given.photo, only)
     with contextlib.ExitStack() as stack:
         running = [
             stack.enter_context(run_server(server, _FIRST_PORT + _PORTS_EACH * place))
@@ -66,17 +69,19 @@ def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load
             for values in zip(*((load.rate, load.p50_ms, load.p99_ms) for load in own), strict=True)
         )
         errors = sum(load.errors for load in own)
-        print(f"{clients} clients, {server.name}: {middle:.2f} of ours ({low:.2f} to {high:.2f}), "
-              f"{rate:.0f} req/s, p50/p99 {p50:.0f}/{p99:.0f} ms, errors {errors}",
-              flush=True)  # fmt: skip
+        print(f"{clients} clients, {server.name}: {middle:.2f} of the first "
+              f"({low:.2f} to {high:.2f}), {rate:.0f} req/s, p50/p99 {p50:.0f}/{p99:.0f} ms, "
+              f"errors {errors}", flush=True)  # fmt: skip
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--precision", default="fp32",
+                        help="with commas between, on another device as openvino:bf16; "
+                             "the others are held against the first")  # fmt: skip
     parser.add_argument("--photo", type=Path, default=ROOT / "docs/photos/chelsea.jpg")
-    parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--peers", type=Path, help="folder with a bench.py that lists them")
     parser.add_argument("--only", default="", help="names of peers, with commas between")
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--turns", type=int, default=10)

@@ -72,12 +72,26 @@ class Running:
         return float(sum(p.memory_full_info().pss for p in _find_marked(self.mark)) / 2**20)
 
 
-def list_ours(bundle: Path, precision: str, photo: bytes, name: str = "ours") -> Server:
-    """Describes our own server, asked as curl -F does, for as many labels as the peers answer."""
+def list_ours(bundle: Path, place: str, photo: bytes, name: str = "ours") -> Server:
+    """Describes our own server, asked as curl -F does, for as many labels as the peers answer.
+
+    Args:
+        bundle: what it serves.
+        place: precision, or device and precision; see `split_place`.
+        photo: what it is asked about.
+        name: for the table.
+    """
+    device, precision = split_place(place)
     command = (sys.executable, "-m", "service", "serve", "--port", "{port}", "--bundle",
                str(bundle.resolve()), "--precision", precision, "--label-store", "memory",
-               "--device", "cpu", "--log-level", "warning")  # fmt: skip
+               "--device", device, "--log-level", "warning")  # fmt: skip
     return Server(name, command, replace(make_multipart(photo), path="/predict?top_k=10"))
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Returns device and precision of `openvino:bf16`; of `int8` alone, the device is the CPU."""
+    device, _, precision = place.rpartition(":")
+    return device or "cpu", precision
 
 
 def make_multipart(photo: bytes) -> Request:

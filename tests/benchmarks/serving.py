@@ -112,7 +112,8 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, default=ROOT / "bundles/ml-decoder-lite0")
     parser.add_argument("--precision", default="int8,fp32",
-                        help="with commas between; the first is the limit's")  # fmt: skip
+                        help="with commas between, on another device as openvino:bf16; "
+                             "the first is the limit's")  # fmt: skip
     parser.add_argument("--photo", type=Path, default=ROOT / "docs/photos/chelsea.jpg")
     parser.add_argument("--peers", type=Path, help="folder with a bench.py that lists them")
     parser.add_argument("--only", default="", help="names of peers, with commas between")

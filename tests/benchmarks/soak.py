@@ -96,8 +96,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--warm-up", type=float, default=5, help="minutes that do not count")
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    flags = ("--port", "0", "--device", "cpu", "--label-store", "memory")
+    if arguments.minutes <= arguments.warm_up:
+        parser.error("--minutes has to be more than --warm-up")
+    flags = ("--port", "0", "--device", arguments.device, "--label-store", "memory")
     with ServerProcess("serve", "--bundle", str(arguments.bundle), *flags) as server:
         growth = asyncio.run(run(server, arguments))
     print(f"resident memory grew by {growth:.2f} % after {arguments.warm_up:g} minutes")

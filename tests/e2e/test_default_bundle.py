@@ -9,16 +9,27 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from service.openvino import is_installed, multiplies_bf16
 from tests.e2e.server_process import ROOT, ServerProcess
 
 SHARED = ROOT.parent / "shared" / "data" / "photos"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    """A client of `ml-decoder serve` with every default but the port."""
-    with ServerProcess("serve", "--port", "0") as server, server.open_client() as client:
+needs_bf16 = pytest.mark.skipif(
+    not (is_installed() and multiplies_bf16()),
+    reason="neither the extra `openvino` nor products of bfloat16 are here",
+)
+IN_BF16 = ("--device", "openvino", "--precision", "bf16")
+
+
+@pytest.fixture(
+    scope="module", params=[(), pytest.param(IN_BF16, marks=needs_bf16)], ids=["default", "bf16"]
+)
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A client of `ml-decoder serve` with every default but the port and how it computes."""
+    command = ("serve", "--port", "0", *request.param)
+    with ServerProcess(*command) as server, server.open_client() as client:
         yield client
 
 

@@ -14,10 +14,17 @@ from tests.project.dockerfile import parse_dockerfile
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 TEXT = FILE.read_text(encoding="utf-8")
-OURS = ("ml-decoder", "ml-decoder-gpu", "replica")
+TARGETS = {
+    "ml-decoder": "cpu",
+    "ml-decoder-gpu": "gpu",
+    "ml-decoder-openvino": "openvino",
+    "replica": "cpu",
+}
+OURS = tuple(TARGETS)
 PROFILES = {
     "cpu": {"ml-decoder"},
     "gpu": {"ml-decoder-gpu"},
+    "openvino": {"ml-decoder-openvino"},
     "scale": {"replica", "proxy", "postgres"},
 }
 
@@ -68,10 +75,10 @@ def test_target_is_a_stage_of_the_dockerfile(name: str) -> None:
     stages = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
     target = SERVICES[name]["build"]["target"]
     assert target in {stage.name for stage in stages}
-    assert target == ("gpu" if name.endswith("gpu") else "cpu")
+    assert target == TARGETS[name]
 
 
-@pytest.mark.parametrize("name", ["ml-decoder", "ml-decoder-gpu"])
+@pytest.mark.parametrize("name", ["ml-decoder", "ml-decoder-gpu", "ml-decoder-openvino"])
 def test_state_outlives_the_container(name: str) -> None:
     (mount,) = SERVICES[name]["volumes"]
     volume, _, folder = mount.partition(":")

@@ -43,7 +43,7 @@ def _entry(name: str, version: str) -> dict[str, dict[str, str]]:
 
 
 def test_there_is_one_file_for_each_way_to_install() -> None:
-    assert set(FILES) == {"dev", "serve-cpu", "serve-gpu"}
+    assert set(FILES) == {"dev", "serve-cpu", "serve-gpu", "serve-openvino"}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -58,9 +58,13 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
     [
         ("serve-cpu", ("cpu", "fast", "otel", "postgres")),
         ("serve-gpu", ("fast", "gpu", "otel", "postgres")),
+        ("serve-openvino", ("fast", "openvino", "otel", "postgres")),
         (
             "dev",
-            ("bulk", "client", "cpu", "export", "fast", "otel", "postgres", "ray", "train", "dev"),
+            (
+                *("bulk", "client", "cpu", "dev", "export", "fast", "openvino", "otel"),
+                *("postgres", "ray", "train"),
+            ),
         ),
     ],
 )
@@ -68,14 +72,14 @@ def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:
     assert read_dependencies(*extras) <= set(read_pins(name))
 
 
-@pytest.mark.parametrize("name", ["serve-cpu", "serve-gpu"])
+@pytest.mark.parametrize("name", ["serve-cpu", "serve-gpu", "serve-openvino"])
 def test_serving_needs_no_torch(name: str) -> None:
     assert not HEAVY & set(read_pins(name))
 
 
 def test_files_agree_on_the_packages_that_they_share() -> None:
     dev = read_pins("dev")
-    for name in ("serve-cpu", "serve-gpu"):
+    for name in ("serve-cpu", "serve-gpu", "serve-openvino"):
         shared = {package: v for package, v in read_pins(name).items() if package in dev}
         assert shared == {package: dev[package] for package in shared}
 

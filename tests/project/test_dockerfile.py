@@ -19,7 +19,7 @@ from tests.project.dockerfile import follow_stages, parse_dockerfile
 ROOT = Path(__file__).parents[2]
 STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 NAMES = [stage.name for stage in STAGES]
-TARGETS = ("cpu", "gpu")
+TARGETS = ("cpu", "gpu", "openvino")
 
 
 def values(target: str, keyword: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_image_serves_the_default_bundle_on_every_interface(target: str) -> None
     assert environment["ML_DECODER_HOST"] == "0.0.0.0"
     assert environment["ML_DECODER_PORT"] == values(target, "EXPOSE")[-1]
     assert environment["ML_DECODER_BUNDLE"] == "/app/bundles/ml-decoder-lite0"
-    assert environment["ML_DECODER_DEVICE"] == {"cpu": "cpu", "gpu": "cuda"}[target]
+    assert environment["ML_DECODER_DEVICE"] == {"gpu": "cuda"}.get(target, target)
     assert json.loads(values(target, "CMD")[-1]) == ["ml-decoder", "serve"]
 
 
@@ -112,7 +112,7 @@ def test_no_stage_takes_the_parts_that_need_torch() -> None:
     copied = {source for stage in STAGES for source in _copied_from_context(stage.name)}
     assert copied == {
         "LICENSE", "README.md", "bundles/", "constraints/serve-cpu.txt",
-        "constraints/serve-gpu.txt", "pyproject.toml", "service/",
+        "constraints/serve-gpu.txt", "constraints/serve-openvino.txt", "pyproject.toml", "service/",
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ SERVICE_PACKAGES = {
     "limits",
     "numpy",
     "onnxruntime",
+    "onnxruntime_ep_openvino",
     "opentelemetry",
     "pillow_heif",
     "prometheus_client",

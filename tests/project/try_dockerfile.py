@@ -1,9 +1,9 @@
 """Runs the steps of the Dockerfile without a container engine, and weighs the result.
 
-In: the target (`cpu` or `gpu`) and, as root on Debian with `debootstrap`, a folder for the roots.
-Out: each stage built in a root file system of its own, by `chroot`; the service started there
-with the image's user, command and variables, asked by the image's health check, and stopped by
-SIGTERM; and the size in MB. The base image is stood for by a minimal Debian of the same release
+In: the target (`cpu`, `openvino` or `gpu`) and, as root on Debian with `debootstrap`, a folder for
+the roots. Out: each stage built in a root file system of its own, by `chroot`; the service started
+there with the image's user, command and variables, asked by the image's health check, and stopped
+by SIGTERM; and the size in MB. The base image is stood for by a minimal Debian of the same release
 with its Python 3.11. Run by hand: `python -m tests.project.try_dockerfile cpu`.
 """
 
@@ -185,7 +185,7 @@ def _run(command: list[str]) -> None:
 def main() -> None:
     """Builds, tries and weighs a target."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=("cpu", "gpu"))
+    parser.add_argument("target", choices=("cpu", "gpu", "openvino"))
     parser.add_argument("--port", type=int, default=18000, help="a free port")
     arguments = parser.parse_args()
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
@@ -193,7 +193,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="image-") as scratch:
         os.chmod(scratch, 0o755)  # the image's user has to enter it
         root = build(arguments.target, Path(scratch))
-        if arguments.target == "cpu":
+        if arguments.target != "gpu":
             try_service(root, arguments.port)
         base = weigh(Path(scratch) / "image")
         whole = weigh(root.folder)

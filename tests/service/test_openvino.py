@@ -1,0 +1,209 @@
+"""OpenVINO's kernels give what ONNX Runtime's own give, or the start says why they cannot."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.bundle import Bundle, load_bundle
+from service.card import RunPrecision
+from service.engine import Engine, open_engine
+from service.errors import BundleError, InferenceFailed, StartError
+from service.images import PixelArray, decode_image
+from service.lanes import LABELS_PER_RUN
+from service.openvino import is_installed, multiplies_bf16
+from service.selection import Head
+from service.settings import Settings
+from tests.tiny_bundle import QUERY_WIDTH, SIDE, tiny_graphs, write_tiny_bundle
+
+ROOT = Path(__file__).parents[2]
+PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
+
+needs_openvino = pytest.mark.skipif(not is_installed(), reason="the extra `openvino` is not here")
+needs_bf16 = pytest.mark.skipif(
+    not multiplies_bf16(), reason="this processor has no products of bfloat16"
+)
+# Sums in another order move a float32 logit of the tiny bundle by less.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def engine(open_bundle: Bundle) -> Engine:
+    engine = open_engine(
+        open_bundle, device="openvino", precision="fp32", max_batch_size=6, threads=2
+    )
+    engine.warm_up(QUERY_WIDTH)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def photos() -> PixelArray:
+    """The photos of the documents, as the default bundle wants them."""
+    contract = load_bundle(Settings().bundle).card.input
+    most = Settings().max_pixels
+    return np.stack([decode_image(p.read_bytes(), contract, most).pixels for p in PHOTOS])
+
+
+def random_images(seed: int, count: int) -> PixelArray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def run_default(device: str, precision: RunPrecision, photos: PixelArray) -> np.ndarray:
+    """Returns the trained logits [B, N] of the default bundle."""
+    bundle = load_bundle(Settings().bundle)
+    engine = open_engine(bundle, device=device, precision=precision)  # type: ignore[arg-type]
+    return np.stack([logits for (logits,) in engine.run(photos, [[None]] * len(photos))])
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags : fpu avx512f amx_bf16 amx_tile", True),
+        ("flags : fpu avx512f avx512_bf16", True),
+        ("flags : fpu avx512f avx512_vnni", False),
+        ("", False),
+    ],
+)
+def test_processor_tells_whether_it_multiplies_bfloat16(flags: str, *, expected: bool) -> None:
+    assert multiplies_bf16(flags) is expected
+
+
+@needs_openvino
+def test_engine_tells_that_openvino_runs(engine: Engine) -> None:
+    assert (engine.device, engine.provider) == ("openvino", "OpenVINOExecutionProvider")
+    assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 6, 2)
+
+
+@needs_openvino
+def test_logits_equal_the_cpus_in_any_mixture_of_heads(engine: Engine, open_bundle: Bundle) -> None:
+    cpu = open_engine(open_bundle, device="cpu", precision="fp32", max_batch_size=6)
+    stream = np.random.default_rng(0)
+    queries = stream.normal(size=(LABELS_PER_RUN + 9, QUERY_WIDTH)).astype(np.float32)
+    mixture: list[list[Head]] = [[None], [queries], [None, queries]]
+    for count in range(1, 7):
+        images = random_images(count, count)
+        asked = [mixture[i % 3] for i in range(count)]
+        found = engine.run(images, asked, alone=count == 1)
+        for ours, theirs in zip(found, cpu.run(images, asked), strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+
+
+@needs_openvino
+def test_explained_rows_bring_the_cpus_memory(mapped_bundle: Bundle) -> None:
+    ours, cpu = (
+        open_engine(mapped_bundle, device=device, precision="fp32", max_batch_size=4)
+        for device in ("openvino", "cpu")
+    )
+    images = random_images(0, 3)
+
+    found, expected = (each.run(images, [[None]] * 3, explained=[1]) for each in (ours, cpu))
+
+    assert [len(row) for row in found] == [1, 2, 1]
+    np.testing.assert_allclose(found[1][1], expected[1][1], atol=TOLERANCE, rtol=0)
+
+
+@needs_openvino
+def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
+    batches = [random_images(seed, 4) for seed in range(12)]
+    asked: list[list[Head]] = [[None]] * 4
+
+    expected = [engine.run(images, asked) for images in batches]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda images: engine.run(images, asked), batches))
+
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@needs_openvino
+def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -> None:
+    with pytest.raises(InferenceFailed):
+        engine.run(np.zeros((1, SIDE + 1, SIDE, 3), np.uint8), [[None]])
+
+    ((logits,),) = engine.run(random_images(0, 1), [[None]])
+    assert logits.shape == (5,)
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [
+        ("fp32", 1e-3),
+        # What is rounded to eight bits falls to the other side now and then.
+        ("int8", 0.15),
+        pytest.param("bf16", 0.25, marks=needs_bf16),
+    ],
+)
+def test_default_bundle_gives_nearly_the_cpus_logits(
+    photos: PixelArray, precision: RunPrecision, tolerance: float
+) -> None:
+    stored: RunPrecision = "fp32" if precision == "bf16" else precision
+
+    found = run_default("openvino", precision, photos)
+    expected = run_default("cpu", stored, photos)
+
+    np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
+
+
+@needs_openvino
+@needs_bf16
+def test_bf16_is_not_fp32(photos: PixelArray) -> None:
+    bf16, fp32 = (run_default("openvino", precision, photos) for precision in ("bf16", "fp32"))
+    assert np.abs(bf16 - fp32).max() > 1e-3
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("stored", "capable", "expected"),
+    [("int8", True, "int8"), ("fp32", True, "bf16"), ("fp32", False, "fp32")],
+)
+def test_precision_auto_is_the_fastest_that_bundle_and_processor_offer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, expected: str, *, capable: bool
+) -> None:
+    bundle = write_tiny_bundle(tmp_path)
+    card = bundle.card.model_copy(update={"default_precision": {"cpu": stored}})
+    bundle = write_tiny_bundle(tmp_path, card)
+    monkeypatch.setattr("service.devices.multiplies_bf16", lambda: capable)
+
+    assert open_engine(bundle, device="openvino").precision == expected
+
+
+def test_bf16_on_another_device_stops_the_start(tiny_bundle: Bundle) -> None:
+    with pytest.raises(StartError, match="bf16: device cpu has none"):
+        open_engine(tiny_bundle, device="cpu", precision="bf16")
+
+    assert open_engine(tiny_bundle, device="cpu").precision == "fp32"
+
+
+@needs_openvino
+def test_bf16_on_a_processor_without_it_stops_the_start(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.devices.multiplies_bf16", lambda: False)
+
+    with pytest.raises(StartError, match="bf16: this processor"):
+        open_engine(tiny_bundle, device="openvino", precision="bf16")
+
+    assert open_engine(tiny_bundle, device="openvino").precision == "fp32"
+
+
+def test_device_whose_extra_is_absent_stops_the_start(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.devices.is_installed", lambda: False)
+
+    with pytest.raises(StartError, match="extra `openvino` is not installed"):
+        open_engine(tiny_bundle, device="openvino")
+
+    assert open_engine(tiny_bundle, device="cpu").device == "cpu"
+
+
+@needs_openvino
+def test_damaged_graph_is_refused_with_its_name(tmp_path: Path) -> None:
+    graphs = {**tiny_graphs(), "encoder": {"fp32": b"junk" * 100}}
+
+    with pytest.raises(BundleError, match="encoder is not a usable ONNX graph"):
+        open_engine(write_tiny_bundle(tmp_path, graphs=graphs), device="openvino")
