@@ -35,7 +35,11 @@ FROM base AS build-openvino
 WORKDIR /src
 RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-openvino.txt constraints/
-RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-openvino.txt
+RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-openvino.txt \
+    && pip --python /opt/venv uninstall --yes hf-xet huggingface-hub \
+    && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \
+        -exec rm -r {} + \
+    && rm -f /opt/venv/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime.so.*
 COPY pyproject.toml README.md LICENSE ./
 COPY service/ service/
 RUN pip --python /opt/venv install --no-deps .

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def try_service(root: Root, port: int) -> None:
     """Starts the image's command, waits for its health check, and stops it in order."""
     root.environment["ML_DECODER_PORT"] = str(port)
     root.environment["ML_DECODER_HOST"] = "127.0.0.1"
-    with subprocess.Popen(root.enter(root.command)) as service:
+    with kernel_folders(root.folder), subprocess.Popen(root.enter(root.command)) as service:
         try:
             deadline = time.monotonic() + _START_SECONDS
             while subprocess.run(root.enter(root.health), check=False).returncode:
@@ -168,6 +169,20 @@ def try_service(root: Root, port: int) -> None:
             service.send_signal(signal.SIGTERM)
         if service.wait(60) != 0:
             raise SystemExit(f"the service stopped with {service.returncode}")
+
+
+@contextmanager
+def kernel_folders(folder: Path) -> Iterator[None]:
+    """Mounts what the kernel tells of the machine, as a container engine does."""
+    mounted: list[Path] = []
+    try:
+        for kind, place in (("proc", folder / "proc"), ("sysfs", folder / "sys")):
+            _run(["mount", "-t", kind, "-o", "ro", kind, str(place)])
+            mounted.append(place)
+        yield
+    finally:
+        for place in mounted:
+            _run(["umount", str(place)])
 
 
 def weigh(folder: Path) -> float:
