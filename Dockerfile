@@ -35,6 +35,7 @@ FROM base AS build-openvino
 WORKDIR /src
 RUN python -m venv --without-pip /opt/venv
 COPY constraints/serve-openvino.txt constraints/
+# As for the CPU, but `fast` stays: who takes OpenVINO is after speed.
 RUN pip --python /opt/venv install --no-deps --requirement constraints/serve-openvino.txt \
     && pip --python /opt/venv uninstall --yes hf-xet huggingface-hub \
     && find /opt/venv/lib/python3.11/site-packages/numpy -name tests -type d -prune \

@@ -31,6 +31,7 @@ from service.card import (
     Provenance,
     TrainedHead,
 )
+from service.images import PixelArray
 from service.labels.definition import LabelSetRecord
 
 SIDE = 16
@@ -316,6 +317,11 @@ def write_mapped_bundle(
         card = card.model_copy(update={"input": input_contract})
     draft = replace(open_draft(card), graphs=graphs or mapped_graphs())
     return write_bundle(parent / card.name, draft)
+
+
+def random_images(seed: int, count: int) -> PixelArray:
+    """Returns images uint8 [count, SIDE, SIDE, 3] as the encoder takes them."""
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
 
 
 def write_tiny_bundle(

@@ -46,7 +46,7 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=max(_SIZES))
     engine.warm_up()
     encoder, head = (
-        open_session(bundle, graph, Place("cuda", bundle.image_precision(graph, precision)))
+        open_session(bundle, graph, Place("cuda", precision))
         for graph in ("encoder", "trained_head")
     )
     for size in _SIZES:

@@ -34,10 +34,7 @@ def main() -> None:
     found_graphs = [graph for graph in graphs if graph in bundle.manifest.graphs]
     sessions = {
         precision: {
-            graph: open_session(
-                bundle, graph, Place("cpu", bundle.image_precision(graph, precision))
-            )
-            for graph in found_graphs
+            graph: open_session(bundle, graph, Place("cpu", precision)) for graph in found_graphs
         }
         for precision in bundle.precisions()
     }

@@ -9,23 +9,19 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.openvino import is_installed, multiplies_bf16
 from tests.e2e.server_process import ROOT, ServerProcess
+from tests.engines import needs_bf16, needs_openvino
 
 SHARED = ROOT.parent / "shared" / "data" / "photos"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")
 
 
-needs_bf16 = pytest.mark.skipif(
-    not (is_installed() and multiplies_bf16()),
-    reason="neither the extra `openvino` nor products of bfloat16 are here",
+IN_BF16 = pytest.param(
+    ("--device", "openvino", "--precision", "bf16"), marks=[needs_openvino, needs_bf16]
 )
-IN_BF16 = ("--device", "openvino", "--precision", "bf16")
 
 
-@pytest.fixture(
-    scope="module", params=[(), pytest.param(IN_BF16, marks=needs_bf16)], ids=["default", "bf16"]
-)
+@pytest.fixture(scope="module", params=[(), IN_BF16], ids=["default", "bf16"])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A client of `ml-decoder serve` with every default but the port and how it computes."""
     command = ("serve", "--port", "0", *request.param)

@@ -22,9 +22,11 @@ from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import Lane, LogitsArray
+from tests.engines import needs_openvino
 from tests.tiny_bundle import (
     SIDE,
     WIDTH,
+    random_images,
     serialize_graph,
     tiny_encoder,
     tiny_graphs,
@@ -40,15 +42,13 @@ needs_cpu_only = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_bundle: Bundle) -> Engine:
-    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("openvino", marks=needs_openvino)])
+def engine(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
+    engine = open_engine(
+        tiny_bundle, device=request.param, precision="fp32", max_batch_size=8, threads=2
+    )
     engine.warm_up()
     return engine
-
-
-def random_images(seed: int, count: int) -> PixelArray:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
 
 
 def run_trained(engine: Engine, images: PixelArray, *, alone: bool = False) -> LogitsArray:
@@ -96,7 +96,8 @@ def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_engine_tells_what_runs(engine: Engine) -> None:
+def test_engine_tells_what_runs(tiny_bundle: Bundle) -> None:
+    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
     assert (engine.device, engine.provider) == ("cpu", "CPUExecutionProvider")
     assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 8, 2)
 

@@ -32,6 +32,7 @@ from tests.tiny_bundle import (
     TOKENS,
     add_memory,
     mapped_graphs,
+    random_images,
     tiny_graphs,
     tiny_head,
     tiny_open_head,
@@ -69,10 +70,6 @@ def make_set(names: list[str], seed: int = 0) -> LabelSet:
 
 
 OPEN = make_set(["chair", "cat", "lamp"])
-
-
-def random_images(seed: int, count: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
 
 
 def explain(

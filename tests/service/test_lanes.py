@@ -23,10 +23,10 @@ from service.selection import Head
 from service.sessions import Place
 from tests.tiny_bundle import (
     QUERY_WIDTH,
-    SIDE,
     open_card,
     open_draft,
     open_graphs,
+    random_images,
     tiny_head,
     tiny_open_head,
 )
@@ -40,10 +40,6 @@ def engine(open_bundle: Bundle) -> Engine:
     engine = open_engine(open_bundle, device="cpu", max_batch_size=4, threads=2)
     engine.warm_up(QUERY_WIDTH)
     return engine
-
-
-def random_images(seed: int, count: int) -> PixelArray:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
 
 
 def random_queries(seed: int, count: int) -> NDArray[np.float32]:

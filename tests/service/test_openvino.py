@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +10,17 @@ import pytest
 from service.bundle import Bundle, load_bundle
 from service.card import RunPrecision
 from service.engine import Engine, open_engine
-from service.errors import BundleError, InferenceFailed, StartError
+from service.errors import BundleError, StartError
 from service.images import PixelArray, decode_image
 from service.lanes import LABELS_PER_RUN
-from service.openvino import is_installed, multiplies_bf16
-from service.selection import Head
+from service.openvino import multiplies_bf16
 from service.settings import Settings
-from tests.tiny_bundle import QUERY_WIDTH, SIDE, tiny_graphs, write_tiny_bundle
+from tests.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
+from tests.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
 
-needs_openvino = pytest.mark.skipif(not is_installed(), reason="the extra `openvino` is not here")
-needs_bf16 = pytest.mark.skipif(
-    not multiplies_bf16(), reason="this processor has no products of bfloat16"
-)
 # Sums in another order move a float32 logit of the tiny bundle by less.
 TOLERANCE = 1e-4
 
@@ -45,10 +40,6 @@ def photos() -> PixelArray:
     contract = load_bundle(Settings().bundle).card.input
     most = Settings().max_pixels
     return np.stack([decode_image(p.read_bytes(), contract, most).pixels for p in PHOTOS])
-
-
-def random_images(seed: int, count: int) -> PixelArray:
-    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
 
 
 def run_default(device: str, precision: RunPrecision, photos: PixelArray) -> np.ndarray:
@@ -79,17 +70,8 @@ def test_engine_tells_that_openvino_runs(engine: Engine) -> None:
 
 @needs_openvino
 def test_logits_equal_the_cpus_in_any_mixture_of_heads(engine: Engine, open_bundle: Bundle) -> None:
-    cpu = open_engine(open_bundle, device="cpu", precision="fp32", max_batch_size=6)
-    stream = np.random.default_rng(0)
-    queries = stream.normal(size=(LABELS_PER_RUN + 9, QUERY_WIDTH)).astype(np.float32)
-    mixture: list[list[Head]] = [[None], [queries], [None, queries]]
-    for count in range(1, 7):
-        images = random_images(count, count)
-        asked = [mixture[i % 3] for i in range(count)]
-        found = engine.run(images, asked, alone=count == 1)
-        for ours, theirs in zip(found, cpu.run(images, asked), strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+    num_queries = LABELS_PER_RUN + 9
+    assert_gives_the_cpus_logits(engine, open_bundle, num_queries=num_queries, tolerance=TOLERANCE)
 
 
 @needs_openvino
@@ -104,27 +86,6 @@ def test_explained_rows_bring_the_cpus_memory(mapped_bundle: Bundle) -> None:
 
     assert [len(row) for row in found] == [1, 2, 1]
     np.testing.assert_allclose(found[1][1], expected[1][1], atol=TOLERANCE, rtol=0)
-
-
-@needs_openvino
-def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
-    batches = [random_images(seed, 4) for seed in range(12)]
-    asked: list[list[Head]] = [[None]] * 4
-
-    expected = [engine.run(images, asked) for images in batches]
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda images: engine.run(images, asked), batches))
-
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
-
-
-@needs_openvino
-def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -> None:
-    with pytest.raises(InferenceFailed):
-        engine.run(np.zeros((1, SIDE + 1, SIDE, 3), np.uint8), [[None]])
-
-    ((logits,),) = engine.run(random_images(0, 1), [[None]])
-    assert logits.shape == (5,)
 
 
 @needs_openvino
