@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from service.errors import (
@@ -208,7 +209,7 @@ class Batcher(Generic[ItemT, ResultT]):
         except BaseException:
             _log.critical("a worker of the batcher died", exc_info=True)
         finally:
-            self._tell(self._on_worker_end, batch)
+            self._tell(partial(self._on_worker_end, batch))
 
     def _is_alone(self) -> bool:
         return len(self._running) == 1 and not self._line
@@ -216,27 +217,30 @@ class Batcher(Generic[ItemT, ResultT]):
     def _run(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
         started = time.perf_counter()
         self._running[id(batch)] = batch
+        tell: Callable[[], None]
         try:
             results = self._run_batch([waiting.item for waiting in batch], self._is_alone)
             if len(results) != len(batch):
                 raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
         except Exception as error:
             _log.exception("a batch of %d failed", len(batch))
-            known = isinstance(error, InferenceFailed)
-            failure = error if known else InferenceFailed("the run raised an error")
-            self._tell(self._fail, batch, without_frames(failure))
+            if not isinstance(error, InferenceFailed):
+                error = InferenceFailed("the run raised an error")
+            tell = partial(self._fail, batch, without_frames(error))
         else:
             seconds = time.perf_counter() - started
             self._line.expect(len(batch), seconds * _RETURN_SHARE)
-            self._tell(self._deliver, batch, results, started, seconds)
+            tell = partial(self._deliver, batch, results, started, seconds)
         finally:
             del self._running[id(batch)]
+        # Last: who asks again at once must not find that this batch still runs.
+        self._tell(tell)
 
-    def _tell(self, method: Callable[..., None], *arguments: object) -> None:
-        """Calls a method in the event loop."""
+    def _tell(self, what: Callable[[], None]) -> None:
+        """Calls a function in the event loop."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # a closed loop has nobody who waits
-            self._loop.call_soon_threadsafe(method, *arguments)
+            self._loop.call_soon_threadsafe(what)
 
     def _deliver(
         self,

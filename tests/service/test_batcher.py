@@ -193,6 +193,16 @@ async def test_only_a_batch_with_nothing_beside_it_is_told_that_it_is_alone() ->
     await batcher.drain(soon())
 
 
+async def test_an_answered_item_runs_no_more() -> None:
+    batcher = make_batcher(Doubler())
+
+    for item in range(500):
+        await batcher.submit(item, soon())
+        assert batcher.stats().running == 0
+
+    await batcher.drain(soon())
+
+
 async def test_full_queue_refuses_at_once_and_takes_again_later() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, queue_size=2)
