@@ -1,12 +1,13 @@
-"""Our server and others, all of them running, asked in turn: who answers more, where it is close?
+"""Our server and others, asked in turn: who answers more, where it is close?
 
     python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,triton-pybackend
     python -m tests.benchmarks.paired --bundle BUNDLE --precision fp32,openvino:bf16
 
 In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server and number of
 clients, with the median and the quartiles of its rate beside the first one's of the same turn. A
-machine that changes its speed by the minute changes it for all. Slices during which others used
-the machine are measured again.
+machine that changes its speed by the minute changes it for all. All servers run from the first
+turn to the last; while one is asked the others are stopped (SIGSTOP). Slices during which others
+used the machine are measured again.
 """
 
 from __future__ import annotations
@@ -47,17 +48,25 @@ def _take_turns(
 ) -> list[list[Load]]:
     """Returns the loads of each server, one a turn; every other turn goes backwards."""
     loads: list[list[Load]] = [[] for _ in servers]
-    places = list(enumerate(servers))
-    for _, (server, running) in places:
-        measure_load(running.address, server.request, clients, seconds, running.pids())  # warm-up
-    for turn in range(turns):
-        for place, (server, running) in places if turn % 2 else places[::-1]:
-            slices = (
-                measure_load(running.address, server.request, clients, seconds, running.pids())
-                for _ in range(TRIES)
-            )
-            loads[place].append(take_quietest(slices, lambda load: load))
+    order = list(range(len(servers)))
+    for turn in range(-1, turns):  # the first is a warm-up
+        for place in order if turn % 2 else order[::-1]:
+            with contextlib.ExitStack() as others:
+                for other, (_, running) in enumerate(servers):
+                    if other != place:
+                        others.enter_context(running.resting())
+                load = _measure(*servers[place], clients, seconds)
+            if turn >= 0:
+                loads[place].append(load)
     return loads
+
+
+def _measure(server: Server, running: Running, clients: int, seconds: float) -> Load:
+    slices = (
+        measure_load(running.address, server.request, clients, seconds, running.pids())
+        for _ in range(TRIES)
+    )
+    return take_quietest(slices, lambda load: load)
 
 
 def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:
