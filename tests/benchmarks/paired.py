@@ -38,6 +38,8 @@ def main() -> None:
             stack.enter_context(run_server(server, _FIRST_PORT + _PORTS_EACH * place))
             for place, server in enumerate(servers)
         ]
+        for each in running:
+            each.rest()
         for clients in map(int, given.clients.split(",")):
             pairs = list(zip(servers, running, strict=True))
             _show(servers, clients, _take_turns(pairs, clients, given.turns, given.seconds))
@@ -48,25 +50,19 @@ def _take_turns(
 ) -> list[list[Load]]:
     """Returns the loads of each server, one a turn; every other turn goes backwards."""
     loads: list[list[Load]] = [[] for _ in servers]
-    order = list(range(len(servers)))
-    for turn in range(-1, turns):  # the first is a warm-up
-        for place in order if turn % 2 else order[::-1]:
-            with contextlib.ExitStack() as others:
-                for other, (_, running) in enumerate(servers):
-                    if other != place:
-                        others.enter_context(running.resting())
-                load = _measure(*servers[place], clients, seconds)
-            if turn >= 0:
-                loads[place].append(load)
+    places = list(enumerate(servers))
+    for _, (server, running) in places:
+        with running.awake():  # to warm up
+            measure_load(running.address, server.request, clients, seconds, running.pids())
+    for turn in range(turns):
+        for place, (server, running) in places if turn % 2 else places[::-1]:
+            slices = (
+                measure_load(running.address, server.request, clients, seconds, running.pids())
+                for _ in range(TRIES)
+            )
+            with running.awake():
+                loads[place].append(take_quietest(slices, lambda load: load))
     return loads
-
-
-def _measure(server: Server, running: Running, clients: int, seconds: float) -> Load:
-    slices = (
-        measure_load(running.address, server.request, clients, seconds, running.pids())
-        for _ in range(TRIES)
-    )
-    return take_quietest(slices, lambda load: load)
 
 
 def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:

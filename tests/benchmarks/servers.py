@@ -67,17 +67,20 @@ class Running:
         """Returns its processes, daemons included."""
         return [process.pid for process in _find_marked(self.mark)]
 
-    @contextlib.contextmanager
-    def resting(self) -> Iterator[None]:
-        """Stops its processes within: some servers look for work without a pause."""
-        processes = _find_marked(self.mark)
-        for process in processes:
+    def rest(self) -> None:
+        """Stops its processes: some servers look for work without a pause."""
+        for process in _find_marked(self.mark):
             process.suspend()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Lets processes that rest run within."""
+        for process in _find_marked(self.mark):
+            process.resume()
         try:
             yield
         finally:
-            for process in processes:
-                process.resume()
+            self.rest()
 
     def memory_mib(self) -> float:
         """Returns its memory: resident, shared pages counted once."""
@@ -195,4 +198,5 @@ def _end(mark: str) -> None:
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
+                process.resume()  # one that rests does not hear
         psutil.wait_procs(processes, timeout=patience)
