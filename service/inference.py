@@ -17,7 +17,7 @@ from service.batcher import IsAlone
 from service.card import InputContract
 from service.engine import Engine
 from service.errors import ImageError, without_frames
-from service.images import DecodedImage, decode_image
+from service.images import DecodedImage, PixelArray, decode_image
 from service.lanes import LogitsArray
 from service.selection import Head
 from service.stages import Stage, Watcher, collect_stages, time_stage
@@ -107,7 +107,7 @@ class Inference:
     def _infer(
         self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], is_alone: IsAlone
     ) -> list[Found]:
-        pixels = np.stack([image.pixels for _, image, _ in photos])
+        pixels = _stack([image.pixels for _, image, _ in photos])
         heads = [item.heads for item, _, _ in photos]
         explained = [row for row, (item, _, _) in enumerate(photos) if item.explained]
         started = time.perf_counter()
@@ -120,3 +120,8 @@ class Inference:
             Found(image, row[: len(item.heads)], row[len(item.heads) :], (*decoding, *stages))
             for (item, image, decoding), row in zip(photos, rows, strict=True)
         ]
+
+
+def _stack(images: Sequence[PixelArray]) -> PixelArray:
+    """Returns images as a batch; a lone one is not copied."""
+    return images[0][np.newaxis] if len(images) == 1 else np.stack(images)

@@ -99,7 +99,8 @@ class Lane:
     def _encode(self, images: PixelArray) -> Tokens:
         if self.token_device is not None:
             return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
-        parts = np.split(images, len(images)) if self.one_by_one else [images]
+        step = 1 if self.one_by_one else len(images)
+        parts = [images[start : start + step] for start in range(0, len(images), step)]
         tokens = [_run(self.encoder, ["tokens"], images=part)[0] for part in parts]
         return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
 

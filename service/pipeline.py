@@ -30,6 +30,7 @@ from service.jpeg import is_quick
 from service.labels.catalogue import Catalogue
 from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
+from service.patience import finish_within
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Query, Selection, select_labels
 from service.settings import Settings, count_cores
@@ -213,10 +214,11 @@ class Pipeline:
         """
         with self.taking():
             try:
-                async with asyncio.timeout(self.settings.deadline_ms / 1000):
-                    selection = select_labels(await self.catalogue.pin(query), query)
+                pinning = self.catalogue.pin(query)
+                sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
+            selection = select_labels(sets, query)
         if query.explain is not None and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection

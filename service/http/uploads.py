@@ -30,6 +30,7 @@ from service.http.request_errors import (
     UnsupportedContentEncoding,
     UnsupportedMediaType,
 )
+from service.patience import finish_within
 from service.settings import Settings
 
 MULTIPART = "multipart/form-data"
@@ -120,8 +121,8 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     """
     _refuse_encoding(request)
     try:
-        async with asyncio.timeout(settings.body_timeout_seconds):
-            return await _read_body(request, shape, settings.max_body_bytes)
+        reading = _read_body(request, shape, settings.max_body_bytes)
+        return await finish_within(settings.body_timeout_seconds, reading)
     except TimeoutError as error:
         raise BodyTimeout(settings.body_timeout_seconds) from error
 
@@ -135,7 +136,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     _refuse_encoding(request)
-    if _media_type(request) != JSON:
+    if _media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType((JSON,))
     body = await read_body(request, settings)
     # Parsing megabytes takes a while, in which the event loop has to answer others.
@@ -151,8 +152,8 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     """
     _refuse_encoding(request)
     try:
-        async with asyncio.timeout(settings.body_timeout_seconds):
-            return await _join(_CountedBody(request, settings.max_body_bytes))
+        reading = _join(_CountedBody(request, settings.max_body_bytes))
+        return await finish_within(settings.body_timeout_seconds, reading)
     except TimeoutError as error:
         raise BodyTimeout(settings.body_timeout_seconds) from error
 
@@ -164,7 +165,7 @@ def _refuse_encoding(request: Request) -> None:
 
 async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Upload:
     content_type = request.headers.get("content-type", "")
-    media_type = _media_type(request)
+    media_type = _media_type(content_type)
     if not media_type and not _has_body(request):
         raise MissingField(shape.form.image_field)
     chunks = _CountedBody(request, max_bytes)
@@ -177,8 +178,8 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
     raise UnsupportedMediaType(shape.media_types)
 
 
-def _media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _has_body(request: Request) -> bool:
