@@ -1,0 +1,60 @@
+"""Our server with a model and a decoder that cost nothing, so that all it takes is its own.
+
+In: the arguments of `ml-decoder serve`; the code of the checkout that `PYTHONPATH` names. Out: a
+service that gives one photo's answer to all. Each graph runs once for each shape of its input, and
+one photo is decoded; after that both are remembered. Next: `own_cost.py`, which starts it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from service import inference
+from service.__main__ import main
+from service.card import InputContract
+from service.images import DecodedImage, decode_image
+
+
+def remember_runs() -> None:
+    """Makes sessions give what they gave for an input of the same shapes."""
+    run = ort.InferenceSession.run
+    known: dict[tuple[object, ...], list[Any]] = {}
+
+    def run_once(
+        session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]
+    ) -> list[Any]:
+        key = (session, *outputs, *(tensor.shape for tensor in feeds.values()))
+        if key not in known:
+            known[key] = run(session, outputs, feeds)
+        return known[key]
+
+    ort.InferenceSession.run = run_once
+
+
+def remember_photo() -> None:
+    """Makes the workers take every photo for the first one."""
+
+    @cache
+    def decode_first(contract: InputContract, max_pixels: int) -> DecodedImage:
+        return decode_image(photos[0], contract, max_pixels)
+
+    def decode_once(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
+        if not photos:
+            photos.append(data)
+        return decode_first(contract, max_pixels)
+
+    photos: list[bytes] = []
+    inference.decode_image = decode_once
+
+
+if __name__ == "__main__":
+    remember_runs()
+    remember_photo()
+    sys.argv[1:1] = ["serve"]
+    main()

@@ -1,0 +1,100 @@
+"""What a request costs beside decoding and model: processor time of our own, here and before.
+
+    git worktree add ../before HEAD~1
+    python -m tests.benchmarks.own_cost --against ../before
+
+In: this checkout and others; Debian's `wrk`. Out: a line for each checkout and number of clients:
+microseconds a request, with the median and the quartiles of the ratio to this checkout's of the
+same turn. What saves a twentieth of this shows here, and nowhere beside a model whose time the
+machine changes by a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.load import measure_load
+from tests.benchmarks.servers import ROOT, Running, Server, make_multipart, run_server
+
+_FIRST_PORT = 18800
+_PROGRAM = Path(__file__).with_name("free_model.py")
+
+
+def main() -> None:
+    """Measures as the command line says."""
+    given = _parse()
+    photo = (ROOT / "docs/photos/chelsea.jpg").read_bytes()
+    folders = [ROOT, *(folder.resolve() for folder in given.against)]
+    servers = [_list_free(folder, photo) for folder in folders]
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(run_server(server, _FIRST_PORT + place))
+            for place, server in enumerate(servers)
+        ]
+        pairs = list(zip(servers, running, strict=True))
+        for clients in map(int, given.clients.split(",")):
+            _show(servers, clients, _take_turns(pairs, clients, given.turns, given.seconds))
+
+
+def _list_free(folder: Path, photo: bytes) -> Server:
+    command = (sys.executable, str(_PROGRAM), "--port", "{port}", "--label-store", "memory",
+               "--device", "cpu", "--log-level", "warning",
+               "--bundle", str(ROOT / "bundles/ml-decoder-lite0"))  # fmt: skip
+    variables = {"PYTHONPATH": str(folder)}
+    return Server(str(folder), command, make_multipart(photo), variables, folder)
+
+
+def _take_turns(
+    servers: Sequence[tuple[Server, Running]], clients: int, turns: int, seconds: float
+) -> list[list[float]]:
+    """Returns the microseconds a request of each server, one figure a turn."""
+    costs: list[list[float]] = [[] for _ in servers]
+    places = list(enumerate(servers))
+    for turn in range(1 + turns):  # the first warms up
+        for place, (server, running) in places if turn % 2 else places[::-1]:
+            cost = _measure(server, running, clients, seconds)
+            if turn:
+                costs[place].append(cost)
+    return costs
+
+
+def _measure(server: Server, running: Running, clients: int, seconds: float) -> float:
+    pids = running.pids()
+    before = _busy_seconds(pids)
+    load = measure_load(running.address, server.request, clients, seconds, pids)
+    if load.errors:
+        raise RuntimeError(f"{server.name}: {load.errors} errors")
+    return (_busy_seconds(pids) - before) / (load.rate * seconds) * 1e6
+
+
+def _busy_seconds(pids: Sequence[int]) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _show(servers: Sequence[Server], clients: int, costs: Sequence[Sequence[float]]) -> None:
+    for server, own in zip(servers, costs, strict=True):
+        ratios = [cost / ours for cost, ours in zip(own, costs[0], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"{clients} clients, {server.name}: {statistics.median(own):.0f} us a request, "
+              f"{middle:.3f} of the first ({low:.3f} to {high:.3f})", flush=True)  # fmt: skip
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", type=Path, action="append", default=[], help="a checkout")
+    parser.add_argument("--clients", default="1,32")
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
