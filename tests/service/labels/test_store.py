@@ -234,8 +234,10 @@ def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE label_store SET schema_version = 99")
     connection.close()
+    again = open_store(str(path))
     with pytest.raises(StoreIncompatible, match="schema version 99"):
-        open_store(str(path)).read_revision()
+        again.read_revision()
+    again.close()
 
 
 def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
