@@ -1,4 +1,4 @@
-"""A connection whose client does not read: how long its answers are kept."""
+"""A connection whose client does not read, and heads that come in pieces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from service.http.connections import ImpatientProtocol, make_protocol
@@ -22,6 +23,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.aborted = asyncio.Event()
         self.asked_for_all = asyncio.Event()
+        self.sent = b""
         self._unsent = unsent
 
     def get_write_buffer_size(self) -> int:
@@ -30,7 +32,13 @@ class FakeTransport(asyncio.Transport):
             self.asked_for_all.set()
         return size or 0
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
     def abort(self) -> None:
+        self.aborted.set()
+
+    def close(self) -> None:
         self.aborted.set()
 
     def resume_reading(self) -> None:
@@ -40,8 +48,10 @@ class FakeTransport(asyncio.Transport):
         return self.aborted.is_set()
 
 
-async def answer(request: object, receive: object, send: object) -> None:
-    """No request comes."""
+async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Does not wait for the body."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def connect(transport: FakeTransport, seconds: float = 0.01) -> ImpatientProtocol:
@@ -78,3 +88,40 @@ async def test_client_that_has_taken_everything_may_rest() -> None:
     await asyncio.sleep(0.05)
     assert not transport.asked_for_all.is_set()
     assert not transport.aborted.is_set()
+
+
+async def answer_all(protocol: ImpatientProtocol) -> None:
+    while protocol.tasks:
+        await asyncio.wait(protocol.tasks)
+
+
+async def test_head_behind_a_long_body_may_come_in_pieces() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    protocol.data_received(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+    await answer_all(protocol)
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 1
+
+    protocol.data_received(bytes(100_000))
+    protocol.data_received(bytes(200_000) + b"GET /b HTTP/1.1\r\nHo")
+    protocol.data_received(b"st: x\r\n\r\n")
+    await answer_all(protocol)
+
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 2
+    assert b" 400 " not in transport.sent
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_head_without_end_is_refused_at_its_limit(before: bytes) -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    protocol.data_received(before + b"GET /b HTTP/1.1\r\nHost: x\r\n")
+    line = b"X-Filler: " + bytes(988).replace(b"\0", b"x") + b"\r\n"
+    for _ in range(65):
+        protocol.data_received(line)
+        assert not transport.sent.endswith(b"too long.")
+
+    protocol.data_received(line)
+
+    assert transport.sent.endswith(b"The head of the request is too long.")
+    assert transport.is_closing()
