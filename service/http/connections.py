@@ -66,7 +66,6 @@ class ImpatientProtocol(HttpToolsProtocol):
     _in_hand: RequestResponseCycle | None = None
     _in_head = False
     _in_message = False
-    _head_goes_on = False
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,10 +76,9 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Starts the timer where bytes came that no request is waiting for."""
-        self._head_goes_on = self._in_head
-        super().data_received(data)
-        if self._head_goes_on:
+        if self._in_head:
             self._head_bytes += len(data)
+        super().data_received(data)
         if self._head_bytes > _MOST_HEAD_BYTES:
             self.send_400_response("The head of the request is too long.")
         # uvicorn types the cycle as never None, yet there is none before the first request.
@@ -91,7 +89,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         """Notes that the client owes us a request."""
         self._in_head = self._in_message = True
         # What came before it in these bytes, most of a body perhaps, is none of its head.
-        self._head_goes_on, self._head_bytes = False, 0
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -110,7 +108,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         Raises:
             ValueError: too many requests wait for the one in hand.
         """
-        self._in_head = self._head_goes_on = False
+        self._in_head, self._head_bytes = False, 0
         self._stop_header_timer()
         if len(self.pipeline) == _MOST_AHEAD:
             raise ValueError("too many requests ahead")

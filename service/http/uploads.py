@@ -12,9 +12,9 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -40,6 +40,8 @@ URL_FIELD = "url"
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
 _MOST_DIGITS = 18
+
+ReadT = TypeVar("ReadT")
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     _refuse_encoding(request)
-    try:
-        reading = _read_body(request, shape, settings.max_body_bytes)
-        return await finish_within(settings.body_timeout_seconds, reading)
-    except TimeoutError as error:
-        raise BodyTimeout(settings.body_timeout_seconds) from error
+    return await _finish_in_time(_read_body(request, shape, settings.max_body_bytes), settings)
 
 
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
@@ -151,8 +149,12 @@ async def read_body(request: Request, settings: Settings) -> bytes:
         starlette.requests.ClientDisconnect: the client left before the body was complete.
     """
     _refuse_encoding(request)
+    chunks = _CountedBody(request, settings.max_body_bytes)
+    return await _finish_in_time(_join(chunks), settings)
+
+
+async def _finish_in_time(reading: Coroutine[Any, Any, ReadT], settings: Settings) -> ReadT:
     try:
-        reading = _join(_CountedBody(request, settings.max_body_bytes))
         return await finish_within(settings.body_timeout_seconds, reading)
     except TimeoutError as error:
         raise BodyTimeout(settings.body_timeout_seconds) from error

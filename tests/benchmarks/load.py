@@ -128,24 +128,27 @@ class CoreMeter:
         """Counts the server's processes, this one and its children as ours."""
         self._server = [psutil.Process(pid) for pid in server]
         self._started = time.perf_counter()
-        self._total, self._ours = _busy_seconds(), self._own_seconds()
+        self._total, self._ours = _machine_seconds(), self._own_seconds()
 
     def foreign_cores(self) -> float:
         """Returns the mean number of cores that others used so far."""
-        busy = _busy_seconds() - self._total
+        busy = _machine_seconds() - self._total
         others = busy - (self._own_seconds() - self._ours)
         return max(0.0, others / (time.perf_counter() - self._started))
 
     def _own_seconds(self) -> float:
         own = psutil.Process().cpu_times()
-        seconds = own.user + own.system + own.children_user + own.children_system
-        for process in self._server:
-            times = process.cpu_times()
-            seconds += times.user + times.system
-        return float(seconds)
+        ours = own.user + own.system + own.children_user + own.children_system
+        return float(ours) + busy_seconds(self._server)
 
 
-def _busy_seconds() -> float:
+def busy_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Returns the processor time that processes have taken so far."""
+    times = [process.cpu_times() for process in processes]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _machine_seconds() -> float:
     times = psutil.cpu_times()
     return float(sum(times[:8]) - times.idle - times.iowait)
 

@@ -12,16 +12,23 @@ machine changes by a tenth.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.load import measure_load
-from tests.benchmarks.servers import ROOT, Running, Server, make_multipart, run_server
+from tests.benchmarks.load import busy_seconds, measure_load
+from tests.benchmarks.servers import (
+    ROOT,
+    Running,
+    Server,
+    make_multipart,
+    run_servers,
+    take_turns,
+)
 
 _FIRST_PORT = 18800
 _PROGRAM = Path(__file__).with_name("free_model.py")
@@ -33,14 +40,11 @@ def main() -> None:
     photo = (ROOT / "docs/photos/chelsea.jpg").read_bytes()
     folders = [ROOT, *(folder.resolve() for folder in given.against)]
     servers = [_list_free(folder, photo) for folder in folders]
-    with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(run_server(server, _FIRST_PORT + place))
-            for place, server in enumerate(servers)
-        ]
-        pairs = list(zip(servers, running, strict=True))
+    with run_servers(servers, _FIRST_PORT) as pairs:
         for clients in map(int, given.clients.split(",")):
-            _show(servers, clients, _take_turns(pairs, clients, given.turns, given.seconds))
+            ask = partial(_measure, clients=clients, seconds=given.seconds)
+            take_turns(pairs, 1, ask)  # to warm up
+            _show(servers, clients, take_turns(pairs, given.turns, ask))
 
 
 def _list_free(folder: Path, photo: bytes) -> Server:
@@ -51,32 +55,14 @@ def _list_free(folder: Path, photo: bytes) -> Server:
     return Server(str(folder), command, make_multipart(photo), variables, folder)
 
 
-def _take_turns(
-    servers: Sequence[tuple[Server, Running]], clients: int, turns: int, seconds: float
-) -> list[list[float]]:
-    """Returns the microseconds a request of each server, one figure a turn."""
-    costs: list[list[float]] = [[] for _ in servers]
-    places = list(enumerate(servers))
-    for turn in range(1 + turns):  # the first warms up
-        for place, (server, running) in places if turn % 2 else places[::-1]:
-            cost = _measure(server, running, clients, seconds)
-            if turn:
-                costs[place].append(cost)
-    return costs
-
-
 def _measure(server: Server, running: Running, clients: int, seconds: float) -> float:
-    pids = running.pids()
-    before = _busy_seconds(pids)
-    load = measure_load(running.address, server.request, clients, seconds, pids)
+    """Returns microseconds a request."""
+    processes = [psutil.Process(pid) for pid in running.pids()]
+    before = busy_seconds(processes)
+    load = measure_load(running.address, server.request, clients, seconds, running.pids())
     if load.errors:
         raise RuntimeError(f"{server.name}: {load.errors} errors")
-    return (_busy_seconds(pids) - before) / (load.rate * seconds) * 1e6
-
-
-def _busy_seconds(pids: Sequence[int]) -> float:
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(each.user + each.system for each in times))
+    return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
 
 
 def _show(servers: Sequence[Server], clients: int, costs: Sequence[Sequence[float]]) -> None:

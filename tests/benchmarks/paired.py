@@ -13,16 +13,23 @@ used the machine are measured again.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
-from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
+from tests.benchmarks.servers import (
+    ROOT,
+    Running,
+    Server,
+    list_ours,
+    list_peers,
+    run_servers,
+    take_turns,
+)
 
 _FIRST_PORT = 18400
-_PORTS_EACH = 20
 
 
 def main() -> None:
@@ -33,36 +40,20 @@ def main() -> None:
     only = tuple(name for name in given.only.split(",") if name)
     if given.peers is not None:
         servers += list_peers(given.peers, given.photo, only)
-    with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(run_server(server, _FIRST_PORT + _PORTS_EACH * place))
-            for place, server in enumerate(servers)
-        ]
-        for each in running:
-            each.rest()
+    with run_servers(servers, _FIRST_PORT) as pairs:
         for clients in map(int, given.clients.split(",")):
-            pairs = list(zip(servers, running, strict=True))
-            _show(servers, clients, _take_turns(pairs, clients, given.turns, given.seconds))
+            how = {"clients": clients, "seconds": given.seconds}
+            take_turns(pairs, 1, partial(_ask, **how))  # to warm up
+            _show(servers, clients, take_turns(pairs, given.turns, partial(_ask_in_quiet, **how)))
 
 
-def _take_turns(
-    servers: Sequence[tuple[Server, Running]], clients: int, turns: int, seconds: float
-) -> list[list[Load]]:
-    """Returns the loads of each server, one a turn; every other turn goes backwards."""
-    loads: list[list[Load]] = [[] for _ in servers]
-    places = list(enumerate(servers))
-    for _, (server, running) in places:
-        with running.awake():  # to warm up
-            measure_load(running.address, server.request, clients, seconds, running.pids())
-    for turn in range(turns):
-        for place, (server, running) in places if turn % 2 else places[::-1]:
-            slices = (
-                measure_load(running.address, server.request, clients, seconds, running.pids())
-                for _ in range(TRIES)
-            )
-            with running.awake():
-                loads[place].append(take_quietest(slices, lambda load: load))
-    return loads
+def _ask(server: Server, running: Running, clients: int, seconds: float) -> Load:
+    return measure_load(running.address, server.request, clients, seconds, running.pids())
+
+
+def _ask_in_quiet(server: Server, running: Running, clients: int, seconds: float) -> Load:
+    slices = (_ask(server, running, clients, seconds) for _ in range(TRIES))
+    return take_quietest(slices, lambda load: load)
 
 
 def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -28,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 _PATIENCE_SECONDS = 120.0
 _BOUNDARY = "benchmark7f3a"
 _MARK = "BENCHMARK_SERVER"
+_PORTS_EACH = 20  # a peer may take some behind its own
+
+FigureT = TypeVar("FigureT")
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,38 @@ def run_server(server: Server, port: int) -> Iterator[Running]:
     finally:
         _end(mark)
         process.wait()
+
+
+@contextlib.contextmanager
+def run_servers(
+    servers: Sequence[Server], first_port: int
+) -> Iterator[list[tuple[Server, Running]]]:
+    """Starts servers, all of which rest until they are woken; ends them as `run_server` does."""
+    with contextlib.ExitStack() as stack:
+        pairs = [
+            (server, stack.enter_context(run_server(server, first_port + _PORTS_EACH * place)))
+            for place, server in enumerate(servers)
+        ]
+        for _, running in pairs:
+            running.rest()
+        yield pairs
+
+
+def take_turns(
+    pairs: Sequence[tuple[Server, Running]], turns: int, ask: Callable[[Server, Running], FigureT]
+) -> list[list[FigureT]]:
+    """Asks servers that rest, one awake at a time; every other turn goes backwards.
+
+    Returns:
+        The figures of each server, one a turn.
+    """
+    figures: list[list[FigureT]] = [[] for _ in pairs]
+    places = list(enumerate(pairs))
+    for turn in range(turns):
+        for place, (server, running) in places if turn % 2 else places[::-1]:
+            with running.awake():
+                figures[place].append(ask(server, running))
+    return figures
 
 
 def _answers(request: Request, port: int) -> bool:
