@@ -3,7 +3,7 @@
 In: a coroutine and seconds. Out: its result, or TimeoutError. What `asyncio.timeout` does, but for
 the timer: most of this work finds what it needs (a body that came with its headers, label sets
 that are known) and ends without having waited, and timers took a fifteenth of what a prediction
-costs in Python. Next: `pipeline.py`, `http/uploads.py`.
+costs in Python. Next: `pipeline.py`, `http/uploads.py`, `http/disconnects.py`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ async def finish_within(seconds: float, work: Coroutine[Any, Any, ResultT]) -> R
         result: ResultT = end.value
         return result
     async with asyncio.timeout(seconds):
-        return await _Begun(work, waits_for)
+        return await Begun(work, waits_for)
 
 
-class _Begun(Generator[Any, Any, ResultT]):
+class Begun(Generator[Any, Any, ResultT]):
     """The rest of a coroutine that waits for something already."""
 
     def __init__(self, work: Coroutine[Any, Any, ResultT], waits_for: object) -> None:
+        """Takes over a coroutine that was sent None once, and what it gave then."""
         self._work = work
         self._waits_for = [waits_for]
 
     def __await__(self) -> Generator[Any, Any, ResultT]:
+        """Goes on from that wait."""
         return self
 
     def send(self, value: object) -> object:

@@ -74,3 +74,76 @@ async def test_server_that_gives_up_cancels_the_work_too() -> None:
     with pytest.raises(asyncio.CancelledError):
         await answering
     assert cancelled.is_set()
+
+
+async def test_work_for_a_client_that_has_left_is_never_begun() -> None:
+    left = asyncio.Event()
+    left.set()
+
+    async def work() -> None:
+        raise AssertionError("it was begun")
+
+    with pytest.raises(ClientDisconnect):
+        await finish_or_leave(make_request(left), work())
+
+
+async def test_what_else_a_client_sends_is_no_reason_to_stop() -> None:
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    gate = asyncio.Event()
+    request = Request({"type": "http", "headers": []}, messages.get)
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    answering = asyncio.create_task(finish_or_leave(request, work()))
+    for _ in range(3):
+        await messages.put({"type": "http.request", "body": b"", "more_body": False})
+        await asyncio.sleep(0)
+    gate.set()
+
+    assert await answering == 7
+
+
+async def test_server_that_lets_others_run_before_it_waits_is_watched_too() -> None:
+    left = asyncio.Event()
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    answering = asyncio.create_task(finish_or_leave(request, asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    left.set()
+
+    with pytest.raises(ClientDisconnect):
+        await answering
+
+
+@pytest.mark.parametrize("turns", range(-1, 5))
+async def test_client_that_leaves_while_it_is_answered_breaks_nothing(turns: int) -> None:
+    """However many turns of the loop lie between the two; -1: it leaves behind the answer."""
+    loop, left, gate = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    unexpected: list[dict[str, object]] = []
+    others = asyncio.all_tasks()
+    loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    answering = asyncio.create_task(finish_or_leave(make_request(left), work()))
+    await asyncio.sleep(0)
+    for event in (gate, left) if turns < 0 else (left, gate):
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    (result,) = await asyncio.gather(answering, return_exceptions=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert result == 7 or isinstance(result, ClientDisconnect)
+    assert unexpected == []
+    assert asyncio.all_tasks() == others
