@@ -2,8 +2,9 @@
 #   docker build -t ml-decoder-serve .                     CPU (the last stage)
 #   docker build -t ml-decoder-serve:openvino --target openvino .
 #                                                          CPU, with OpenVINO's kernels
-#   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA: the host needs the driver and
-#                                                          the NVIDIA container toolkit
+#   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA 13: the host needs the driver, 580
+#                                                          or later, and the NVIDIA container
+#                                                          toolkit
 FROM python:3.11-slim-bookworm AS base
 # ONNX Runtime reports to its makers unless it is told not to.
 ENV ORT_DISABLE_TELEMETRY=1 \

@@ -26,6 +26,7 @@ from service.errors import (
     InferenceFailed,
     NotReady,
     QueueFull,
+    ServiceBroken,
     without_frames,
 )
 from service.waiting import Done, Waiting, WaitingLine, fail_all
@@ -222,6 +223,8 @@ class Batcher(Generic[ItemT, ResultT]):
             results = self._run_batch([waiting.item for waiting in batch], self._is_alone)
             if len(results) != len(batch):
                 raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
+        except ServiceBroken:
+            raise  # this worker dies of it
         except Exception as error:
             _log.exception("a batch of %d failed", len(batch))
             if not isinstance(error, InferenceFailed):

@@ -27,11 +27,11 @@ def check_device(device: Device) -> None:
         if not is_installed():
             raise StartError("device openvino: the extra `openvino` is not installed")
         return
+    if device not in CPU_DEVICES:
+        ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way
     provider = PROVIDERS[device][0][0]
     if provider not in ort.get_available_providers():
         raise StartError(f"device {device}: this ONNX Runtime is built without {provider}")
-    if device not in CPU_DEVICES:
-        ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way
 
 
 def choose_precision(

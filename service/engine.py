@@ -21,15 +21,15 @@ from service.card import CPU_DEVICES, Device, RunPrecision
 from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.lanes import LABELS_PER_RUN, LogitsArray, open_lane
+from service.lanes import LABELS_PER_RUN, LogitsArray, open_encoder, open_lane
 from service.selection import Head
-from service.sessions import PROVIDERS, Place
+from service.sessions import PROVIDERS, Place, first_line
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "openvino": 4, "cuda": 16, "tensorrt": 16}
 _OUT_OF_MEMORY_SIGNS = (
-    *("out of memory", "failed to allocate", "alloc_failed"),
+    *("out of memory", "failed to allocate", "alloc_failed", "allocation_failed"),
     *("bad_alloc", "bad allocation"),
 )
 
@@ -41,7 +41,9 @@ class Engine:
     one run with all threads; but an image that is alone is answered soonest by all of
     them. So a CPU engine has two lanes: single-threaded sessions that the workers share,
     and, where there is more than one thread, sessions with all threads for a lone image.
-    A GPU engine has one lane and one worker.
+    A GPU engine has one worker; its batches come in a few sizes, each with an encoder of its
+    own on CUDA, where a convolution keeps the plan of one size only and would make a new one
+    whenever the size changes.
 
     Attributes:
         device: where it runs.
@@ -74,6 +76,10 @@ class Engine:
         self._wide = self._shared
         if self.workers > 1:
             self._wide = open_lane(bundle, replace(place, spinning=True))
+        others = self._batch_sizes[:-1] if device == "cuda" else ()
+        self._sized = {
+            size: replace(self._shared, encoder=open_encoder(bundle, place)) for size in others
+        }
 
     def run(
         self,
@@ -102,6 +108,7 @@ class Engine:
             InferenceFailed: ONNX Runtime failed for another reason.
         """
         lane = self._wide if alone and len(images) == 1 else self._shared
+        lane = self._sized.get(self._round_up(len(images)), lane)
         try:
             return lane.run(self._fill_up(images), asked, explained)
         except Exception as error:
@@ -110,6 +117,15 @@ class Engine:
             if isinstance(error, MemoryError) or any(s in text for s in _OUT_OF_MEMORY_SIGNS):
                 raise OutOfMemory(f"no memory for a batch of {len(images)}") from error
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
+
+    def try_out(self) -> None:
+        """Runs one black image, as a check that the device still works, or works at all.
+
+        Raises:
+            InferenceFailed: it does not.
+        """
+        heads: list[Head] = [] if self._card.trained_head is None else [None]
+        self.run(self._make_black(1), [heads])
 
     def warm_up(self, query_width: int | None = None) -> None:
         """Runs every batch size once, so that no request pays for a first run.
@@ -130,7 +146,7 @@ class Engine:
         self._warm_up_size(1, heads, alone=True)
         self._warm_up_size(1, heads)
         self._warm_up_size(self.max_batch_size, widest)
-        for size in sorted({self._round_up(n) for n in range(2, self.max_batch_size)}):
+        for size in self._batch_sizes[1:-1]:
             self._warm_up_size(size, heads)
 
     def _fill_up(self, images: PixelArray) -> PixelArray:
@@ -138,7 +154,16 @@ class Engine:
         missing = self._round_up(len(images)) - len(images)
         if not missing:
             return images
-        return np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
+        return np.concatenate([images, self._make_black(missing)])
+
+    def _make_black(self, count: int) -> PixelArray:
+        contract = self._card.input
+        return np.zeros((count, contract.height, contract.width, 3), np.uint8)
+
+    @property
+    def _batch_sizes(self) -> list[int]:
+        """The batch sizes that it runs, ascending."""
+        return sorted({self._round_up(count) for count in range(1, self.max_batch_size + 1)})
 
     def _round_up(self, count: int) -> int:
         """Returns the batch size that `count` images run in.
@@ -151,10 +176,8 @@ class Engine:
         return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
 
     def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
-        contract = self._card.input
-        images = np.zeros((size, contract.height, contract.width, 3), np.uint8)
         try:
-            answers = self.run(images, [heads] * size, alone=alone)
+            answers = self.run(self._make_black(size), [heads] * size, alone=alone)
         except OutOfMemory as error:
             raise StartError(f"{error}: set a smaller max_batch_size") from error
         except InferenceFailed as error:
@@ -216,6 +239,12 @@ def _open_on(
 ) -> Engine:
     check_device(device)
     chosen = choose_precision(bundle, device, precision)
-    return Engine(
+    engine = Engine(
         bundle, device=device, precision=chosen, max_batch_size=max_batch_size, threads=threads
     )
+    if device not in CPU_DEVICES:
+        try:
+            engine.try_out()  # a GPU that is too old for this CUDA, or full, opens all the same
+        except InferenceFailed as error:
+            raise StartError(f"device {device}: {first_line(error.__cause__ or error)}") from error
+    return engine

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from service.batcher import IsAlone
 from service.card import InputContract
 from service.engine import Engine
-from service.errors import ImageError, without_frames
+from service.errors import (
+    ImageError,
+    InferenceFailed,
+    OutOfMemory,
+    ServiceBroken,
+    without_frames,
+)
 from service.images import DecodedImage, PixelArray, decode_image
 from service.lanes import LogitsArray
 from service.selection import Head
@@ -87,6 +93,7 @@ class Inference:
 
         Raises:
             InferenceFailed: the engine failed on the batch.
+            ServiceBroken: the engine fails on everything.
         """
         decoded = [self._decode(item) for item in items]
         good = [(item, *each) for item, each in zip(items, decoded, strict=True)
@@ -112,7 +119,11 @@ class Inference:
         explained = [row for row, (item, _, _) in enumerate(photos) if item.explained]
         started = time.perf_counter()
         with collect_stages() as stages:
-            rows = self._engine.run(pixels, heads, alone=is_alone(), explained=explained)
+            try:
+                rows = self._engine.run(pixels, heads, alone=is_alone(), explained=explained)
+            except InferenceFailed as failure:
+                self._check_engine(failure)
+                raise
         seconds = time.perf_counter() - started
         for watcher in self.watchers:
             watcher.saw_batch(len(photos), seconds)
@@ -120,6 +131,17 @@ class Inference:
             Found(image, row[: len(item.heads)], row[len(item.heads) :], (*decoding, *stages))
             for (item, image, decoding), row in zip(photos, rows, strict=True)
         ]
+
+    def _check_engine(self, failure: InferenceFailed) -> None:
+        """Tells a batch that failed from a GPU that is lost to this process for good."""
+        if isinstance(failure, OutOfMemory):
+            return
+        try:
+            self._engine.try_out()
+        except OutOfMemory:
+            return
+        except InferenceFailed as error:
+            raise ServiceBroken("the engine runs nothing any more") from error
 
 
 def _stack(images: Sequence[PixelArray]) -> PixelArray:

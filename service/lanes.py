@@ -26,6 +26,7 @@ from service.sessions import Place, check_tensors, open_session
 from service.stages import time_stage
 
 _Description = tuple[str, tuple[int | None, ...]]
+_GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
 Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 Tensor: TypeAlias = NDArray[Any] | ort.OrtValue
 LogitsArray = NDArray[np.float32]
@@ -143,11 +144,7 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
         BundleError: a graph is damaged, or is not what the manifest says.
     """
     card = bundle.card
-
-    encoder = open_session(bundle, "encoder", place)
-    image_shape = (card.input.height, card.input.width, 3)
-    check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
-    check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
+    encoder = open_encoder(bundle, place)
     width = encoder.get_outputs()[0].shape[-1]
     tokens = ("float", (None, width if isinstance(width, int) else None))
     trained_head = open_head = None
@@ -170,12 +167,30 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
         memory = memories.get("open_head_maps", {})
         check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
     if place.device not in CPU_DEVICES:
-        return Lane(encoder, trained_head, open_head, token_device="cuda")
+        return Lane(encoder, trained_head, open_head, token_device=_GPU_MEMORY)
     # Activations of float32 for one image are near the size of a core's cache already; small
     # matrices of weights gain nothing from more rows. Heads, whose weights are large, do.
     fp32 = bundle.image_precision("encoder", place.precision) == "fp32"
     one_by_one = fp32 and place.device == "cpu"
     return Lane(encoder, trained_head, open_head, one_by_one=one_by_one)
+
+
+def open_encoder(bundle: Bundle, place: Place) -> ort.InferenceSession:
+    """Opens and checks the encoder alone.
+
+    Args:
+        bundle: what to open.
+        place: where and how it runs.
+
+    Raises:
+        StartError: the device does not work here.
+        BundleError: the graph is damaged, or is not what the manifest says.
+    """
+    encoder, contract = open_session(bundle, "encoder", place), bundle.card.input
+    image_shape = (contract.height, contract.width, 3)
+    check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
+    check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
+    return encoder
 
 
 def _run(

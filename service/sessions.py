@@ -25,14 +25,15 @@ from service.openvino import add_openvino
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
 _TENSORRT = "TensorrtExecutionProvider"
-# TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16.
 # The exhaustive search of convolution algorithms costs seconds for every batch size.
 # An arena that doubles holds twice what the largest batch takes, for ever.
 _CUDA_OPTIONS = {
-    "use_tf32": "0",
     "cudnn_conv_algo_search": "HEURISTIC",
     "arena_extend_strategy": "kSameAsRequested",
 }
+# TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16, whose
+# convolutions would lose the tensor cores with it.
+_EXACT = {"use_tf32": "0"}
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Rewrites of ONNX Runtime that cost more than they save. The kernel of this one goes number by
 number: five times the time of an Add and a vectorised LayerNormalization, a fifth of what an
@@ -78,7 +79,8 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
         StartError: the device does not work here.
         BundleError: the graph is damaged, or keeps weights outside the bundle.
     """
-    model = bundle.read_graph(graph, bundle.image_precision(graph, place.precision))
+    precision = bundle.image_precision(graph, place.precision)
+    model = bundle.read_graph(graph, precision)
     options = _choose_options(graph, place)
     device = place.device
     try:
@@ -86,20 +88,27 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
             model,
             options,
             # The plug-in is among the options.
-            providers=None if device == "openvino" else list(PROVIDERS[device]),
+            providers=None if device == "openvino" else list_providers(device, precision),
             enable_fallback=0,
             disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         if device not in CPU_DEVICES:
-            raise StartError(
-                f"device {device} cannot open {graph}: {_first_line(error)}"
-            ) from error
-        raise BundleError(f"{graph} is not a usable ONNX graph: {_first_line(error)}") from error
+            raise StartError(f"device {device} cannot open {graph}: {first_line(error)}") from error
+        raise BundleError(f"{graph} is not a usable ONNX graph: {first_line(error)}") from error
     provider = PROVIDERS[device][0][0]
     if session.get_providers()[0] != provider:
         raise StartError(f"device {device}: {provider} does not start on this machine")
     return session
+
+
+def list_providers(device: Device, precision: RunPrecision) -> list[tuple[str, dict[str, str]]]:
+    """Returns what may run a graph of a precision on a device, the best first, with options."""
+    exact = _EXACT if precision != "fp16" else {}
+    return [
+        (name, {**options, **exact} if name == _CUDA else options)
+        for name, options in PROVIDERS[device]
+    ]
 
 
 def _choose_options(graph: GraphName, place: Place) -> ort.SessionOptions:
@@ -143,8 +152,11 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> str:
+    """Returns what a message of ONNX Runtime says, without where in its code it was said."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    # What is before it is a signature in C++, of a thousand characters.
+    return line[max(0, line.find("CUDA failure")) :]
 
 
 def check_tensors(

@@ -42,8 +42,8 @@ class Settings(BaseSettings):
 
     device: Literal["auto"] | Device = "auto"
     """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
-    openvino), cuda, tensorrt, or auto = cuda if it works, else cpu; any other device that is not
-    there stops the start (default auto)."""
+    openvino), cuda, tensorrt (needs TensorRT 10 beside the extra gpu), or auto = cuda if it works,
+    else cpu; any other device that is not there stops the start (default auto)."""
 
     precision: Literal["auto"] | RunPrecision = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with products of bfloat16; openvino

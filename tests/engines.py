@@ -6,19 +6,36 @@ marks of tests that need more than a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
+from service import lanes
 from service.bundle import Bundle
 from service.engine import Engine, open_engine
 from service.openvino import is_installed, multiplies_bf16
 from service.selection import Head
+from service.sessions import PROVIDERS
 from tests.tiny_bundle import QUERY_WIDTH, random_images
 
 needs_openvino = pytest.mark.skipif(not is_installed(), reason="the extra `openvino` is not here")
 needs_bf16 = pytest.mark.skipif(
     not multiplies_bf16(), reason="this processor has no products of bfloat16"
 )
+
+
+@contextmanager
+def pretend_gpu() -> Iterator[None]:
+    """Lets an engine be opened on `cuda` anywhere.
+
+    Batches, bindings and encoders are those of a GPU; the CPU computes, and its memory is bound.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PROVIDERS, "cuda", PROVIDERS["cpu"])
+        patch.setattr(lanes, "_GPU_MEMORY", "cpu")
+        yield
 
 
 def assert_gives_the_cpus_logits(
@@ -42,3 +59,25 @@ def assert_gives_the_cpus_logits(
         for ours, theirs in zip(found, cpu.run(images, asked), strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+
+
+def assert_gives_the_cpus_memories(
+    engine: Engine, bundle: Bundle, *, num_queries: int, tolerance: float
+) -> None:
+    """Checks the memories of both heads, of some images of a batch.
+
+    Args:
+        engine: runs the bundle, up to six images at a time.
+        bundle: a tiny one with both heads and their maps.
+        num_queries: labels of the open head.
+        tolerance: how far a number may be off.
+    """
+    cpu = open_engine(bundle, device="cpu", precision="fp32")
+    images, explained = random_images(0, 3), [0, 2]
+    queries = np.random.default_rng(0).normal(size=(num_queries, QUERY_WIDTH)).astype(np.float32)
+    asked: list[list[Head]] = [[None, queries]] * 3
+    found = engine.run(images, asked, explained=explained)
+    for ours, theirs in zip(found, cpu.run(images, asked, explained=explained), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+    assert [len(answer) for answer in found] == [4, 2, 4]

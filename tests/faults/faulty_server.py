@@ -19,24 +19,35 @@ from PIL import Image
 
 from service.cli import commands, serving
 from service.engine import Engine
-from service.errors import OutOfMemory
+from service.errors import InferenceFailed, OutOfMemory
 from service.graphs import Graphs, open_graphs
 from service.settings import Settings
 from tests.photos import encode_picture
 
 PATIENCE_SECONDS = 120.0
-_COLOURS = {"FAIL": (255, 0, 0), "MEMORY": (0, 0, 255), "HOLD": (0, 255, 0), "DIE": (255, 0, 255)}
+_COLOURS = {
+    "FAIL": (255, 0, 0),
+    "MEMORY": (0, 0, 255),
+    "HOLD": (0, 255, 0),
+    "DIE": (255, 0, 255),
+    "LOSE": (255, 255, 0),
+}
 
 _log = logging.getLogger("faults")
 
 
 def make_fault(name: str) -> bytes:
-    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD` or `DIE`."""
+    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD` or `DIE`.
+
+    `LOSE` costs it its device: it never runs anything again.
+    """
     return encode_picture(Image.new("RGB", (16, 16), _COLOURS[name]))
 
 
 class FaultyEngine(Engine):
     """Fails where a photo says so, and is itself otherwise."""
+
+    lost = False
 
     def run(self, images: Any, *args: Any, **options: Any) -> Any:
         _log.warning("run images=%d", len(images))
@@ -49,6 +60,9 @@ class FaultyEngine(Engine):
             wait_for_file("FAULTS_HOLD")
         if _COLOURS["DIE"] in colours:
             raise SystemExit  # which nothing but the end of its worker's thread catches
+        self.lost = self.lost or _COLOURS["LOSE"] in colours
+        if self.lost:
+            raise InferenceFailed("CUDA failure 700: an illegal memory access was encountered")
         return super().run(images, *args, **options)
 
 

@@ -17,13 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from service import lanes
 from service.bundle import Bundle, GraphName
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import Lane, LogitsArray
-from tests.engines import needs_openvino
+from tests.engines import (
+    assert_gives_the_cpus_logits,
+    assert_gives_the_cpus_memories,
+    needs_openvino,
+    pretend_gpu,
+)
 from tests.tiny_bundle import (
+    QUERY_WIDTH,
     SIDE,
     WIDTH,
     random_images,
@@ -42,11 +49,14 @@ needs_cpu_only = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("openvino", marks=needs_openvino)])
+@pytest.fixture(
+    scope="module", params=["cpu", "cuda", pytest.param("openvino", marks=needs_openvino)]
+)
 def engine(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
-    engine = open_engine(
-        tiny_bundle, device=request.param, precision="fp32", max_batch_size=8, threads=2
-    )
+    with pretend_gpu():
+        engine = open_engine(
+            tiny_bundle, device=request.param, precision="fp32", max_batch_size=8, threads=2
+        )
     engine.warm_up()
     return engine
 
@@ -156,6 +166,7 @@ def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -
         "CUDA failure 2: out of memory ; GPU=0",
         "std::bad_alloc",
         "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+        "CUDNN failure 4002: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
     ],
 )
 def test_exhausted_memory_is_out_of_memory(
@@ -276,22 +287,73 @@ def test_weights_outside_the_bundle_are_never_read(
         open_engine(bundle, device="cpu")
 
 
-@pytest.mark.parametrize(("count", "run"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
-def test_a_gpu_runs_a_few_batch_sizes_only(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, count: int, run: int
-) -> None:
-    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=6)
-    images = random_images(0, count)
-    expected = run_trained(engine, images)
-    sizes = []
-    lane_run = Lane.run
+@pytest.fixture
+def gpu(tiny_bundle: Bundle) -> Engine:
+    with pretend_gpu():
+        return open_engine(tiny_bundle, device="cuda", max_batch_size=6)
 
-    def remember(lane: Lane, batch: PixelArray, *others: Any) -> Any:
-        sizes.append(len(batch))
-        return lane_run(lane, batch, *others)
+
+def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceSession]]:
+    """Returns a list that the size and the encoder of each run are added to."""
+    runs: list[tuple[int, ort.InferenceSession]] = []
+    run = Lane.run
+
+    def remember(lane: Lane, images: PixelArray, *others: Any) -> Any:
+        runs.append((len(images), lane.encoder))
+        return run(lane, images, *others)
 
     monkeypatch.setattr(Lane, "run", remember)
-    monkeypatch.setattr(engine, "device", "cuda")
+    return runs
 
-    np.testing.assert_allclose(run_trained(engine, images), expected, atol=TOLERANCE, rtol=0)
-    assert sizes == [run]
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
+def test_a_gpu_runs_a_few_batch_sizes_only(
+    gpu: Engine, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+) -> None:
+    images = random_images(0, count)
+    expected = run_trained(open_engine(tiny_bundle, device="cpu", precision="fp32"), images)
+    runs = list_runs(monkeypatch)
+
+    np.testing.assert_allclose(run_trained(gpu, images), expected, atol=TOLERANCE, rtol=0)
+    assert [size for size, _ in runs] == [size]
+
+
+def test_an_encoder_on_cuda_meets_one_batch_size_only(
+    gpu: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = list_runs(monkeypatch)
+
+    gpu.warm_up()
+    for count in (6, 1, 5, 2, 3, 1, 4):
+        run_trained(gpu, random_images(0, count), alone=count == 1)
+
+    assert {size for size, _ in runs} == {1, 2, 4, 6}
+    assert len(set(runs)) == len({encoder for _, encoder in runs}) == 4
+
+
+def test_a_gpus_batches_give_the_cpus_answers_in_any_mixture_of_heads(
+    mapped_bundle: Bundle,
+) -> None:
+    with pretend_gpu():
+        gpu = open_engine(mapped_bundle, device="cuda", precision="fp32", max_batch_size=6)
+    gpu.warm_up(QUERY_WIDTH)
+    assert_gives_the_cpus_logits(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
+    assert_gives_the_cpus_memories(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
+
+
+def test_gpu_that_opens_and_cannot_run_is_none(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_arguments: object, **_tensors: object) -> None:
+        raise RuntimeError("bool CudaCall(...) CUDA failure 209: no kernel image\nmore")
+
+    monkeypatch.setattr(lanes, "_run_bound", fail)
+
+    with pretend_gpu():
+        with pytest.raises(StartError, match=r"^device cuda: CUDA failure 209: no kernel"):
+            open_engine(tiny_bundle, device="cuda")
+        engine = open_engine(tiny_bundle, device="auto")
+
+    assert engine.device == "cpu"
+    assert "CUDA failure 209: no kernel image; FALLING BACK to the CPU" in caplog.text
+    assert run_trained(engine, random_images(0, 1)).shape == (1, 5)

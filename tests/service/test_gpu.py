@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-import onnxruntime as ort
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
 import pytest
 
-from service.bundle import Bundle
-from service.engine import open_engine
-from tests.engines import assert_gives_the_cpus_logits
-from tests.tiny_bundle import QUERY_WIDTH
+from export.half import halve
+from service.bundle import Bundle, write_bundle
+from service.card import Precision
+from service.engine import Engine, open_engine
+from service.errors import StartError
+from tests.engines import assert_gives_the_cpus_logits, assert_gives_the_cpus_memories
+from tests.tiny_bundle import QUERY_WIDTH, mapped_graphs, open_card, open_draft
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        "CUDAExecutionProvider" not in ort.get_available_providers(),
-        reason="ONNX Runtime has no CUDA here",
-    ),
-]
+pytestmark = pytest.mark.gpu
 
-TOLERANCE = 1e-3
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2}
 
 
-def test_logits_equal_the_cpus_in_any_mixture_of_heads(open_bundle: Bundle) -> None:
-    gpu = open_engine(open_bundle, device="cuda", max_batch_size=6)
-    gpu.warm_up(QUERY_WIDTH)
-    assert_gives_the_cpus_logits(gpu, open_bundle, num_queries=9, tolerance=TOLERANCE)
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A tiny bundle with both heads and their maps, the graphs for images in fp16 too."""
+    graphs = {name: dict(variants) for name, variants in mapped_graphs().items()}
+    for name in ("encoder", "trained_head", "open_head"):
+        exact = onnx.load_from_string(graphs[name]["fp32"])  # type: ignore[index]
+        graphs[name]["fp16"] = halve(exact).SerializeToString()  # type: ignore[index]
+    draft = replace(open_draft(open_card("tiny-half")), graphs=graphs)
+    return write_bundle(Path(tmp_path_factory.mktemp("gpu")) / "tiny-half", draft)
+
+
+def open_on_gpu(bundle: Bundle, precision: Precision) -> Engine:
+    """Opens an engine on the GPU; skips the test where there is none that works."""
+    try:
+        engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=6)
+    except StartError as error:
+        pytest.skip(str(error))
+    engine.warm_up(QUERY_WIDTH)
+    return engine
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_answers_equal_the_cpus_in_any_mixture_of_heads(
+    bundle: Bundle, precision: Precision
+) -> None:
+    gpu, tolerance = open_on_gpu(bundle, precision), TOLERANCES[precision]
+    assert_gives_the_cpus_logits(gpu, bundle, num_queries=9, tolerance=tolerance)
+    assert_gives_the_cpus_memories(gpu, bundle, num_queries=9, tolerance=tolerance)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from service.bundle import Bundle
 from service.engine import Engine, open_engine
-from service.errors import InferenceFailed, InvalidImage, TooManyPixels
+from service.errors import (
+    InferenceFailed,
+    InvalidImage,
+    OutOfMemory,
+    ServiceBroken,
+    TooManyPixels,
+)
 from service.images import DecodedImage, decode_image
 from service.inference import Found, Inference, Item
 from service.stages import Stage
@@ -87,14 +94,40 @@ def test_engine_is_not_run_without_a_photo(
     assert isinstance(run(inference, decoded)[0], Found)
 
 
-def test_engines_failure_fails_the_batch(
-    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: DecodedImage
-) -> None:
-    def fail(*_arguments: object, **_options: object) -> None:
-        raise InferenceFailed("broken")
+class Failures:
+    """An engine's `run` that fails a few times before it is itself again."""
 
+    def __init__(self, engine: Engine, *errors: Exception) -> None:
+        self.left = list(errors)
+        self._run = engine.run
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self.left:
+            raise self.left.pop(0)
+        return self._run(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("errors", "raised"),
+    [
+        ([InferenceFailed("this batch")], InferenceFailed),
+        ([OutOfMemory("too much")], OutOfMemory),
+        ([InferenceFailed("this batch"), OutOfMemory("for a moment")], InferenceFailed),
+        ([InferenceFailed("this batch"), InferenceFailed("anything")], ServiceBroken),
+    ],
+)
+def test_failure_costs_the_batch_and_an_engine_that_fails_on_anything_ends_the_service(
+    inference: Inference,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    errors: list[Exception],
+    raised: type[Exception],
+) -> None:
+    failures = Failures(engine, *errors)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", fail)
-        with pytest.raises(InferenceFailed):
-            run(inference, b"junk", decoded)
-    assert isinstance(run(inference, decoded)[0], Found)
+        patch.setattr(engine, "run", failures)
+        with pytest.raises(raised) as caught:
+            run(inference, b"junk", make_photo(1))
+    assert type(caught.value) is raised
+    assert failures.left == []
+    assert isinstance(run(inference, make_photo(1))[0], Found)

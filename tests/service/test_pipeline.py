@@ -350,10 +350,12 @@ async def test_client_that_leaves_while_decoding_frees_its_place(
 async def test_engine_failure_is_told_and_the_next_photo_is_answered(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_images: PixelArray, _asked: object, **_options: bool) -> None:
-        raise InferenceFailed("broken")
-
     with monkeypatch.context() as patch:
+
+        def fail(_images: PixelArray, _asked: object, **_options: bool) -> None:
+            patch.undo()
+            raise InferenceFailed("this batch")
+
         patch.setattr(pipeline.engine, "run", fail)
         with pytest.raises(InferenceFailed):
             await predict(pipeline, make_photo(0))

@@ -1,4 +1,4 @@
-"""Sessions leave out what ONNX Runtime would make slower."""
+"""Sessions leave out what ONNX Runtime would make slower or less exact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from service.sessions import SLOWER_ON_CPU
+from service.sessions import SLOWER_ON_CPU, list_providers
 from tests.tiny_bundle import serialize_graph
 
 WIDTH = 8
@@ -45,3 +45,13 @@ def test_sums_and_norms_are_fused_by_the_rewrite_that_is_left_out(tmp_path: Path
     assert "SkipLayerNormalization" in operators_that_run(tmp_path, [])
     kept = operators_that_run(tmp_path, SLOWER_ON_CPU)
     assert kept == {"Add": 1, "LayerNormalization": 1}
+
+
+def test_products_of_float32_are_exact_on_a_gpu_and_those_of_float16_fast() -> None:
+    found = {}
+    for precision in ("fp32", "int8", "fp16"):
+        (name, options), *others = list_providers("cuda", precision)
+        assert (name, others) == ("CUDAExecutionProvider", [("CPUExecutionProvider", {})])
+        found[precision] = options.get("use_tf32")
+
+    assert found == {"fp32": "0", "int8": "0", "fp16": None}
