@@ -207,7 +207,6 @@ class Pipeline:
             QueryError: the query does not fit the label sets, or asks for maps that the bundle
                 does not have.
             LabelSetError: the candidate labels cannot be used, or `min_version` is not there.
-            StoreUnavailable: `min_version` may be there, but the store does not answer.
             BusyError: too many encode labels, or the deadline passed.
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the candidate labels could not be encoded.

@@ -144,8 +144,7 @@ class Catalogue:
 
         Raises:
             UnknownLabelSet: there is no set of a name that the query gives.
-            VersionNotReached: the store has not seen `min_version`.
-            StoreUnavailable: so may be, but the store does not answer.
+            VersionNotReached: the store has not seen `min_version`, or does not answer.
             InvalidLabelSet: the candidate labels are too many, or one stands twice.
             NoOpenHead: candidate labels need an open head.
             TextNotEncodable: candidate labels need a text encoder.

@@ -21,6 +21,7 @@ from service.errors import (
     StartError,
     StoreError,
     StoreIncompatible,
+    StoreUnavailable,
     VersionNotReached,
 )
 from service.labels.definition import check_embeddings
@@ -129,11 +130,13 @@ class StoredSets:
         """Returns once the sets called `names` are at least of `version`.
 
         Raises:
-            VersionNotReached: the store has not seen this version.
-            StoreUnavailable: it may have, but does not answer.
+            VersionNotReached: the store has not seen this version, or does not answer.
         """
         if not self._has_reached(version, names):
-            await self.refresh()
+            # Not its own error: a proxy leaves out replicas that answer 503, and would soon have
+            # none for all the predictions that need no store.
+            with contextlib.suppress(StoreUnavailable):
+                await self.refresh()
         if not self._has_reached(version, names):
             raise VersionNotReached(f"version {version}, the store is at {self._revision}")
 

@@ -117,8 +117,10 @@ def test_both_autoscalers_follow_the_same_queue() -> None:
 
 @pytest.mark.parametrize("pod", pods())
 def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> None:
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    security = container(pod)["securityContext"]
+    security = pod.get("securityContext", {}) | container(pod)["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] == 10001
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
@@ -129,6 +131,17 @@ def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> No
 def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any]) -> None:
     assert container(pod)["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container(pod)["livenessProbe"]["httpGet"]["path"] == "/livez"
+
+
+@pytest.mark.parametrize("pod", pods())
+def test_names_of_services_do_not_become_settings(pod: dict[str, Any]) -> None:
+    """Kubernetes tells pods of a Service `ml-decoder` in `ML_DECODER_PORT` and the like."""
+    assert pod["enableServiceLinks"] is False
+
+
+def test_pod_of_kserve_has_what_knative_takes_without_its_feature_flags() -> None:
+    assert "securityContext" not in read_kserve()["spec"]["predictor"]
+    assert "runAsGroup" not in container(read_kserve()["spec"]["predictor"])["securityContext"]
 
 
 @pytest.mark.parametrize("pod", pods())

@@ -49,9 +49,13 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def predict(client: httpx.Client, label_set: str) -> int:
+def ask(client: httpx.Client, label_set: str, **parameters: str) -> httpx.Response:
     photo = {"image": make_photo()}
-    status: int = client.post("/predict", files=photo, params={"label_set": label_set}).status_code
+    return client.post("/predict", files=photo, params={"label_set": label_set, **parameters})
+
+
+def predict(client: httpx.Client, label_set: str) -> int:
+    status: int = ask(client, label_set).status_code
     return status
 
 
@@ -131,6 +135,8 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
                 refused = client.post("/labels", json={"name": f"n{number}", "labels": ["x"]})
                 assert refused.status_code == 503
                 assert refused.json()["code"] == "store_unavailable"
+                missed = ask(client, "trained", min_version="1000000")
+                assert missed.json()["code"] == "version_not_reached"
                 assert predict(client, "trained") == 200
         finally:
             postgres.start()

@@ -69,7 +69,6 @@ REQUEST_PROBLEMS = (
     errors.TextNotEncodable,
     errors.NoOpenHead,
     errors.VersionNotReached,
-    errors.StoreUnavailable,
     errors.QueueFull,
     errors.InferenceFailed,
     errors.OutOfMemory,

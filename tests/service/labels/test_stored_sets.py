@@ -169,7 +169,7 @@ async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: Fl
             await sets.reach(version + 1, ["pets"])
         store.away = True
         await sets.reach(version, ["pets"])  # nobody has to be asked
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(VersionNotReached):
             await sets.reach(version + 1, ["pets"])
 
 
