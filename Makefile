@@ -1,4 +1,4 @@
-# Every target makes the virtual environment that it needs, from Python 3.11 and the package
+# Every target makes the virtual environment that it needs, from Python (3.11 to 3.13) and the package
 # index alone; a second run finds it ready. `make help` lists the targets.
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null))
