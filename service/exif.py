@@ -8,6 +8,7 @@ much for HEIC and AVIF. Next: `images.py`, which decodes.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 
@@ -19,6 +20,9 @@ _SHORT = 3  # TIFF's name for an unsigned 16-bit number
 _EXIF_HEADER = b"Exif\0\0"
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _START_OF_SCAN = 0xDA
+_END_OF_IMAGE = 0xD9
+# Those with a length behind them, and the end: in a scan 0xFF is followed by 0 or by a restart.
+_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 # Types of items in an ISO container, the second one of nothing.
 _EXIF_ITEM, _NO_ITEM = b"Exif", b"none"
 _APP1 = 0xE1
@@ -91,6 +95,27 @@ def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         end = position + 2 + length
         yield marker, position, end
         position = end
+
+
+def count_scans(data: bytes) -> int:
+    """Counts the scans of a JPEG, up to its end: behind it a phone may keep a film of the moment.
+
+    Args:
+        data: a JPEG file, possibly damaged; the count ends where it cannot be followed.
+
+    Raises:
+        InvalidImage: there are more segments than any camera or editor writes.
+    """
+    position, scans = 2, 0
+    for _ in range(_MOST_SEGMENTS):
+        found = _MARKER.search(data, position)
+        marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
+        if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
+            return scans
+        scans += marker == _START_OF_SCAN
+        (length,) = struct.unpack_from(">H", data, found.end())
+        position = found.end() + length
+    raise InvalidImage("too many segments")
 
 
 def hide_exif(data: bytes) -> bytes:

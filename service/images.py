@@ -18,7 +18,7 @@ from PIL import Image
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.exif import UPRIGHT, hide_exif, read_orientation, split_jpeg
+from service.exif import UPRIGHT, count_scans, hide_exif, read_orientation, split_jpeg
 from service.formats import FORMATS, name_container, name_unread_format
 from service.jpeg import read_size, shrink_jpeg
 
@@ -151,7 +151,8 @@ def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 def _split_jpeg(data: bytes) -> tuple[bytes, bytes]:
     data, exif = split_jpeg(data)
-    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
+    # Where there are too few of these bytes in all, nobody has to look whose they are.
+    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS and count_scans(data) > _MAX_JPEG_SCANS:
         raise InvalidImage("the JPEG has too many scans")
     return data, exif
 

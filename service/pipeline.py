@@ -364,15 +364,19 @@ class Pipeline:
     ) -> ResultT:
         """Runs what may take long in a thread of its own; it counts as waiting until it is done."""
         self._aside += 1
+        # Whoever leaves takes the photo along: the executor keeps the calls that nobody wants any
+        # more until a thread comes to them.
+        calls: list[Callable[[], ResultT]] = [lambda: work(*arguments)]
         try:
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._decoders, work, *arguments
+                    self._decoders, lambda: calls.pop()()
                 )
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed beside the engine") from error
         finally:
             self._aside -= 1
+            calls.clear()
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

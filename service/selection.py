@@ -140,12 +140,13 @@ def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts = []
-    for i, labels in enumerate(sets):
+    seen: set[str] = set()
+    for labels in sets:
         chosen = np.full(len(labels.names), not include)
         chosen[_positions(labels, include)] = True
         chosen[_positions(labels, exclude)] = False
-        for earlier in sets[:i]:
-            chosen[_positions(labels, earlier.positions.keys() & labels.positions.keys())] = False
+        chosen[_positions(labels, seen & labels.positions.keys())] = False
+        seen |= labels.positions.keys()
         if chosen.any():
             parts.append(_make_part(labels, np.flatnonzero(chosen)))
     return Selection(query, tuple(sets), tuple(parts))

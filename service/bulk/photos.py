@@ -91,7 +91,10 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
 
 def _search_folder(store: PhotoStore) -> list[str]:
     found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
-    files = (info.path for info in found if info.type == fs.FileType.File)
+    try:
+        files = [info.path for info in found if info.type == fs.FileType.File]
+    except UnicodeDecodeError as error:
+        raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
     names = (posixpath.relpath(path, store.folder) for path in files)
     return sorted(name for name in names if _is_photo(name))
 

@@ -7,10 +7,11 @@ result; or the work is cancelled, so that its place in the queue is free again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.patience import Begun
 
@@ -33,7 +34,7 @@ async def finish_or_leave(request: Request, work: Coroutine[Any, Any, ResultT]) 
         task.cancel()
 
     try:
-        watch = _Watch(_wait_until_left(request), leave)
+        watch = _Watch(request, leave)
     except StopIteration:
         work.close()
         raise ClientDisconnect from None
@@ -52,27 +53,36 @@ async def _wait_until_left(request: Request) -> None:
         pass
 
 
+def _may_be_stepped(request: Request) -> bool:
+    """Tells whether `receive` waits for a mere future: uvicorn's own does.
+
+    Others, of Starlette's BaseHTTPMiddleware for one, wait in groups of tasks or with time limits,
+    which have to end in the task that they began in.
+    """
+    return isinstance(getattr(request.receive, "__self__", None), RequestResponseCycle)
+
+
 class _Watch:
     """Waits for a client to leave, which few do: it takes a task only once something came of one.
 
     A task for every request was a twentieth of what a prediction costs in Python.
     """
 
-    def __init__(self, waiting: Coroutine[Any, Any, None], leave: Callable[[], None]) -> None:
+    def __init__(self, request: Request, leave: Callable[[], None]) -> None:
         """Begins to wait; `leave` is called at the end of it.
 
         Raises:
             StopIteration: the client has left already.
         """
-        self._waiting = waiting
+        self._waiting = _wait_until_left(request)
         self._leave = leave
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
-        self._waits_for = waiting.send(None)
-        if asyncio.isfuture(self._waits_for):
-            self._waits_for.add_done_callback(self._go_on)
-        else:
-            self._go_on()
+        if not _may_be_stepped(request):
+            self._take_task(self._waiting)
+            return
+        self._waits_for = self._waiting.send(None)
+        self._waits_for.add_done_callback(self._go_on)
 
     def stop(self) -> None:
         """Stops waiting; `leave` is not called any more."""
@@ -83,10 +93,12 @@ class _Watch:
         else:
             self._task.cancel()
 
-    def _go_on(self, _done: object = None) -> None:
-        if self._stopped:  # what it waited for was done in the same turn of the loop
-            return
-        self._task = asyncio.ensure_future(Begun(self._waiting, self._waits_for))
+    def _go_on(self, _done: object) -> None:
+        if not self._stopped:  # in the same turn of the loop
+            self._take_task(Begun(self._waiting, self._waits_for))
+
+    def _take_task(self, waiting: Awaitable[None]) -> None:
+        self._task = asyncio.ensure_future(waiting)
         self._task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:

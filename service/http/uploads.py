@@ -40,6 +40,7 @@ URL_FIELD = "url"
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
 _MOST_DIGITS = 18
+_QUICK_JSON_BYTES = 65536
 
 ReadT = TypeVar("ReadT")
 
@@ -174,7 +175,7 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
     if media_type == MULTIPART:
         return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
     if media_type == JSON:
-        return _from_json(await _join(chunks), shape)
+        return await _read_json(await _join(chunks), shape)
     if media_type.startswith("image/") and shape.takes_raw_image:
         return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
@@ -229,6 +230,13 @@ class _CountedBody:
 
 async def _join(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
+
+
+async def _read_json(body: bytes, shape: UploadShape) -> Upload:
+    if len(body) <= _QUICK_JSON_BYTES:
+        return _from_json(body, shape)
+    # Parsing megabytes takes a while, in which the event loop has to answer others.
+    return await asyncio.to_thread(_from_json, body, shape)
 
 
 def _from_form(form: Form, shape: FormShape) -> Upload:

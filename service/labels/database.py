@@ -152,18 +152,24 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:
     milliseconds = int(patience_seconds * 1000)
+    usual = {
+        "connect_timeout": max(2, round(patience_seconds)),  # libpq knows no less
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 5 * milliseconds,
+    }
+    # What the URL says of a connection goes before: a schema of its own, for one.
+    given = url.normalized_query
+    options = f"-c lock_timeout={milliseconds} -c synchronous_commit=on"
     try:
         return sa.create_engine(
             url,
             pool_pre_ping=True,
             pool_timeout=patience_seconds,
             connect_args={
-                "connect_timeout": max(2, round(patience_seconds)),  # libpq knows no less
-                "options": f"-c lock_timeout={milliseconds} -c synchronous_commit=on",
-                "keepalives_idle": 5,
-                "keepalives_interval": 2,
-                "keepalives_count": 2,
-                "tcp_user_timeout": 5 * milliseconds,
+                **{name: value for name, value in usual.items() if name not in given},
+                "options": " ".join([options, *given.get("options", ())]),
             },
         )
     except ImportError as error:

@@ -283,7 +283,20 @@ def test_jpeg_with_countless_scans_is_refused() -> None:
 
     with pytest.raises(InvalidImage):
         decode(photo[:-2] + last_scan * 200 + photo[-2:])
+    # Nor does an end of the picture count that stands in a comment.
+    comment = b"\xff\xfe\x00\x04\xff\xd9"
+    with pytest.raises(InvalidImage):
+        decode(photo[:-2] + comment + last_scan * 200 + photo[-2:])
     assert_good_photo_still_decodes()
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_film_behind_a_photo_is_no_scan_of_it(*, progressive: bool) -> None:
+    """Phones keep one there; in a few megabytes any two bytes turn up a hundred times."""
+    photo = encode_picture(make_picture(0), "JPEG", progressive=progressive)
+    film = b"\0\0\0\x18ftypmp42" + b"\xff\xda" * 200
+
+    np.testing.assert_array_equal(decode(photo + film), decode(photo))
 
 
 @settings(max_examples=150)

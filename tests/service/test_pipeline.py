@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
@@ -344,6 +345,30 @@ async def test_client_that_leaves_while_decoding_frees_its_place(
         await asyncio.wait([leaves])
         gate.open()
 
+        await assert_good_photo_is_answered(pipeline)
+
+
+async def test_client_that_leaves_takes_its_photo_along(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from the line before the decoders, which may be long."""
+    gate = Gate(monkeypatch, pipeline_module, "decode_image")
+    async with running(tiny_bundle, decode_threads=1) as pipeline:
+        decodes = asyncio.create_task(predict_scores(pipeline, 0))
+        await gate.wait_for_arrival()
+        photo = make_photo(1, "PNG")
+        held = sys.getrefcount(photo)
+        waits = asyncio.create_task(predict(pipeline, photo))
+        await asyncio.sleep(0)
+        assert sys.getrefcount(photo) > held
+
+        waits.cancel()
+        await asyncio.wait([waits])
+        del waits
+
+        assert sys.getrefcount(photo) == held
+        gate.open()
+        await decodes
         await assert_good_photo_is_answered(pipeline)
 
 

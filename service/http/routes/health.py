@@ -16,12 +16,14 @@ from service.http.schemas import HealthAnswer
 router = APIRouter(tags=["health"])
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez")
 async def live() -> HealthAnswer:
     """Says that the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses=document_problems(NotReady, Draining))
 async def ready(host: Host) -> HealthAnswer:
     """Says whether predictions are answered now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_place_without_photos_stops_the_start(
     empty.mkdir()
     with pytest.raises(StartError, match=reason):
         open_photos(make(empty))
+    assert open_photos(str(folder))[1]
+
+
+def test_name_that_is_not_utf8_stops_the_start(tmp_path: Path, folder: Path) -> None:
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"")
+    with pytest.raises(StartError, match="a file whose name is not UTF-8"):
+        open_photos(str(odd))
     assert open_photos(str(folder))[1]
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import Request, Response
 from fastapi.testclient import TestClient
+from starlette.middleware.base import RequestResponseEndpoint
 
 from service.bundle import Bundle
 from service.errors import (
@@ -47,6 +49,22 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     assert_problem(raw_batch, 415, "unsupported_media_type")
 
 
+def test_middleware_that_others_add_changes_nothing(tiny_bundle: Bundle) -> None:
+    """Such as Starlette's BaseHTTPMiddleware, which receives in tasks of its own."""
+    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"), open_pipeline)
+    app = create_app(host)
+
+    @app.middleware("http")
+    async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+    with TestClient(app) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        for _ in range(3):
+            assert_still_serving(client)
+
+
 def test_while_loading_it_lives_but_is_not_ready(tiny_bundle: Bundle) -> None:
     loaded, may_load = threading.Event(), threading.Event()
 
@@ -66,6 +84,13 @@ def test_while_loading_it_lives_but_is_not_ready(tiny_bundle: Bundle) -> None:
         while client.get("/readyz").status_code != 200:
             pass
         assert_still_serving(client)
+
+
+def test_health_may_be_asked_for_without_its_body(client: TestClient) -> None:
+    for path in ("/livez", "/readyz"):
+        asked = client.head(path)
+        assert (asked.status_code, asked.content) == (200, b"")
+    assert_still_serving(client)
 
 
 def test_while_draining_it_lives_but_refuses(tiny_bundle: Bundle) -> None:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import anyio
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message
+from starlette.types import Message, Receive
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.http.disconnects import finish_or_leave
 
 pytestmark = pytest.mark.anyio
+
+
+class Cycle(RequestResponseCycle):
+    """uvicorn's side of a request, which receives what a test says."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+
+    async def receive(self) -> Any:
+        return await self._receive()
+
+
+def wrap(receive: Receive) -> Request:
+    return Request({"type": "http", "headers": []}, Cycle(receive).receive)
 
 
 def make_request(left: asyncio.Event) -> Request:
@@ -20,7 +37,7 @@ def make_request(left: asyncio.Event) -> Request:
         await left.wait()
         return {"type": "http.disconnect"}
 
-    return Request({"type": "http", "headers": []}, receive)
+    return wrap(receive)
 
 
 async def test_work_of_a_client_that_stays_is_finished() -> None:
@@ -90,7 +107,7 @@ async def test_work_for_a_client_that_has_left_is_never_begun() -> None:
 async def test_what_else_a_client_sends_is_no_reason_to_stop() -> None:
     messages: asyncio.Queue[Message] = asyncio.Queue()
     gate = asyncio.Event()
-    request = Request({"type": "http", "headers": []}, messages.get)
+    request = wrap(messages.get)
 
     async def work() -> int:
         await gate.wait()
@@ -105,21 +122,33 @@ async def test_what_else_a_client_sends_is_no_reason_to_stop() -> None:
     assert await answering == 7
 
 
-async def test_server_that_lets_others_run_before_it_waits_is_watched_too() -> None:
-    left = asyncio.Event()
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_receiving_in_a_group_of_tasks_ends_in_the_task_that_it_began_in(
+    *, leaves: bool
+) -> None:
+    """So does Starlette's BaseHTTPMiddleware, which any app may add."""
+    left, gate = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Message:
-        await asyncio.sleep(0)
-        await left.wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(left.wait)
         return {"type": "http.disconnect"}
 
-    request = Request({"type": "http", "headers": []}, receive)
-    answering = asyncio.create_task(finish_or_leave(request, asyncio.Event().wait()))
-    await asyncio.sleep(0)
-    left.set()
+    async def work() -> int:
+        await gate.wait()
+        return 7
 
-    with pytest.raises(ClientDisconnect):
-        await answering
+    request = Request({"type": "http", "headers": []}, receive)
+    answering = asyncio.create_task(finish_or_leave(request, work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    (left if leaves else gate).set()
+
+    if leaves:
+        with pytest.raises(ClientDisconnect):
+            await answering
+    else:
+        assert await answering == 7
 
 
 @pytest.mark.parametrize("turns", range(-1, 5))

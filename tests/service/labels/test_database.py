@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -100,3 +101,24 @@ def test_read_only_file_is_unavailable_to_writers_and_goes_on_to_be_read(tmp_pat
         run(database, "INSERT INTO t VALUES (1)")
     assert count(database) == 0
     database.close()
+
+
+def test_options_of_a_url_stand_beside_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema of its own, for one, keeps the stores of two services apart."""
+    asked: list[dict[str, Any]] = []
+    create = sa.create_engine
+
+    def remember(url: sa.URL, **how: Any) -> sa.Engine:
+        asked.append(how["connect_args"])
+        return create(url, **how)
+
+    monkeypatch.setattr(sa, "create_engine", remember)
+    url = "postgresql://me@host/labels"
+    open_database(url).close()
+    open_database(f"{url}?options=-csearch_path%3Dml&connect_timeout=9").close()
+
+    usual, given = asked
+    assert given["options"] == f"{usual['options']} -csearch_path=ml"
+    assert usual["connect_timeout"] > 0
+    assert "connect_timeout" not in given
+    assert given["keepalives_idle"] == usual["keepalives_idle"]

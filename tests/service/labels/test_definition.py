@@ -53,6 +53,21 @@ def test_characters_that_cannot_be_seen_are_refused_inside_of_a_text(hidden: str
         normalise_text(f"a{hidden}b")
 
 
+@pytest.mark.parametrize(("field", "most"), [("name", 200), ("prompt", 1000)])
+def test_text_that_is_far_too_long_is_refused_before_it_is_normalised(
+    field: str, most: int
+) -> None:
+    """To order 100,000 combining marks takes minutes, in which nobody else is served."""
+    marks = "a" + 50_000 * "\u0300" + 50_000 * "\u0316"
+    label = {"name": "a", field: marks}
+    with pytest.raises(ValidationError) as caught:
+        define(labels=[label])
+    (error,) = [each for each in caught.value.errors() if each["type"] == "string_too_long"]
+    assert error["ctx"] == {"max_length": 4 * most}
+    decomposed = most * "e\u0301"
+    assert define(labels=[{"name": "a", field: decomposed}])
+
+
 @given(st.lists(st.sampled_from(["a", "b", "e\u0301", "\u00e9", " a"]), min_size=1, max_size=5))
 def test_name_stands_once_in_its_normal_form(names: list[str]) -> None:
     normal = tuple(normalise_text(name) for name in names)
