@@ -20,6 +20,7 @@ _SHORT = 3  # TIFF's name for an unsigned 16-bit number
 _EXIF_HEADER = b"Exif\0\0"
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _START_OF_SCAN = 0xDA
+_FILL = 0xFF  # may stand before any marker
 _END_OF_IMAGE = 0xD9
 # Those with a length behind them, and the end: in a scan 0xFF is followed by 0 or by a restart.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
@@ -89,6 +90,9 @@ def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             raise InvalidImage("too many segments")
         walked += 1
         marker = data[position + 1]
+        if marker == _FILL:
+            position += 1
+            continue
         (length,) = struct.unpack_from(">H", data, position + 2)
         if marker == _START_OF_SCAN or length < 2:
             break

@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from service.errors import ServiceError
 from service.http.open_inference.errors import OpenInferenceError, is_open_inference
@@ -39,6 +40,7 @@ from service.http.request_errors import (
 
 PROBLEM_JSON = "application/problem+json"
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
     HTTPStatus.NOT_FOUND: RouteNotFound,
     HTTPStatus.METHOD_NOT_ALLOWED: MethodNotAllowed,
@@ -99,7 +101,21 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
         kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)
         response = _answer(request, kind, describe_kind(kind, _request_id(request)))
     response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_list_methods(request))
     return response
+
+
+def _list_methods(request: Request) -> list[str]:
+    """Returns the methods of a path; the framework knows those of its first route alone."""
+    routes = request.app.router.routes
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
+        )
+    ]
 
 
 def _answer(request: Request, kind: ProblemKind, problem: Problem) -> JSONResponse:

@@ -147,6 +147,22 @@ def test_malformed_exif_counts_as_upright(exif: bytes) -> None:
     np.testing.assert_array_equal(decode(junk), decode(plain))
 
 
+@pytest.mark.parametrize("count", [1, 7])
+def test_fill_bytes_hide_no_orientation(count: int) -> None:
+    """Any number of 0xFF may stand before a marker (ITU-T T.81, B.1.1.2)."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encode_picture(make_picture(7), "JPEG", exif=exif)
+    at = turned.index(b"\xff\xe1")
+
+    filled = turned[:at] + b"\xff" * count + turned[at:]
+
+    np.testing.assert_array_equal(decode(filled), decode(turned))
+    with pytest.raises(InvalidImage):
+        decode(turned[:at] + b"\xff" * 100_000 + turned[at:])
+    assert_good_photo_still_decodes()
+
+
 def test_exif_that_claims_thousands_of_huge_tags_is_not_parsed() -> None:
     plain = encode_picture(make_picture(7), "JPEG")
     tags = b"".join(struct.pack("<HHII", 0xC000 + i, 7, 60_000, 8) for i in range(5000))

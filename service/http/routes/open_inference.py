@@ -37,7 +37,7 @@ from service.http.open_inference.request import (
 from service.http.openapi import document_answer, document_json
 from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel
-from service.http.routes.predict import IMAGE_PROBLEMS, MAX_BATCH_IMAGES, REQUEST_PROBLEMS
+from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.together import run_together
 from service.http.uploads import read_body
 from service.pipeline import Pipeline, Prediction
@@ -105,7 +105,7 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
         body,
         request.headers.get(HEADER_LENGTH),
         pipeline.bundle.card.input,
-        MAX_BATCH_IMAGES,
+        limit_images(host.settings),
     )
     selection, predictions = await finish_or_leave(request, _score(pipeline, asked))
     # Thousands of labels take a while, in which the event loop has to answer others.

@@ -28,13 +28,14 @@ from service.http.parameters import (
 from service.http.prediction_json import write_batch, write_prediction
 from service.http.problems import describe_problem
 from service.http.rates import LIMITED
-from service.http.request_errors import MalformedBody, UrlInputOff
+from service.http.request_errors import MalformedBody, TooManyImages, UrlInputOff
 from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
 from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline, Prediction
 from service.selection import Query, Selection
+from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.http.fetching import Fetcher
@@ -123,12 +124,20 @@ async def predict_batch(request: Request) -> Response:
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _MANY_IMAGES, host.settings)
+    most = limit_images(host.settings)
+    if len(upload.images) > most:
+        raise TooManyImages(most)
     query = merge_parameters(parameters, upload.fields)
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
     work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
     answer = write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
+
+
+def limit_images(settings: Settings) -> int:
+    """Returns the most images of a request: what the queue never has places for is not busy."""
+    return min(MAX_BATCH_IMAGES, settings.queue_size)
 
 
 async def _label_one(

@@ -40,6 +40,14 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     wrong_method = client.get("/predict")
     assert_problem(wrong_method, 405, "method_not_allowed")
     assert wrong_method.headers["allow"] == "POST"
+    for method, path, allowed in (
+        ("POST", "/labels/zoo", "GET, PUT, DELETE"),
+        ("PATCH", "/labels", "GET, POST"),
+        ("POST", "/livez", "GET, HEAD"),
+    ):
+        response = client.request(method, path)
+        assert_problem(response, 405, "method_not_allowed")
+        assert response.headers["allow"] == allowed
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):
         headers = {"Content-Type": media_type}
         response = client.post("/predict", content=PHOTO, headers=headers)

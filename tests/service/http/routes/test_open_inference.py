@@ -467,3 +467,13 @@ def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
         for path in ("/v2/health/ready", f"{MODEL}/ready", MODEL):
             assert_error(client.get(path), 503)
         assert_error(post(client, image_input()), 503)
+
+
+def test_more_photos_than_the_queue_has_places_are_not_told_to_come_back(
+    open_bundle: Bundle,
+) -> None:
+    with serve_app(open_bundle.path, label_store="memory", queue_size=3) as client:
+        refused = post(client, image_input(*[PHOTO] * 4))
+        assert refused.status_code == 400
+        assert "3" in refused.json()["error"]
+        assert len(infer(client, image_input(*[PHOTO] * 3))["scores"]["data"]) == 15

@@ -8,6 +8,7 @@ import zlib
 import pytest
 from fastapi.testclient import TestClient
 
+from service.bundle import Bundle
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.serving import (
     PHOTO,
@@ -15,6 +16,7 @@ from tests.serving import (
     labels_of,
     send_image,
     send_images,
+    serve_app,
     to_base64,
 )
 
@@ -177,3 +179,12 @@ def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
     both = send_image(client, params={"include": ["cat", "dog"], "exclude": "cat"})
     problem = assert_problem(both, 422, "conflicting_labels")
     assert problem["detail"] == "'cat'."
+
+
+def test_more_images_than_the_queue_has_places_are_not_told_to_come_back(
+    tiny_bundle: Bundle,
+) -> None:
+    with serve_app(tiny_bundle.path, queue_size=3) as client:
+        problem = assert_problem(send_images(client, [PHOTO] * 4), 422, "too_many_images")
+        assert "at most 3 image(s)" in problem["detail"]
+        assert send_images(client, [PHOTO] * 3).status_code == 200
