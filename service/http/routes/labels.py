@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 
 from service import errors
-from service.errors import InvalidLabelSet, LabelSetChanged
+from service.errors import InvalidLabelSet
 from service.http import request_errors
 from service.http.conditions import demand_version, is_known, make_tag
 from service.http.dependencies import Host
@@ -204,11 +204,9 @@ async def _replace(
 
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
-    try:
-        return demand_version(request, catalogue, name)
-    except LabelSetChanged:
+    if "if-match" in request.headers or "if-none-match" in request.headers:
         await catalogue.refresh()  # another process may have written what the client has seen
-        return demand_version(request, catalogue, name)
+    return demand_version(request, catalogue, name)
 
 
 def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> Definition:

@@ -241,6 +241,28 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
     assert put(if_none_match='"0"').status_code == 200
 
 
+def test_conditions_are_asked_of_what_another_process_wrote(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    shared = {"label_store": str(tmp_path / "shared.db"), "label_poll_seconds": 60.0}
+    with (
+        serve_app(open_bundle.path, **shared) as here,
+        serve_app(open_bundle.path, **shared) as there,
+    ):
+        first = register(here, PETS).headers["etag"]
+        for number, condition in enumerate(("*", "newest", f"{first}, newest")):
+            written = there.put("/labels/pets", json={"labels": [f"newt {number}"]})
+            match = {"If-Match": condition.replace("newest", written.headers["etag"])}
+            done = here.put("/labels/pets", json={"labels": [f"toad {number}"]}, headers=match)
+            assert done.status_code == 200
+        there.put("/labels/pets", json={"labels": ["newt"]})
+        assert here.delete("/labels/pets", headers={"If-Match": "*"}).status_code == 204
+        gone = there.put("/labels/pets", json={"labels": ["x"]}, headers={"If-Match": "*"})
+        assert_problem(gone, 412, "label_set_changed")
+        made = there.put("/labels/pets", json=PETS, headers={"If-None-Match": "*"})
+        assert made.status_code == 201
+
+
 def test_deleted_set_is_gone(client: TestClient) -> None:
     register(client, PETS)
     assert client.delete("/labels/pets").status_code == 204
