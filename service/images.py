@@ -212,7 +212,9 @@ def _flatten(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
         samples = np.asarray(image).astype(np.uint32)
-        image = Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8))
+        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
+        grey[samples == image.info.get("transparency", -1)] = 255
+        image = Image.fromarray(grey)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         canvas = Image.new("RGBA", image.size, "white")

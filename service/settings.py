@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     """Most bytes of the bodies of all requests together; who has no room is refused at once
     (default 1073741824 = 1 GiB)."""
 
-    max_pixels: int = Field(default=50_000_000, ge=1)
+    max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""
 
     predict_keys: SecretStr | None = None

@@ -86,6 +86,9 @@ def test_transparent_parts_lie_on_white() -> None:
     clear = encode_picture(Image.new("RGBA", (8, 8), (255, 0, 0, 0)))
     half = encode_picture(Image.new("LA", (8, 8), (0, 128)))
     keyed = encode_picture(Image.new("RGB", (8, 8), (1, 2, 3)), transparency=(1, 2, 3))
+    deep = Image.fromarray(np.full((8, 8), 772, np.uint16))
+    np.testing.assert_array_equal(decode(encode_picture(deep, transparency=772)), 255)
+    np.testing.assert_array_equal(decode(encode_picture(deep, transparency=771)), 3)
 
     assert (decode(clear) == 255).all()
     assert (decode(half) == 127).all()
