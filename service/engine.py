@@ -107,10 +107,10 @@ class Engine:
             OutOfMemory: the device or the machine has too little memory for the batch.
             InferenceFailed: ONNX Runtime failed for another reason.
         """
-        lane = self._wide if alone and len(images) == 1 else self._shared
-        lane = self._sized.get(self._round_up(len(images)), lane)
+        size = self._round_up(len(images))
+        lane = self._sized.get(size, self._wide if alone and size == 1 else self._shared)
         try:
-            return lane.run(self._fill_up(images), asked, explained)
+            return lane.run(self._fill_up(images, size), asked, explained)
         except Exception as error:
             # ONNX Runtime's exceptions have no common base, and memory has none of them.
             text = str(error).lower()
@@ -124,8 +124,7 @@ class Engine:
         Raises:
             InferenceFailed: it does not.
         """
-        heads: list[Head] = [] if self._card.trained_head is None else [None]
-        self.run(self._make_black(1), [heads])
+        self.run(self._make_black(1), [self._list_fixed_heads()])
 
     def warm_up(self, query_width: int | None = None) -> None:
         """Runs every batch size once, so that no request pays for a first run.
@@ -137,8 +136,7 @@ class Engine:
             BundleError: the graphs do not run, or give logits of a wrong shape.
             StartError: the memory does not suffice for the largest batch.
         """
-        heads: list[Head] = [] if self._card.trained_head is None else [None]
-        widest = list(heads)
+        heads, widest = self._list_fixed_heads(), self._list_fixed_heads()
         if query_width is not None:
             heads.append(np.zeros((1, query_width), np.float32))
             widest.append(np.zeros((LABELS_PER_RUN, query_width), np.float32))
@@ -149,12 +147,16 @@ class Engine:
         for size in self._batch_sizes[1:-1]:
             self._warm_up_size(size, heads)
 
-    def _fill_up(self, images: PixelArray) -> PixelArray:
-        """Returns the images and as many black ones as their batch size lacks."""
-        missing = self._round_up(len(images)) - len(images)
+    def _fill_up(self, images: PixelArray, size: int) -> PixelArray:
+        """Returns the images and as many black ones as the batch size lacks."""
+        missing = size - len(images)
         if not missing:
             return images
         return np.concatenate([images, self._make_black(missing)])
+
+    def _list_fixed_heads(self) -> list[Head]:
+        """Returns the heads that need no queries."""
+        return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:
         contract = self._card.input

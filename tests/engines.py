@@ -6,7 +6,7 @@ marks of tests that need more than a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,10 +15,11 @@ import pytest
 from service import lanes
 from service.bundle import Bundle
 from service.engine import Engine, open_engine
+from service.lanes import LogitsArray
 from service.openvino import is_installed, multiplies_bf16
 from service.selection import Head
 from service.sessions import PROVIDERS
-from tests.tiny_bundle import QUERY_WIDTH, random_images
+from tests.tiny_bundle import random_images, random_queries
 
 needs_openvino = pytest.mark.skipif(not is_installed(), reason="the extra `openvino` is not here")
 needs_bf16 = pytest.mark.skipif(
@@ -50,15 +51,13 @@ def assert_gives_the_cpus_logits(
         tolerance: how far a logit may be off.
     """
     cpu = open_engine(bundle, device="cpu", precision="fp32", max_batch_size=6)
-    queries = np.random.default_rng(0).normal(size=(num_queries, QUERY_WIDTH)).astype(np.float32)
+    queries = random_queries(0, num_queries)
     mixture: list[list[Head]] = [[None], [queries], [None, queries]]
     for count in range(1, 7):
         images = random_images(count, count)
         asked = [mixture[i % 3] for i in range(count)]
         found = engine.run(images, asked, alone=count == 1)
-        for ours, theirs in zip(found, cpu.run(images, asked), strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+        _assert_same(found, cpu.run(images, asked), tolerance)
 
 
 def assert_gives_the_cpus_memories(
@@ -74,10 +73,18 @@ def assert_gives_the_cpus_memories(
     """
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     images, explained = random_images(0, 3), [0, 2]
-    queries = np.random.default_rng(0).normal(size=(num_queries, QUERY_WIDTH)).astype(np.float32)
+    queries = random_queries(0, num_queries)
     asked: list[list[Head]] = [[None, queries]] * 3
     found = engine.run(images, asked, explained=explained)
-    for ours, theirs in zip(found, cpu.run(images, asked, explained=explained), strict=True):
+    _assert_same(found, cpu.run(images, asked, explained=explained), tolerance)
+    assert [len(answer) for answer in found] == [4, 2, 4]
+
+
+def _assert_same(
+    found: Sequence[Sequence[LogitsArray]],
+    expected: Sequence[Sequence[LogitsArray]],
+    tolerance: float,
+) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
-    assert [len(answer) for answer in found] == [4, 2, 4]

@@ -45,6 +45,13 @@ def send_images(client: TestClient, contents: list[bytes], **options: Any) -> An
     return client.post("/predict/batch", files=files, **options)
 
 
+def assert_method_refused(client: Any, method: str, path: str, allowed: str) -> None:
+    """Checks that a path refuses a method, and names those that it takes."""
+    response = client.request(method, path)
+    assert_problem(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == allowed
+
+
 def to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 

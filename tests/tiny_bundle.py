@@ -33,6 +33,7 @@ from service.card import (
 )
 from service.images import PixelArray
 from service.labels.definition import LabelSetRecord
+from service.labels.label_set import QueryArray
 
 SIDE = 16
 PATCH = 4
@@ -322,6 +323,11 @@ def write_mapped_bundle(
 def random_images(seed: int, count: int) -> PixelArray:
     """Returns images uint8 [count, SIDE, SIDE, 3] as the encoder takes them."""
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def random_queries(seed: int, count: int) -> QueryArray:
+    """Returns label queries float32 [count, QUERY_WIDTH] as the open head takes them."""
+    return np.random.default_rng(seed).normal(size=(count, QUERY_WIDTH)).astype(np.float32)
 
 
 def write_tiny_bundle(

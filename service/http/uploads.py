@@ -137,9 +137,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
     _refuse_encoding(request)
     if _media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType((JSON,))
-    body = await read_body(request, settings)
-    # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(parse_json, body)
+    return await _parse_aside(await read_body(request, settings))
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -175,7 +173,7 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
     if media_type == MULTIPART:
         return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
     if media_type == JSON:
-        return await _read_json(await _join(chunks), shape)
+        return _from_json(await _parse_aside(await _join(chunks)), shape)
     if media_type.startswith("image/") and shape.takes_raw_image:
         return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
@@ -232,11 +230,11 @@ async def _join(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
 
 
-async def _read_json(body: bytes, shape: UploadShape) -> Upload:
+async def _parse_aside(body: bytes) -> dict[str, Any]:
     if len(body) <= _QUICK_JSON_BYTES:
-        return _from_json(body, shape)
+        return parse_json(body)
     # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(_from_json, body, shape)
+    return await asyncio.to_thread(parse_json, body)
 
 
 def _from_form(form: Form, shape: FormShape) -> Upload:
@@ -257,8 +255,8 @@ def _decode_text(value: bytes) -> str:
         raise MalformedBody("A text field is not UTF-8") from error
 
 
-def _from_json(body: bytes, upload: UploadShape) -> Upload:
-    fields, shape = parse_json(body), upload.form
+def _from_json(fields: dict[str, Any], upload: UploadShape) -> Upload:
+    shape = upload.form
     known = (*shape.names, URL_FIELD) if upload.takes_url else shape.names
     for name in fields:
         if name not in known:

@@ -33,6 +33,7 @@ from tests.tiny_bundle import (
     add_memory,
     mapped_graphs,
     random_images,
+    random_queries,
     tiny_graphs,
     tiny_head,
     tiny_open_head,
@@ -61,12 +62,10 @@ def explainer(mapped_bundle: Bundle) -> Explainer:
 
 
 def make_set(names: list[str], seed: int = 0) -> LabelSet:
-    queries = np.random.default_rng(seed).normal(size=(len(names), QUERY_WIDTH))
+    queries = random_queries(seed, len(names))
     nothing = (None,) * len(names)
     definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
-    return make_open_set(
-        definition, queries.astype(np.float32), version="1", origin="store", fallback=0.5
-    )
+    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
 
 
 OPEN = make_set(["chair", "cat", "lamp"])

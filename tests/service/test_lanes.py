@@ -27,6 +27,7 @@ from tests.tiny_bundle import (
     open_draft,
     open_graphs,
     random_images,
+    random_queries,
     tiny_head,
     tiny_open_head,
 )
@@ -40,10 +41,6 @@ def engine(open_bundle: Bundle) -> Engine:
     engine = open_engine(open_bundle, device="cpu", max_batch_size=4, threads=2)
     engine.warm_up(QUERY_WIDTH)
     return engine
-
-
-def random_queries(seed: int, count: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).normal(size=(count, QUERY_WIDTH)).astype(np.float32)
 
 
 def run_one(engine: Engine, image: PixelArray, head: Head) -> NDArray[np.float32]:

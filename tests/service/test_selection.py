@@ -14,7 +14,7 @@ from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set, make_trained_set
 from service.scoring import score_labels
 from service.selection import Query, select_labels
-from tests.tiny_bundle import QUERY_WIDTH, SIDE, TINY_LABELS
+from tests.tiny_bundle import SIDE, TINY_LABELS, random_queries
 
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
@@ -23,12 +23,10 @@ NAMES = [f"label {i}" for i in range(6)] + [label.name for label in TINY_LABELS]
 
 
 def make_set(seed: int, names: list[str]) -> LabelSet:
-    queries = np.random.default_rng(seed).normal(size=(len(names), QUERY_WIDTH))
+    queries = random_queries(seed, len(names))
     nothing = (None,) * len(names)
     definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
-    return make_open_set(
-        definition, queries.astype(np.float32), version="1", origin="store", fallback=0.5
-    )
+    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
 
 
 label_names = st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=len(NAMES))
