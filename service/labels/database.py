@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ _POSTGRES = "postgresql+psycopg"
 _FILE = "file"  # where a connection notes which one it has open
 _POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
 _WRITING = "label_store_writing"
+_WAL_RETRY_SECONDS = 0.005
 
 
 class Database:
@@ -107,7 +109,13 @@ def _open_sqlite(path: str, patience_seconds: float) -> sa.Engine:
         connect_args={"timeout": patience_seconds, "check_same_thread": False},
         **options,
     )
-    sa.event.listen(engine, "connect", _set_up_sqlite)
+
+    def set_up(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # `_begin_sqlite` opens the transactions
+        _take_wal(connection, patience_seconds)
+        connection.execute("PRAGMA synchronous = FULL")
+
+    sa.event.listen(engine, "connect", set_up)
     if path != ":memory:":
         _follow_file(engine, Path(path))
     sa.event.listen(engine, "begin", _begin_sqlite)
@@ -138,10 +146,19 @@ def _identify(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # `_begin_sqlite` opens the transactions
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+def _take_wal(connection: sqlite3.Connection, patience_seconds: float) -> None:
+    # Of several that open a new file at once, SQLite tells all but one that it is locked, without
+    # the wait that is its timeout: each could hold what the others wait for.
+    give_up = time.monotonic() + patience_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() >= give_up:
+                raise
+        time.sleep(_WAL_RETRY_SECONDS)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

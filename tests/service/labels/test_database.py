@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,25 @@ def test_path_and_url_name_the_same_file(tmp_path: Path) -> None:
     assert count(second) == 1
     first.close()
     second.close()
+
+
+def test_new_file_that_another_is_writing_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # SQLite refuses WAL at once then, whatever its timeout
+    database = open_database(str(path), patience_seconds=0.05)
+    with pytest.raises(StoreUnavailable):
+        run(database, "CREATE TABLE t (x INTEGER)")
+    database.close()
+
+    database = open_database(str(path), patience_seconds=20)
+    release = threading.Timer(0.1, other.execute, ["ROLLBACK"])
+    release.start()
+    run(database, "CREATE TABLE t (x INTEGER)")
+    release.join()
+    assert count(database) == 0
+    database.close()
+    other.close()
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
