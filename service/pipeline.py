@@ -28,6 +28,7 @@ from service.images import DecodedImage, PixelArray, decode_image
 from service.inference import Found, Inference, Item
 from service.jpeg import is_quick
 from service.labels.catalogue import Catalogue
+from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
 from service.patience import finish_within
@@ -40,6 +41,9 @@ State = Literal["loading", "ready", "draining", "failed"]
 
 # Fewer labels are scored faster than a thread takes over.
 _LABELS_SCORED_AT_ONCE = 2000
+
+# A name of many combining marks takes a tenth of a millisecond.
+_NAMES_RESOLVED_AT_ONCE = 500
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
@@ -217,10 +221,15 @@ class Pipeline:
                 sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
-            selection = select_labels(sets, query)
+            selection = await self._select(sets, query)
         if query.explain is not None and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
+
+    async def _select(self, sets: Sequence[LabelSet], query: Query) -> Selection:
+        if len(query.include) + len(query.exclude) <= _NAMES_RESOLVED_AT_ONCE:
+            return select_labels(sets, query)
+        return await self._run_aside(self._set_deadline(), select_labels, sets, query)
 
     @property
     def is_full(self) -> bool:

@@ -32,8 +32,8 @@ from service.card import (
     TrainedHead,
 )
 from service.images import PixelArray
-from service.labels.definition import LabelSetRecord
-from service.labels.label_set import QueryArray
+from service.labels.definition import Definition, LabelSetRecord
+from service.labels.label_set import LabelSet, QueryArray, make_open_set
 
 SIDE = 16
 PATCH = 4
@@ -328,6 +328,14 @@ def random_images(seed: int, count: int) -> PixelArray:
 def random_queries(seed: int, count: int) -> QueryArray:
     """Returns label queries float32 [count, QUERY_WIDTH] as the open head takes them."""
     return np.random.default_rng(seed).normal(size=(count, QUERY_WIDTH)).astype(np.float32)
+
+
+def random_label_set(seed: int, names: Sequence[str]) -> LabelSet:
+    """Returns a set of open labels with `random_queries`, named after the seed."""
+    queries = random_queries(seed, len(names))
+    nothing = (None,) * len(names)
+    definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
+    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
 
 
 def write_tiny_bundle(

@@ -17,8 +17,7 @@ from service.bundle import Bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.explanation import MOST_EXPLAINED, Explainer
-from service.labels.definition import Definition
-from service.labels.label_set import LabelSet, make_open_set, make_trained_set
+from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline import Pipeline, open_pipeline
 from service.scoring import score_labels
 from service.selection import Query, select_labels
@@ -33,7 +32,7 @@ from tests.tiny_bundle import (
     add_memory,
     mapped_graphs,
     random_images,
-    random_queries,
+    random_label_set,
     tiny_graphs,
     tiny_head,
     tiny_open_head,
@@ -61,14 +60,7 @@ def explainer(mapped_bundle: Bundle) -> Explainer:
     return Explainer(mapped_bundle)
 
 
-def make_set(names: list[str], seed: int = 0) -> LabelSet:
-    queries = random_queries(seed, len(names))
-    nothing = (None,) * len(names)
-    definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
-    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
-
-
-OPEN = make_set(["chair", "cat", "lamp"])
+OPEN = random_label_set(0, ["chair", "cat", "lamp"])
 
 
 def explain(
@@ -154,7 +146,7 @@ def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> No
 
 
 def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
-    many = make_set([f"label {i}" for i in range(MOST_EXPLAINED + 5)], seed=3)
+    many = random_label_set(3, [f"label {i}" for i in range(MOST_EXPLAINED + 5)])
     query = Query(top_k=MOST_EXPLAINED + 5, explain="map")
     selection = select_labels((many,), query)
     (answer,) = engine.run(random_images(0, 1), [selection.heads], explained=[0])

@@ -228,6 +228,19 @@ async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipe
     await assert_good_photo_is_answered(pipeline)
 
 
+async def test_event_loop_goes_on_while_many_names_are_looked_up(pipeline: Pipeline) -> None:
+    others = asyncio.Event()
+    asyncio.get_running_loop().call_soon(others.set)
+    many = tuple(f"unicorn {number}" for number in range(5000))
+
+    with pytest.raises(UnknownLabel) as unknown:
+        await pipeline.select(Query(exclude=many))
+
+    assert unknown.value.names == many
+    assert others.is_set()
+    await assert_good_photo_is_answered(pipeline)
+
+
 async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

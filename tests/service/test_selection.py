@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from service.bundle import Bundle
 from service.engine import Engine, open_engine
 from service.errors import ConflictingLabels, UnknownLabel
-from service.labels.definition import Definition
-from service.labels.label_set import LabelSet, make_open_set, make_trained_set
+from service.labels.label_set import LabelSet, make_trained_set
 from service.scoring import score_labels
 from service.selection import Query, select_labels
-from tests.tiny_bundle import SIDE, TINY_LABELS, random_queries
+from tests.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
@@ -22,16 +21,9 @@ TRAINED = make_trained_set(TINY_LABELS)
 NAMES = [f"label {i}" for i in range(6)] + [label.name for label in TINY_LABELS]
 
 
-def make_set(seed: int, names: list[str]) -> LabelSet:
-    queries = random_queries(seed, len(names))
-    nothing = (None,) * len(names)
-    definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
-    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
-
-
 label_names = st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=len(NAMES))
 several_sets = st.lists(label_names, min_size=1, max_size=4).map(
-    lambda lists: [make_set(i, names) for i, names in enumerate(lists)]
+    lambda lists: [random_label_set(i, names) for i, names in enumerate(lists)]
 )
 
 
@@ -83,20 +75,20 @@ def test_include_and_exclude_leave_the_scores_of_the_others(
 
 
 def test_set_without_a_label_to_choose_from_is_not_run() -> None:
-    sets = [make_set(0, ["yak"]), TRAINED]
+    sets = [random_label_set(0, ["yak"]), TRAINED]
     selection = select_labels(sets, Query(include=("cat",)))
     assert selection.heads == (None,)
     assert selection.sets == tuple(sets)
 
 
 def test_whole_set_shares_its_queries_with_other_requests() -> None:
-    labels = make_set(0, ["yak", "newt"])
+    labels = random_label_set(0, ["yak", "newt"])
     (part,) = select_labels([labels], Query()).parts
     assert part.head is labels.queries
 
 
 def test_names_are_found_in_any_form_and_what_is_wrong_is_named() -> None:
-    labels = make_set(0, ["caf\u00e9", "yak"])
+    labels = random_label_set(0, ["caf\u00e9", "yak"])
     (part,) = select_labels([labels], Query(include=(" cafe\u0301",))).parts
     assert part.chosen.tolist() == [0]
     with pytest.raises(UnknownLabel) as unknown:
