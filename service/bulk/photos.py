@@ -7,6 +7,8 @@ names of the photos, which the results are filed under, and the bytes behind a n
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +39,20 @@ class PhotoStore:
         Raises:
             OSError: it cannot be read.
         """
-        with self.filesystem.open_input_stream(posixpath.join(self.folder, name)) as stream:
-            content: bytes = stream.read(max_bytes + 1)
-            return content
+        path = posixpath.join(self.folder, name)
+        try:
+            with self.filesystem.open_input_stream(path) as stream:
+                content: bytes = stream.read(max_bytes + 1)
+                return content
+        except OSError as error:
+            # pyarrow gives a folder no error number.
+            if error.errno is None and self._is_folder(path):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from error
+            raise
+
+    def _is_folder(self, path: str) -> bool:
+        kind = self.filesystem.get_file_info(path).type
+        return bool(kind == fs.FileType.Directory)
 
 
 def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
@@ -111,4 +124,6 @@ def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
         lines = content.decode().splitlines()
     except UnicodeDecodeError as error:
         raise StartError(f"{path} is neither a folder nor a list in UTF-8") from error
+    if b"\0" in content:
+        raise StartError(f"{path} is neither a folder nor a list of names")
     return list(dict.fromkeys(filter(None, (line.strip() for line in lines))))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import ray
@@ -57,17 +57,16 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
         report(totals, len(left))
         if left:
             with_what = (job, store, parts)
-            for tagged, failed in _tag_on_ray(left, workers, with_what):
-                totals.tagged += tagged
-                totals.failed += failed
+            for part in _tag_on_ray(left, workers, with_what):
+                totals.add(part)
                 report(totals, len(left))
         return totals
 
 
 def _tag_on_ray(
     names: list[str], workers: int, with_what: tuple[BulkJob, PhotoStore, PartFolder]
-) -> Iterator[tuple[int, int]]:
-    """Yields how many photos of each part were tagged and how many could not be."""
+) -> Iterator[Totals]:
+    """Yields what came of each part."""
     size, settings = with_what[0].part_size, with_what[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -86,7 +85,7 @@ def _tag_on_ray(
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
             )
             for row in counted.iter_rows():
-                yield int(row["tagged"]), int(row["failed"])
+                yield Totals(**{name: int(count) for name, count in row.items()})
     except ConnectionError as error:
         raise StartError("no Ray cluster answers at RAY_ADDRESS") from error
     except ray.exceptions.RayError as error:
@@ -111,17 +110,20 @@ class PartTagger:
             raise StartError("a worker has another bundle or other label sets than the driver")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        """Tags and files the parts of a batch; returns how many photos came out how."""
-        counts: dict[str, list[int]] = {"tagged": [], "failed": []}
+        """Tags and files the parts of a batch; returns the totals of each, a column a figure."""
+        counts: dict[str, list[int]] = {}
         for names in batch["names"]:
-            records = self._runner.run(self._tag([str(name) for name in names]))
-            self._parts.write(records)
-            failed = sum(record["error"] is not None for record in records)
-            counts["failed"].append(failed)
-            counts["tagged"].append(len(records) - failed)
+            found = self._runner.run(self._tag([str(name) for name in names]))
+            totals = Totals()
+            for record in found:
+                totals.count(record)
+            if records := [record for record in found if record is not None]:
+                self._parts.write(records)
+            for figure, count in asdict(totals).items():
+                counts.setdefault(figure, []).append(count)
         return counts
 
-    async def _tag(self, names: list[str]) -> list[Record]:
+    async def _tag(self, names: list[str]) -> list[Record | None]:
         tagging = tag_photos(self._pipeline, self._selection, self._store, names)
         return [record async for record in tagging]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from service.bulk.parts import Record, open_parts
 from service.bulk.photos import open_photos
@@ -48,11 +48,33 @@ class Totals:
         tagged: photos that got labels in this run.
         failed: photos of this run that cannot be used; their rows say why.
         skipped: photos that an earlier run had done.
+        unread: photos that could not be read this time; the next run tries them again.
     """
 
     tagged: int = 0
     failed: int = 0
     skipped: int = 0
+    unread: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Photos that this run is through with."""
+        return self.tagged + self.failed + self.unread
+
+    def add(self, part: Totals) -> None:
+        """Adds what came of some of the photos."""
+        for figure in fields(self):
+            both = getattr(self, figure.name) + getattr(part, figure.name)
+            setattr(self, figure.name, both)
+
+    def count(self, record: Record | None) -> None:
+        """Counts what `tag_photos` gave for a photo."""
+        if record is None:
+            self.unread += 1
+        elif record["error"] is None:
+            self.tagged += 1
+        else:
+            self.failed += 1
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
@@ -76,12 +98,10 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
             report(totals, len(left))
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, left):
-                records.append(record)
-                if record["error"] is None:
-                    totals.tagged += 1
-                else:
-                    totals.failed += 1
-                if len(records) == job.part_size or totals.tagged + totals.failed == len(left):
+                totals.count(record)
+                if record is not None:
+                    records.append(record)
+                if len(records) == job.part_size or (records and totals.seen == len(left)):
                     await asyncio.to_thread(parts.write, records)
                     records = []
                 report(totals, len(left))

@@ -1,14 +1,16 @@
 """Tagging: names of photos -> records, through a pipeline that is kept busy.
 
-In: a started pipeline, a selection and names. Out: one record for each name, in order. Enough
-photos are under way to keep every core and the next batch busy, and no more than that are in
-memory. A photo that cannot be used costs only itself; a model that cannot be run ends the run.
-Next: `parts.py`, which files the records.
+In: a started pipeline, a selection and names. Out: one record for each name, in order; none for a
+photo that could not be read for a reason that may pass. Enough photos are under way to keep every
+core and the next batch busy, and no more than that are in memory. A photo that cannot be used costs
+only itself; a model that cannot be run ends the run. Next: `parts.py`, which files the records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -30,6 +32,15 @@ _LEAST_PHOTOS_UNDER_WAY = 32
 # Nobody waits for a single photo, so it waits for as long as it takes.
 _DEADLINE_MS = 3_600_000.0
 _QUEUE_SIZE = 4096
+# What another try would find again; a disk or an object store may answer the next time.
+_LASTING = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.EACCES, errno.EPERM),
+    }
+)
+
+_log = logging.getLogger(__name__)
 
 
 def prepare_settings(settings: Settings) -> Settings:
@@ -58,8 +69,10 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 async def tag_photos(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
-) -> AsyncIterator[Record]:
+) -> AsyncIterator[Record | None]:
     """Tags photos and yields their records in order.
+
+    In the place of a photo that could not be read this time comes None; the log says why.
 
     Raises:
         InferenceFailed: the model cannot be run.
@@ -70,7 +83,7 @@ async def tag_photos(
         _LEAST_PHOTOS_UNDER_WAY, _BATCHES_UNDER_WAY * engine.workers * engine.max_batch_size
     )
     under_way = min(under_way, pipeline.settings.queue_size)
-    tasks: deque[asyncio.Task[Record]] = deque()
+    tasks: deque[asyncio.Task[Record | None]] = deque()
     try:
         for name in names:
             tasks.append(asyncio.create_task(_tag_photo(pipeline, selection, store, name)))
@@ -86,7 +99,7 @@ async def tag_photos(
 
 async def _tag_photo(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, name: str
-) -> Record:
+) -> Record | None:
     limit = pipeline.settings.max_body_bytes
     try:
         data = await asyncio.to_thread(store.read, name, limit)
@@ -94,8 +107,10 @@ async def _tag_photo(
             return _record(name, error=f"The file is larger than {limit} bytes")
         return _record(name, await pipeline.predict(data, selection))
     except OSError as error:
-        # Not its own text, which names paths.
-        return _record(name, error=os.strerror(error.errno) if error.errno else "cannot be read")
+        if error.errno not in _LASTING:
+            _log.error("%s was not read: %s", name, error)
+            return None
+        return _record(name, error=os.strerror(error.errno))  # not its own text: it names paths
     except ImageError as error:
         return _record(name, error=describe_failure(error))
 

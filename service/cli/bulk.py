@@ -1,7 +1,7 @@
 """Bulk on the command line: `ml-decoder bulk IN OUT`.
 
 In: arguments and settings. Out: Parquet files, a progress bar on stderr, totals on stdout, and
-an exit code: 0 all photos have labels, 1 some cannot be used. Next: `service/bulk/run.py`.
+an exit code: 0 all photos have labels, 1 some have none. Next: `service/bulk/run.py`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         else:
             totals = asyncio.run(run_bulk(job, report))
     _show_totals(totals, as_json)
-    if totals.failed:
+    if totals.failed or totals.unread:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -111,8 +111,7 @@ def _show_progress() -> Iterator[Report]:
         def report(totals: Totals, to_do: int) -> None:
             speed = progress.tasks[0].speed
             text = "" if speed is None else f"{speed:.0f} photos/s"
-            done = totals.tagged + totals.failed
-            progress.update(task, completed=done, total=to_do, speed=text)
+            progress.update(task, completed=totals.seen, total=to_do, speed=text)
 
         yield report
 
@@ -121,6 +120,7 @@ def _show_totals(totals: Totals, as_json: bool) -> None:
     if as_json:
         write_json(asdict(totals))
         return
+    unread = f", {totals.unread} not read: run it again for them" if totals.unread else ""
     sys.stdout.write(
-        f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before\n"
+        f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before{unread}\n"
     )

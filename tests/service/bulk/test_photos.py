@@ -70,9 +70,12 @@ def test_name_that_is_not_utf8_stops_the_start(tmp_path: Path, folder: Path) -> 
     assert open_photos(str(folder))[1]
 
 
-def test_picture_taken_for_a_list_stops_the_start(tmp_path: Path, folder: Path) -> None:
-    picture = tmp_path / "picture.png"
-    picture.write_bytes(b"\x89PNG\xff\xfe")
+@pytest.mark.parametrize("content", [b"\x89PNG\xff\xfe", b"II*\0\x08\0\0\0"])
+def test_picture_taken_for_a_list_stops_the_start(
+    tmp_path: Path, folder: Path, content: bytes
+) -> None:
+    picture = tmp_path / "picture"
+    picture.write_bytes(content)
     with pytest.raises(StartError, match="neither a folder nor a list"):
         open_photos(str(picture))
     assert open_photos(str(folder))[1]

@@ -49,7 +49,7 @@ def make_job(bundle: Bundle, photos: Path, out: Path, **changes: Any) -> BulkJob
 def run(job: BulkJob) -> tuple[Totals, list[int]]:
     """Runs the job; returns the totals and how many photos were done at each report."""
     seen: list[int] = []
-    totals = asyncio.run(run_bulk(job, lambda now, _to_do: seen.append(now.tagged + now.failed)))
+    totals = asyncio.run(run_bulk(job, lambda now, _to_do: seen.append(now.seen)))
     return totals, seen
 
 
@@ -116,6 +116,26 @@ def test_file_over_the_limit_and_file_that_is_gone_cost_only_themselves(
     rows = read_rows(tmp_path / "out")
     assert rows["photos/gone.png"]["error"] == "No such file or directory"
     assert "larger than 10000000 bytes" in rows["photos/big.png"]["error"]
+
+
+def test_photo_that_could_not_be_read_this_time_is_left_for_the_next_run(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = photos / "11.png"
+    failing.symlink_to("/proc/self/mem")  # its first byte is an input/output error
+    listed = tmp_path / "list.txt"
+    listed.write_text("photos/00.png\nphotos\nphotos/01.png\nphotos/11.png\n")
+    job = make_job(tiny_bundle, listed, tmp_path / "out", part_size=2)
+    totals, seen = run(job)
+    assert totals == Totals(tagged=2, failed=1, unread=1)
+    assert seen == [0, 1, 2, 3, 4]
+    assert "photos/11.png was not read: [Errno 5]" in caplog.text
+    assert read_rows(tmp_path / "out")["photos"]["error"] == "Is a directory"
+
+    failing.unlink()
+    failing.write_bytes(make_photo(11))
+    assert run(job)[0] == Totals(tagged=1, skipped=3)
+    assert len(read_rows(tmp_path / "out")) == 4
 
 
 def test_question_that_cannot_be_asked_writes_nothing(

@@ -37,8 +37,20 @@ def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
     (photos / "bad.jpg").write_bytes(b"junk")
     code, out, err = run(photos, tmp_path / "a", "--json")
     assert (code, err) == (1, "")
-    assert json.loads(out) == {"tagged": 0, "failed": 1, "skipped": 3}
+    assert json.loads(out) == {"tagged": 0, "failed": 1, "skipped": 3, "unread": 0}
     assert run(photos, tmp_path / "a")[0] == 0  # nothing was left to do
+
+
+def test_unread_photo_is_named_and_the_next_run_is_recommended(
+    run: Run, photos: Path, tmp_path: Path
+) -> None:
+    (photos / "3.png").symlink_to("/proc/self/mem")
+    code, out, _ = run(photos, tmp_path / "a")
+    assert (code, out) == (
+        1, "3 tagged, 0 failed, 0 done before, 1 not read: run it again for them\n"
+    )  # fmt: skip
+    (photos / "3.png").unlink()
+    assert run(photos, tmp_path / "a") == (0, "0 tagged, 0 failed, 3 done before\n", "")
 
 
 @pytest.mark.parametrize(
