@@ -26,7 +26,7 @@
     |   `-- VersionNotReached  the store has not seen that version
     |-- StoreError             the store of label sets
     |   |-- StoreUnavailable   away or locked; what is loaded goes on
-    |   |   `-- StoreIncompatible  its tables are of another version of the service
+    |   |   `-- StoreIncompatible  a file or tables that are not this service's
     |   `-- StoreFull          no space left on its disk
     |-- BusyError              try again later
     |   |-- QueueFull          refused at once
@@ -160,7 +160,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreIncompatible(StoreUnavailable):
-    """The store's tables are of another version of the service; the message is one line."""
+    """The store's file is no database, or its tables are of another version; one line."""
 
 
 class StoreFull(StoreError):

@@ -6,7 +6,11 @@ which win. Out: a frozen `Settings`. Next: `pipeline.py`, which opens what is as
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +18,19 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.card import Device, RunPrecision
+from service.errors import StartError
 
 MIB = 1024 * 1024
 # Linux control groups v2: "quota period" in microseconds, or "max period".
 _CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
+# Not settings, but ours: of the command line's client, Compose and nginx.
+_OTHER_VARIABLES = re.compile(
+    r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
+    # What Kubernetes sets of a Service that is named ml-decoder.
+    r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
+)
+
+_log = logging.getLogger(__name__)
 
 
 class Settings(BaseSettings):
@@ -40,12 +53,12 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 picks a free one (default 8000)."""
 
-    device: Literal["auto"] | Device = "auto"
+    device: Literal["auto", Device] = "auto"
     """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
     openvino), cuda, tensorrt (needs TensorRT 10 beside the extra gpu), or auto = cuda if it works,
     else cpu; any other device that is not there stops the start (default auto)."""
 
-    precision: Literal["auto"] | RunPrecision = "auto"
+    precision: Literal["auto", RunPrecision] = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with products of bfloat16; openvino
     alone), or auto = the bundle's choice for the device, with openvino bf16 in place of fp32 where
     the processor has it (default auto)."""
@@ -160,6 +173,26 @@ class Settings(BaseSettings):
     traces: Literal["off", "otlp"] = "off"
     """Where traces go: off, or otlp = an OpenTelemetry collector, as the standard OTEL_* variables
     say; needs the extra otel (default off)."""
+
+
+def check_variables(environment: Mapping[str, str] = os.environ) -> None:
+    """Warns of variables that begin like settings and are none, with the name that may be meant.
+
+    Raises:
+        StartError: one speaks of keys; without it the service would be open to everyone.
+    """
+    prefix = str(Settings.model_config["env_prefix"])
+    known = [name.upper() for name in Settings.model_fields]
+    for name in sorted(environment):
+        variable = name.upper()
+        setting = variable.removeprefix(prefix)
+        if setting == variable or setting in known or _OTHER_VARIABLES.fullmatch(variable):
+            continue
+        near = difflib.get_close_matches(setting, known, 1)
+        told = f"{name} is no setting" + "".join(f"; is {prefix}{other} meant?" for other in near)
+        if "KEY" in setting:
+            raise StartError(told)
+        _log.warning("%s", told)
 
 
 def count_cores() -> int:

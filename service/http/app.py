@@ -147,8 +147,8 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     opening = asyncio.create_task(host.open())
     sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))
     yield
-    await opening
     await host.drain()
+    await opening
     sampling.cancel()
     await asyncio.wait([sampling])
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline import Pipeline, open_pipeline
-from service.settings import Settings
+from service.settings import Settings, check_variables
 from service.stages import Watcher
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class PipelineHost:
     async def open(self) -> None:
         """Opens and starts the pipeline, or sets `failure`; never raises."""
         try:
+            check_variables()
             # Loading and warming up take seconds, in which the event loop has to answer.
             pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
             pipeline.watchers = tuple(self.watchers)
@@ -92,6 +93,9 @@ class PipelineHost:
             logger.exception("unexpected error while opening the bundle")
             self.failure = StartError("the bundle cannot be opened: see the log")
         else:
+            if self._draining:
+                await pipeline.drain()
+                return
             self._pipeline = pipeline
             runtime = pipeline.engine
             card = pipeline.bundle.card

@@ -20,6 +20,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from service.errors import StartError
 from service.http.app import create_app
 from service.http.connections import Refuse, make_protocol
 from service.http.exposition import open_own_port
@@ -58,8 +59,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where it listens, with the port that the system chose for port 0."""
-        await super().startup(sockets)
+        """Says where it listens, with the port that the system chose for port 0.
+
+        Raises:
+            StartError: it cannot listen there.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit as end:  # uvicorn's way out of what it met
+            settings = self._host.settings
+            reason = getattr(end.__context__, "strerror", None) or "it cannot be had"
+            raise StartError(f"port {settings.port} of {settings.host}: {reason}") from end
         for server in self.servers:
             for listener in server.sockets:
                 address, port = listener.getsockname()[:2]
@@ -73,7 +83,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, with open doors, then closes; both together within `drain_seconds`."""
         drain_seconds = self._host.settings.drain_seconds
-        logger.info("draining", extra={"seconds": drain_seconds})
+        if self._host.failure is None:
+            logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
         draining = asyncio.create_task(self._host.drain())
         while not (draining.done() or self.force_exit):
@@ -135,6 +146,8 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         server_header=False,
         timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
     )
+    # The error of a port that cannot be had: `startup` raises it with more to say.
+    logging.getLogger("uvicorn.error").addFilter(lambda told: not isinstance(told.msg, OSError))
     sys.setswitchinterval(_SWITCH_SECONDS)
     with open_own_port(settings, app.state.metrics):
         Server(config, host).run()

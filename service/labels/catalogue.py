@@ -29,6 +29,8 @@ from service.labels.store import LabelStore
 from service.labels.stored_sets import StoredSets
 from service.selection import Query
 
+_NAMES_SHOWN = 10
+
 _log = logging.getLogger(__name__)
 
 
@@ -130,7 +132,10 @@ class Catalogue:
         for name in self._default:
             # No reason to stop: who may delete a set could keep the service from starting again.
             if self._get(name) is None:
-                _log.warning("there is no label set %s yet: requests have to name theirs", name)
+                known = ", ".join(each.name for each in self.list_sets()[:_NAMES_SHOWN])
+                _log.warning(
+                    "there is no label set %s yet: requests have to name theirs (%s)", name, known
+                )
 
     async def stop(self) -> None:
         """Stops following the store and lets go of it."""

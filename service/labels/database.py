@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
-from service.errors import StartError, StoreFull, StoreUnavailable
+from service.errors import StartError, StoreFull, StoreIncompatible, StoreUnavailable
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"
@@ -202,6 +202,8 @@ def _naming_failures() -> Iterator[None]:
     except sa.exc.DBAPIError as error:
         if _is_full(error.orig):
             raise StoreFull("the store's disk is full") from error
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
+            raise StoreIncompatible("label_store: the file is no SQLite database") from error
         raise StoreUnavailable("the store does not answer") from error
     except sa.exc.SQLAlchemyError as error:  # no free connection in time, for example
         raise StoreUnavailable("the store does not answer") from error

@@ -217,7 +217,8 @@ class StoredSets:
             await look()
         except StoreError as error:
             if not self._away:
-                _log.warning("the label store is away: %s", error.__cause__ or error)
+                reason = str(error.__cause__ or error).partition("\n")[0]
+                _log.warning("the label store is away: %s", reason)
             self._away = True
             if isinstance(error, StoreIncompatible):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,13 +104,30 @@ def test_damaged_bundle_stops_the_start_with_one_line(
 
 @pytest.mark.parametrize(
     "flags",
-    [("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1"), ("--queue-size", "0")],
+    [
+        *(("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1")),
+        *(("--queue-size", "0"), ("--label-store", __file__), ("--host", "none.invalid")),
+    ],
 )
 def test_setting_that_cannot_be_had_stops_the_start_with_one_line(
     open_bundle: Bundle, flags: tuple[str, str]
 ) -> None:
     # No GPU is visible, so this holds on a machine with one as well.
     assert_start_fails(*serve_command(open_bundle.path), *flags, CUDA_VISIBLE_DEVICES="")
+
+
+def test_port_that_is_taken_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_start_fails(*serve_command(open_bundle.path), "--port", port, says="already in use")
+
+
+def test_variable_like_that_of_the_keys_stops_the_start(open_bundle: Bundle) -> None:
+    assert_start_fails(
+        *serve_command(open_bundle.path),
+        says="ML_DECODER_PREDICT_KEY is no setting; is ML_DECODER_PREDICT_KEYS meant?",
+        ML_DECODER_PREDICT_KEY="x" * 32,
+    )
 
 
 def test_auto_falls_back_to_the_cpu_and_says_so(open_bundle: Bundle) -> None:
@@ -120,9 +138,10 @@ def test_auto_falls_back_to_the_cpu_and_says_so(open_bundle: Bundle) -> None:
         assert_still_serving(client)
 
 
-def assert_start_fails(*command: str, **variables: str) -> None:
+def assert_start_fails(*command: str, says: str = "", **variables: str) -> None:
     with ServerProcess(*command, "--log-level", "error", **variables) as server:
         assert server.wait() == 2
         lines = server.stderr.splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("ml-decoder: ")
+    assert says in lines[0]

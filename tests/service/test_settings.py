@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from service import settings as settings_module
-from service.settings import Settings, count_cores
+from service.errors import StartError
+from service.settings import Settings, check_variables, count_cores
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
@@ -55,6 +56,33 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bad_setting_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(values)
+
+
+def test_variable_that_is_no_setting_is_told_with_the_name_that_may_be_meant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check_variables({"ML_DECODER_DEVCE": "cpu", "ML_DECODER_XYZ": "", "PATH": ""})
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "ML_DECODER_DEVCE is no setting; is ML_DECODER_DEVICE meant?",
+        "ML_DECODER_XYZ is no setting",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["ML_DECODER_PREDICT_KEY", "ml_decoder_admin_key", "ML_DECODER_KEYS"]
+)
+def test_variable_that_speaks_of_keys_and_is_no_setting_is_refused(name: str) -> None:
+    with pytest.raises(StartError, match=f"{name} is no setting"):
+        check_variables({name: "secret"})
+
+
+def test_settings_and_variables_of_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    ours = ("API_KEY", "PUBLISH", "LISTEN", "SERVERS", "LABEL_SERVERS")
+    kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP_ADDR")
+    names = (*(name.upper() for name in Settings.model_fields), *ours, *kubernetes)
+    check_variables({f"ML_DECODER_{name}": "" for name in names} | {"ml_decoder_port": ""})
+    assert not caplog.records
 
 
 def test_settings_cannot_change() -> None:

@@ -83,7 +83,7 @@ def test_store_that_cannot_be_reached_is_told_and_not_an_empty_list(
     for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
         code, out, err = run("labels", *arguments)
         assert (code, out) == (2, "")
-        assert err == "ml-decoder: The label store does not answer\n"
+        assert err == "ml-decoder: label_store: the file is no SQLite database\n"
     (tmp_path / "labels.db").unlink()
     assert list_names(run) == ["trained", "everyday"]
 
