@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 Precision = Literal["fp32", "fp16", "int8"]
 """Numbers that a graph is written in."""
-RunPrecision = Precision | Literal["bf16"]
+RunPrecision = Literal[Precision, "bf16"]
 """Numbers that a graph is run in: those it is written in, or `bf16`: an fp32 graph whose products
 take bfloat16."""
 Device = Literal["cpu", "openvino", "cuda", "tensorrt"]

@@ -66,7 +66,16 @@ class UnsupportedImage(ImageError):
 
 
 class TooManyPixels(ImageError):
-    """The picture has more pixels than the service accepts."""
+    """The picture has more pixels than the service accepts.
+
+    Attributes:
+        limit: most pixels, width x height.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Keeps the limit."""
+        super().__init__(f"over {limit} pixels")
+        self.limit = limit
 
 
 class QueryError(ServiceError):

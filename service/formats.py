@@ -1,11 +1,13 @@
 """Formats: which kinds of file are decoded, and how the others are told from junk.
 
-In: the beginning of a file. Out: the name of a format that is known but not read, or nothing.
-HEIC and AVIF are read where the extra `heif` is installed. Next: `images.py`, which hands
-`FORMATS` to Pillow: what is not in it is never decoded.
+In: the beginning of a file, or its name. Out: the name of a format that is known but not read, or
+nothing; whether a folder's file is taken for a photo. HEIC and AVIF are read where the extra `heif`
+is installed. Next: `images.py`, which hands `FORMATS` to Pillow: no other is ever decoded.
 """
 
 from __future__ import annotations
+
+import re
 
 from PIL import AvifImagePlugin, features
 
@@ -28,6 +30,18 @@ _MAGIC = (
 _HEIC_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
+_ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "HEIF": (".heic", ".heif"),
+    "AVIF": (".avif",),
+}
+_OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
+# What is not a letter, a digit, `-` or `_` might mean something in a path.
+_UNSAFE = re.compile(r"[^\w-]+")
 
 
 def _find_formats() -> tuple[str, ...]:
@@ -47,6 +61,19 @@ def _find_formats() -> tuple[str, ...]:
 
 FORMATS = _find_formats()
 """Pillow's names of the formats that are read."""
+
+ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
+"""File name endings, in lower case, of what is taken for a photo in a folder."""
+
+
+def is_photo_name(name: str) -> bool:
+    """Tells whether a folder's file is taken for a photo; pictures of `name_overlay` are not."""
+    return name.lower().endswith(ENDINGS) and not _OVERLAY.search(name)
+
+
+def name_overlay(photo: str, rank: int, label: str) -> str:
+    """Returns the name of the picture of where a label is in a photo: `dog.jpg.map-1-cat.jpg`."""
+    return f"{photo}.map-{rank}-{_UNSAFE.sub('_', label)[:80]}.jpg"
 
 
 def name_unread_format(data: bytes) -> str | None:

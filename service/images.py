@@ -107,7 +107,7 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise TooManyPixels("over Pillow's own pixel limit") from error
+        raise TooManyPixels(max_pixels) from error
     except Exception as error:
         # Pillow's readers raise nearly every type there is on damaged files.
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
@@ -159,7 +159,7 @@ def _split_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise TooManyPixels(f"{width} x {height} pixels")
+        raise TooManyPixels(max_pixels)
 
 
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:

@@ -70,20 +70,21 @@ class PartFolder:
     folder: str
     question: dict[str, Any]
 
-    def read_done(self) -> set[str]:
-        """Returns the names of the photos that stand in a part.
+    def read_done(self) -> dict[str, bool]:
+        """Returns the photos that stand in a part, and whether each could be used.
 
         Raises:
             StartError: a part cannot be read.
         """
-        done: set[str] = set()
+        done: dict[str, bool] = {}
         for path in self._list_parts():
             try:
                 with self.filesystem.open_input_file(path) as file:
-                    table = pq.read_table(file, columns=["photo"])
+                    table = pq.read_table(file, columns=["photo", "error"])
             except (OSError, pa.ArrowException) as error:
                 raise StartError(f"{path} cannot be read: delete it to tag it again") from error
-            done.update(table.column("photo").to_pylist())
+            usable = table.column("error").is_null().to_pylist()
+            done.update(zip(table.column("photo").to_pylist(), usable, strict=True))
         return done
 
     def write(self, records: Sequence[Record]) -> None:
@@ -175,7 +176,7 @@ def _agree_on_question(parts: PartFolder, location: str) -> None:
         content: bytes = stream.read()
     if content != _dump(parts.question):
         raise StartError(
-            f"{location} was begun with another model, label set, query or input: "
+            f"{location} was begun with another model, label set, query, input or limit: "
             f"{QUESTION_FILE} tells which; take another folder"
         )
 

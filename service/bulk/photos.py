@@ -7,18 +7,16 @@ names of the photos, which the results are filed under, and the bytes behind a n
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyarrow import fs
 
 from service.errors import StartError
-
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
-"""File name endings, in any case, of what is taken from a folder; a list may name anything."""
+from service.formats import is_photo_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,20 +37,9 @@ class PhotoStore:
         Raises:
             OSError: it cannot be read.
         """
-        path = posixpath.join(self.folder, name)
-        try:
-            with self.filesystem.open_input_stream(path) as stream:
-                content: bytes = stream.read(max_bytes + 1)
-                return content
-        except OSError as error:
-            # pyarrow gives a folder no error number.
-            if error.errno is None and self._is_folder(path):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from error
-            raise
-
-    def _is_folder(self, path: str) -> bool:
-        kind = self.filesystem.get_file_info(path).type
-        return bool(kind == fs.FileType.Directory)
+        with self.filesystem.open_input_stream(posixpath.join(self.folder, name)) as stream:
+            content: bytes = stream.read(max_bytes + 1)
+            return content
 
 
 def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
@@ -103,25 +90,51 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def _search_folder(store: PhotoStore) -> list[str]:
-    found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
-    try:
+    if isinstance(store.filesystem, fs.LocalFileSystem):
+        files = [path for path in _walk(store.folder) if Path(path).is_file()]
+    else:
+        found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = [info.path for info in found if info.type == fs.FileType.File]
-    except UnicodeDecodeError as error:
-        raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
     names = (posixpath.relpath(path, store.folder) for path in files)
-    return sorted(name for name in names if _is_photo(name))
+    photos = sorted(name for name in names if _is_photo(name))
+    try:
+        "".join(photos).encode()
+    except UnicodeEncodeError as error:
+        raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
+    return photos
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Yields the files in a folder and below; a folder that links lead back to counts once.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    seen = {os.path.realpath(folder)}
+    for place, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        yield from (posixpath.join(place, file) for file in files)
+        inside, folders[:] = sorted(folders), []
+        for name in inside:
+            real = os.path.realpath(posixpath.join(place, name))
+            if real not in seen and not name.startswith("."):
+                seen.add(real)
+                folders.append(name)
 
 
 def _is_photo(name: str) -> bool:
     hidden = any(part.startswith(".") for part in name.split("/"))
-    return not hidden and name.lower().endswith(ENDINGS)
+    return not hidden and is_photo_name(name)
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
     with filesystem.open_input_stream(path) as stream:
         content: bytes = stream.read()
     try:
-        lines = content.decode().splitlines()
+        lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise StartError(f"{path} is neither a folder nor a list in UTF-8") from error
     if b"\0" in content:

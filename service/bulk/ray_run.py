@@ -20,7 +20,7 @@ import ray.exceptions
 
 from service.bulk.parts import PartFolder, Record, open_parts
 from service.bulk.photos import PhotoStore, open_photos
-from service.bulk.run import BulkJob, Report, Totals
+from service.bulk.run import BulkJob, Report, Totals, count_before
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.card import CPU_DEVICES
 from service.errors import StartError
@@ -53,7 +53,7 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     with open_parts(job.out, question) as parts:
         done = parts.read_done()
         left = [name for name in names if name not in done]
-        totals = Totals(skipped=len(names) - len(left))
+        totals = count_before(done, names)
         report(totals, len(left))
         if left:
             with_what = (job, store, parts)
@@ -72,16 +72,19 @@ def _tag_on_ray(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         with ray.init(log_to_driver=False, logging_level=logging.ERROR):
-            fit = int(ray.cluster_resources().get("CPU", 1)) // settings.intra_op_threads
-            most = max(1, min(workers or fit, len(chunks)))
+            cpus, gpus = settings.intra_op_threads, _count_gpus(settings)
+            fit = sum(_count_places(node["Resources"], cpus, gpus) for node in ray.nodes())
+            if not fit:
+                raise StartError(f"no node of the cluster has a worker's {cpus} CPUs, {gpus} GPUs")
+            most = min(workers or fit, len(chunks))
             ray.data.DataContext.get_current().enable_progress_bars = False
             blocks = min(len(chunks), most * _BLOCKS_PER_WORKER)
             counted = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
                 PartTagger,
                 fn_constructor_args=with_what,
                 batch_size=1,
-                num_cpus=settings.intra_op_threads,
-                num_gpus=0 if settings.device in {"auto", *CPU_DEVICES} else 1,
+                num_cpus=cpus,
+                num_gpus=gpus,
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
             )
             for row in counted.iter_rows():
@@ -91,6 +94,16 @@ def _tag_on_ray(
     except ray.exceptions.RayError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise StartError(f"a Ray worker failed: {reason}") from error
+
+
+def _count_gpus(settings: Settings) -> int:
+    return 0 if settings.device in {"auto", *CPU_DEVICES} else 1
+
+
+def _count_places(resources: dict[str, float], cpus: int, gpus: int) -> int:
+    """Returns how many workers a node has room for."""
+    by_cpu = int(resources.get("CPU", 0)) // cpus
+    return min(by_cpu, int(resources.get("GPU", 0))) if gpus else by_cpu
 
 
 class PartTagger:
@@ -107,7 +120,7 @@ class PartTagger:
         self._runner = asyncio.Runner()
         self._pipeline, self._selection = self._runner.run(_open(job))
         if describe_question(self._pipeline, self._selection, job.photos) != parts.question:
-            raise StartError("a worker has another bundle or other label sets than the driver")
+            raise StartError("a worker has another bundle, precision or label sets than the driver")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Tags and files the parts of a batch; returns the totals of each, a column a figure."""

@@ -7,7 +7,7 @@ are those that clients see. Next: `ray_run.py`, which does the same on many mach
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from service.bulk.parts import Record, open_parts
@@ -48,13 +48,15 @@ class Totals:
         tagged: photos that got labels in this run.
         failed: photos of this run that cannot be used; their rows say why.
         skipped: photos that an earlier run had done.
-        unread: photos that could not be read this time; the next run tries them again.
+        unread: photos whose files could not be read; the next run tries them again.
+        failed_before: of those that an earlier run had done, how many cannot be used.
     """
 
     tagged: int = 0
     failed: int = 0
     skipped: int = 0
     unread: int = 0
+    failed_before: int = 0
 
     @property
     def seen(self) -> int:
@@ -77,6 +79,12 @@ class Totals:
             self.failed += 1
 
 
+def count_before(done: Mapping[str, bool], names: Sequence[str]) -> Totals:
+    """Returns the totals of what earlier runs have done of these photos."""
+    usable = [done[name] for name in names if name in done]
+    return Totals(skipped=len(usable), failed_before=usable.count(False))
+
+
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet.
 
@@ -94,7 +102,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             done = parts.read_done()
             left = [name for name in names if name not in done]
-            totals = Totals(skipped=len(names) - len(left))
+            totals = count_before(done, names)
             report(totals, len(left))
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, left):

@@ -1,17 +1,15 @@
 """Tagging: names of photos -> records, through a pipeline that is kept busy.
 
-In: a started pipeline, a selection and names. Out: one record for each name, in order; none for a
-photo that could not be read for a reason that may pass. Enough photos are under way to keep every
-core and the next batch busy, and no more than that are in memory. A photo that cannot be used costs
-only itself; a model that cannot be run ends the run. Next: `parts.py`, which files the records.
+In: a started pipeline, a selection and names. Out: one record for each name, in order; none where
+the file cannot be read, which the next run may find mended. Enough photos are under way to keep
+every core and the next batch busy, and no more than that are in memory. A photo that cannot be used
+costs only itself; a model that cannot be run ends the run. Next: `parts.py`, which files them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
@@ -32,13 +30,6 @@ _LEAST_PHOTOS_UNDER_WAY = 32
 # Nobody waits for a single photo, so it waits for as long as it takes.
 _DEADLINE_MS = 3_600_000.0
 _QUEUE_SIZE = 4096
-# What another try would find again; a disk or an object store may answer the next time.
-_LASTING = frozenset(
-    {
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
-        *(errno.EACCES, errno.EPERM),
-    }
-)
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +51,9 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
     card = pipeline.bundle.card
     return {
         "model": {"name": card.name, "version": card.version},
-        "precision": pipeline.settings.precision,
+        "precision": pipeline.engine.precision,
+        "max_body_bytes": pipeline.settings.max_body_bytes,
+        "max_pixels": pipeline.settings.max_pixels,
         "label_sets": [{"name": s.name, "version": s.version} for s in selection.sets],
         "query": {k: v for k, v in asdict(selection.query).items() if v not in (None, ())},
         "photos": location if "://" in location else str(Path(location).absolute()),
@@ -72,7 +65,7 @@ async def tag_photos(
 ) -> AsyncIterator[Record | None]:
     """Tags photos and yields their records in order.
 
-    In the place of a photo that could not be read this time comes None; the log says why.
+    In the place of a photo whose file cannot be read comes None; the log says why.
 
     Raises:
         InferenceFailed: the model cannot be run.
@@ -107,10 +100,8 @@ async def _tag_photo(
             return _record(name, error=f"The file is larger than {limit} bytes")
         return _record(name, await pipeline.predict(data, selection))
     except OSError as error:
-        if error.errno not in _LASTING:
-            _log.error("%s was not read: %s", name, error)
-            return None
-        return _record(name, error=os.strerror(error.errno))  # not its own text: it names paths
+        _log.error("%s was not read: %s", name, error)
+        return None
     except ImageError as error:
         return _record(name, error=describe_failure(error))
 

@@ -89,7 +89,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         else:
             totals = asyncio.run(run_bulk(job, report))
     _show_totals(totals, as_json)
-    if totals.failed or totals.unread:
+    if totals.failed or totals.unread or totals.failed_before:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -120,7 +120,9 @@ def _show_totals(totals: Totals, as_json: bool) -> None:
     if as_json:
         write_json(asdict(totals))
         return
+    before = f" ({totals.failed_before} of them failed)" if totals.failed_before else ""
     unread = f", {totals.unread} not read: run it again for them" if totals.unread else ""
     sys.stdout.write(
-        f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before{unread}\n"
+        f"{totals.tagged} tagged, {totals.failed} failed, {totals.skipped} done before{before}"
+        f"{unread}\n"
     )

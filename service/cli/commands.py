@@ -78,6 +78,8 @@ def main() -> None:
         _fail(str(error))
     except ServiceBroken as error:
         _fail(str(error), EXIT_BROKE)
+    except OSError as error:  # of stdout, mostly: a full disk
+        _fail(error.strerror or str(error))
     except ServiceError as error:
         from service.http.problems import describe_problem
 

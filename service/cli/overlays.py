@@ -1,13 +1,12 @@
 """Overlays: a photo's labels drawn over it, one picture each, beside the photo.
 
-In: a labelled photo with explanations. Out: `dog.jpg` gets `dog.map-1-cat.jpg` and so on, best
+In: a labelled photo with explanations. Out: `dog.jpg` gets `dog.jpg.map-1-cat.jpg` and so on, best
 label first. Next: `console.py`.
 """
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,10 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from service.cli.photos import LabelledPhoto
+from service.formats import name_overlay
 from service.pipeline import Prediction
 
 _LONGEST_SIDE = 1024
-# What is not a letter, a digit, `-` or `_` might mean something in a path.
-_UNSAFE = re.compile(r"[^\w-]+")
 
 
 def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
@@ -45,7 +43,6 @@ def _write(path: Path, prediction: Prediction) -> Iterator[Path]:
         assert explanation.overlay is not None
         with Image.open(io.BytesIO(explanation.overlay)) as overlay:
             layer = overlay.convert("RGBA").resize(upright.size, Image.Resampling.BICUBIC)
-        name = _UNSAFE.sub("_", label.label)[:80]
-        target = path.with_name(f"{path.stem}.map-{rank}-{name}.jpg")
+        target = path.with_name(name_overlay(path.name, rank, label.label))
         Image.alpha_composite(upright, layer).convert("RGB").save(target, quality=90)
         yield target

@@ -7,18 +7,19 @@ cannot be used costs only itself. Next: `console.py`, which shows them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed, StartError
+from service.formats import is_photo_name
 from service.http.problems import describe_failure
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
 
-# What the service reads; a folder's other files are no photos.
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp"})
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
 _PHOTOS_AT_ONCE = 16
 
@@ -51,7 +52,7 @@ def find_photos(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)  # one that is not there is told like one that is broken
             continue
-        inside = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in _SUFFIXES]
+        inside = [p for p in sorted(path.rglob("*")) if is_photo_name(p.name) and p.is_file()]
         if not inside:
             raise StartError(f"{path} holds no photo")
         found.extend(inside)
@@ -60,7 +61,7 @@ def find_photos(paths: Sequence[Path]) -> list[Path]:
 
 async def label_photos(
     paths: Sequence[Path], query: Query, settings: Settings
-) -> AsyncIterator[LabelledPhoto]:
+) -> AsyncGenerator[LabelledPhoto]:
     """Labels photos and yields them in order, each as soon as it is there.
 
     Raises:
@@ -71,40 +72,42 @@ async def label_photos(
     pipeline = open_pipeline(settings)
     await pipeline.start()
     try:
-        async for photo in label_with(pipeline, paths, query):
-            yield photo
+        async with aclosing(label_with(pipeline, paths, query)) as labelled:
+            async for photo in labelled:
+                yield photo
     finally:
         await pipeline.drain()
 
 
 async def label_with(
     pipeline: Pipeline, paths: Sequence[Path], query: Query
-) -> AsyncIterator[LabelledPhoto]:
+) -> AsyncGenerator[LabelledPhoto]:
     """Labels photos with a pipeline that has been started, in order.
 
     Raises:
         ServiceError: the query does not fit the label sets.
     """
     selection = await pipeline.select(query)
-    places = asyncio.Semaphore(min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size))
-    tasks = [asyncio.create_task(_label_photo(pipeline, p, selection, places)) for p in paths]
+    at_once = min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size)
+    tasks: deque[asyncio.Task[LabelledPhoto]] = deque()
     try:
-        for task in tasks:
-            yield await task
+        for path in paths:
+            tasks.append(asyncio.create_task(_label_photo(pipeline, path, selection)))
+            if len(tasks) >= at_once:
+                yield await tasks.popleft()
+        while tasks:
+            yield await tasks.popleft()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _label_photo(
-    pipeline: Pipeline, path: Path, selection: Selection, places: asyncio.Semaphore
-) -> LabelledPhoto:
-    async with places:
-        try:
-            data = await asyncio.to_thread(path.read_bytes)
-            return LabelledPhoto(path, await pipeline.predict(data, selection))
-        except OSError as error:
-            return LabelledPhoto(path, None, error.strerror or "cannot be read")
-        except (ImageError, BusyError, InferenceFailed) as error:
-            return LabelledPhoto(path, None, describe_failure(error))
+async def _label_photo(pipeline: Pipeline, path: Path, selection: Selection) -> LabelledPhoto:
+    try:
+        data = await asyncio.to_thread(path.read_bytes)
+        return LabelledPhoto(path, await pipeline.predict(data, selection))
+    except OSError as error:
+        return LabelledPhoto(path, None, error.strerror or "cannot be read")
+    except (ImageError, BusyError, InferenceFailed) as error:
+        return LabelledPhoto(path, None, describe_failure(error))

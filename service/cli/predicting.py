@@ -7,6 +7,7 @@ as it is there. Next: `photos.py`, which labels them.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 from service.cli.console import (
@@ -41,14 +42,16 @@ async def predict_photos(
     }[output]
     complete, begun = True, False
     with show_progress(len(photos)) as advance:
-        async for found in label_photos(photos, query, settings):
-            photo = found
-            if query.explain is not None:
-                photo = await asyncio.to_thread(write_overlays, found)
-            if output is Format.CSV and not begun:
-                write_csv_head()  # not before the start, which may fail
-            begun = True
-            write(photo)
-            advance()
-            complete = complete and photo.failure is None
+        # Closed in any case: a model that still runs when Python ends would end it with SIGABRT.
+        async with aclosing(label_photos(photos, query, settings)) as labelled:
+            async for found in labelled:
+                photo = found
+                if query.explain is not None:
+                    photo = await asyncio.to_thread(write_overlays, found)
+                if output is Format.CSV and not begun:
+                    write_csv_head()  # not before the start, which may fail
+                begun = True
+                write(photo)
+                advance()
+                complete = complete and photo.failure is None
     return complete

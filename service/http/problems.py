@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service import errors
-from service.errors import InvalidLabelSet, QueryError, ServiceError
+from service.errors import InvalidLabelSet, QueryError, ServiceError, TooManyPixels
 from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
@@ -69,7 +69,12 @@ def _tell_reason(error: InvalidLabelSet) -> str:
 
 
 def _list_types(_error: ServiceError) -> str:
-    return f"Supported types: {', '.join(FORMATS)}."
+    more = "" if "HEIF" in FORMATS else "; HEIC and AVIF where the extra heif is installed"
+    return f"Supported types: {', '.join(FORMATS)}{more}."
+
+
+def _tell_limit(error: TooManyPixels) -> str:
+    return f"At most {error.limit} pixels (width x height) are read."
 
 
 # Error class -> answer. An error takes the row of its nearest listed ancestor.
@@ -128,7 +133,9 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     errors.UnsupportedImage: ProblemKind(
         415, "unsupported_image", "The image type is not supported", _list_types
     ),
-    errors.TooManyPixels: ProblemKind(413, "too_many_pixels", "The image has too many pixels"),
+    errors.TooManyPixels: ProblemKind(
+        413, "too_many_pixels", "The image has too many pixels", _tell_limit
+    ),
     errors.UnknownLabel: ProblemKind(422, "unknown_label", "A label is unknown", _list_names),
     errors.ConflictingLabels: ProblemKind(
         422, "conflicting_labels", "A label is both included and excluded", _list_names
@@ -190,7 +197,10 @@ class ProblemValue(BaseModel):
     """One value that is not valid."""
 
     where: str = Field(description="`query`, `path` or `body`.", examples=["query"])
-    name: str = Field(description="Name of the parameter.", examples=["top_k"])
+    name: str = Field(
+        description="Name of the parameter; in a list with its place: `labels.0.threshold`.",
+        examples=["top_k"],
+    )
     reason: str = Field(examples=["Input should be greater than or equal to 1"])
 
 
@@ -259,4 +269,4 @@ def describe_problem(error: Exception, request_id: str | None = None) -> Problem
 def describe_failure(error: Exception) -> str:
     """Returns what a client may know of `error` as one line of text."""
     problem = describe_problem(error)
-    return " ".join(filter(None, (problem.title, problem.detail)))
+    return ". ".join(filter(None, (problem.title, problem.detail)))

@@ -184,7 +184,10 @@ class OriginTimeout(UrlError):
 
 @dataclass(frozen=True)
 class InvalidValue:
-    """One wrong value: where it stood (`query`, `path` or `body`), its name, what is wrong."""
+    """One wrong value: where it stood (`query`, `path` or `body`), its name, what is wrong.
+
+    The name of a value in a list is its place there: `labels.0.threshold`.
+    """
 
     where: str
     name: str
@@ -199,11 +202,15 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
         where: where the values stood; None where the first part of `loc` says it, as
             FastAPI's does.
     """
+    found = list(pydantic_errors)
+    # What is wrong in a list leaves it too short as well, which nobody needs to hear.
+    wrong_inside = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
+    told = (error for error in found if error["loc"] not in wrong_inside)
     values = []
-    for error in islice(pydantic_errors, _SHOWN_VALUES):
+    for error in islice(told, _SHOWN_VALUES):
         place, *names = error["loc"] if where is None else (where, *error["loc"])
-        name = str(names[0]) if names else str(place)
-        values.append(InvalidValue(str(place), name, error["msg"]))
+        name = ".".join(map(str, names)) or str(place)
+        values.append(InvalidValue(str(place), name, error["msg"].replace("Tuple", "List")))
     return values
 
 

@@ -38,6 +38,23 @@ def test_list_gives_its_lines_once_relative_to_itself(folder: Path) -> None:
         store.read("photos/gone.jpg", 5)
 
 
+def test_list_of_another_system_is_read_to_its_letters(folder: Path) -> None:
+    listed = folder.parent / "list.txt"
+    listed.write_bytes("\ufeffphotos/b.PNG\r\nphotos/a\u2028b.jpg\r\n".encode())
+    assert open_photos(str(listed))[1] == ["photos/b.PNG", "photos/a\u2028b.jpg"]
+
+
+def test_folder_that_a_link_leads_back_to_counts_once(folder: Path) -> None:
+    (folder / "sub" / "up").symlink_to(folder)
+    (folder / "sub" / "again").symlink_to(folder / "sub")
+    (folder / "elsewhere").symlink_to(folder.parent / "other")
+    (folder.parent / "other").mkdir()
+    (folder.parent / "other" / "e.jpg").write_bytes(make_photo())
+    (folder / "album.jpg").mkdir()
+    names = open_photos(str(folder))[1]
+    assert names == ["a.jpg", "b.PNG", "elsewhere/e.jpg", "sub/deep/c.webp"]
+
+
 def test_url_names_a_file_system(folder: Path) -> None:
     assert open_photos(folder.as_uri())[1] == open_photos(str(folder))[1]
 

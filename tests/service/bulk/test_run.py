@@ -99,42 +99,43 @@ def test_second_run_does_only_what_is_left(
 ) -> None:
     job = make_job(tiny_bundle, photos, tmp_path / "out")
     run(job)
-    assert run(job)[0] == Totals(skipped=12)
+    assert run(job)[0] == Totals(skipped=12, failed_before=1)
     (photos / "new.png").write_bytes(make_photo(77))
-    assert run(job)[0] == Totals(tagged=1, skipped=12)
+    assert run(job)[0] == Totals(tagged=1, skipped=12, failed_before=1)
     assert len(read_rows(tmp_path / "out")) == 13
 
 
-def test_file_over_the_limit_and_file_that_is_gone_cost_only_themselves(
+def test_file_over_the_limit_costs_only_itself_and_is_told_again_by_the_next_run(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     listed = tmp_path / "list.txt"
-    listed.write_text("photos/00.png\nphotos/gone.png\nphotos/big.png\n")
+    listed.write_text("photos/00.png\nphotos/big.png\n")
     (photos / "big.png").write_bytes(bytes(10_000_001))
-    totals, _ = run(make_job(tiny_bundle, listed, tmp_path / "out"))
-    assert totals == Totals(tagged=1, failed=2)
+    job = make_job(tiny_bundle, listed, tmp_path / "out")
+    assert run(job)[0] == Totals(tagged=1, failed=1)
     rows = read_rows(tmp_path / "out")
-    assert rows["photos/gone.png"]["error"] == "No such file or directory"
     assert "larger than 10000000 bytes" in rows["photos/big.png"]["error"]
+    assert run(job)[0] == Totals(skipped=2, failed_before=1)
 
 
-def test_photo_that_could_not_be_read_this_time_is_left_for_the_next_run(
+def test_photo_whose_file_cannot_be_read_is_left_for_the_next_run(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = photos / "11.png"
     failing.symlink_to("/proc/self/mem")  # its first byte is an input/output error
     listed = tmp_path / "list.txt"
-    listed.write_text("photos/00.png\nphotos\nphotos/01.png\nphotos/11.png\n")
+    listed.write_text("photos/00.png\nphotos/late.png\nphotos/01.png\nphotos/11.png\n")
     job = make_job(tiny_bundle, listed, tmp_path / "out", part_size=2)
     totals, seen = run(job)
-    assert totals == Totals(tagged=2, failed=1, unread=1)
+    assert totals == Totals(tagged=2, unread=2)
     assert seen == [0, 1, 2, 3, 4]
     assert "photos/11.png was not read: [Errno 5]" in caplog.text
-    assert read_rows(tmp_path / "out")["photos"]["error"] == "Is a directory"
+    assert "photos/late.png was not read: [Errno 2]" in caplog.text
 
     failing.unlink()
     failing.write_bytes(make_photo(11))
-    assert run(job)[0] == Totals(tagged=1, skipped=3)
+    (photos / "late.png").write_bytes(make_photo(12))
+    assert run(job)[0] == Totals(tagged=2, skipped=2)
     assert len(read_rows(tmp_path / "out")) == 4
 
 
@@ -151,8 +152,13 @@ def test_other_question_on_the_same_folder_is_refused(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     run(make_job(tiny_bundle, photos, tmp_path / "out"))
-    with pytest.raises(StartError, match="another model, label set, query or input"):
+    with pytest.raises(StartError, match="another model, label set, query, input or limit"):
         run(make_job(tiny_bundle, photos, tmp_path / "out", query=Query(top_k=3)))
+    other_limit = make_job(tiny_bundle, photos, tmp_path / "out").settings.model_copy(
+        update={"max_pixels": 7}
+    )
+    with pytest.raises(StartError, match="another model, label set, query, input or limit"):
+        run(make_job(tiny_bundle, photos, tmp_path / "out", settings=other_limit))
     assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
 
 

@@ -32,15 +32,28 @@ def test_pictures_of_the_labels_lie_beside_the_photo(
     code, out, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo)
     assert (code, err) == (0, "")
     labels = json.loads(out)["labels"]
-    (written,) = sorted(photo.parent.glob("photo.map-*"))
+    (written,) = sorted(photo.parent.glob("photo.jpg.map-*"))
     assert [label["overlay"] for label in labels] == [str(written)]
-    assert written.name == "photo.map-1-a_b_c.jpg"
+    assert written.name == "photo.jpg.map-1-a_b_c.jpg"
     assert len(labels[0]["map"]) == 4
     with Image.open(written) as picture, Image.open(photo) as original:
         assert picture.size == (32, 48)
         turned = original.transpose(Image.Transpose.ROTATE_270)
         changed = np.abs(np.asarray(picture, int) - np.asarray(turned, int))
     assert changed.max() > 60, "the map is to be seen"
+
+
+def test_folder_is_labelled_again_without_the_pictures_of_the_first_time(
+    run: Run, mapped_bundle: Bundle, photo: Path
+) -> None:
+    (photo.parent / "album.jpg").mkdir()
+    flags = ("--bundle", mapped_bundle.path, "--explain", "--json", "--candidate-label", "x")
+    first = run("predict", *flags, photo.parent)
+    assert len(list(photo.parent.iterdir())) == 3
+    second = run("predict", *flags, photo.parent)
+    assert (first[0], second[0]) == (0, 0)
+    assert [json.loads(line)["photo"] for line in second[1].splitlines()] == [str(photo)]
+    assert len(list(photo.parent.iterdir())) == 3
 
 
 def test_without_explain_nothing_is_written(run: Run, mapped_bundle: Bundle, photo: Path) -> None:
@@ -62,9 +75,9 @@ def test_photo_whose_maps_cannot_be_written_costs_only_itself(
 ) -> None:
     other = tmp_path / "other.jpg"
     other.write_bytes(photo.read_bytes())
-    (tmp_path / "photo.map-1-cat.jpg").mkdir()  # a folder has the picture's name
+    (tmp_path / "photo.jpg.map-1-cat.jpg").mkdir()  # a folder has the picture's name
     flags = ("--explain", "--include", "cat", "--top-k", 1)
     code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
     assert code == 1
     assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
-    assert (tmp_path / "other.map-1-cat.jpg").is_file()
+    assert (tmp_path / "other.jpg.map-1-cat.jpg").is_file()

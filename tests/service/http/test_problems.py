@@ -34,7 +34,6 @@ def test_codes_are_unique() -> None:
     [
         errors.InvalidImage(SECRET),
         errors.UnsupportedImage(SECRET),
-        errors.TooManyPixels(SECRET),
         errors.QueueFull(SECRET),
         errors.InferenceFailed(SECRET),
         errors.OutOfMemory(SECRET),
@@ -63,8 +62,15 @@ def test_only_statuses_that_mean_try_again_carry_retry_after() -> None:
 
 def test_unsupported_image_lists_what_is_supported() -> None:
     detail = describe_problem(errors.UnsupportedImage()).detail
-    assert detail == f"Supported types: {', '.join(FORMATS)}."
+    assert detail is not None
+    assert detail.startswith(f"Supported types: {', '.join(FORMATS)}")
+    assert ("extra heif" in detail) == ("HEIF" not in FORMATS)
     assert {"JPEG", "PNG", "WEBP", "GIF", "BMP"} <= set(FORMATS)
+
+
+def test_too_many_pixels_tells_how_many_are_read() -> None:
+    detail = describe_problem(errors.TooManyPixels(50_000_000)).detail
+    assert detail == "At most 50000000 pixels (width x height) are read."
 
 
 def test_long_lists_of_long_names_are_cut() -> None:

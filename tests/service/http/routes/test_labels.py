@@ -393,6 +393,25 @@ def test_many_wrong_labels_are_told_in_a_short_answer(client: TestClient) -> Non
     assert len(assert_problem(response, 422, "invalid_parameters")["errors"]) == 10
 
 
+@pytest.mark.parametrize(
+    ("labels", "name", "reason"),
+    [
+        (["a", {"name": "b", "treshold": 1}], "labels.1.treshold", "Extra inputs are not"),
+        (["a", ""], "labels.1.name", "Text should not be empty"),
+        (["a", 7], "labels.1", "Input should be a valid dictionary"),
+        ([], "labels", "List should have at least 1 item"),
+    ],
+)
+def test_wrong_label_is_named_by_its_place_and_nothing_else_is_told(
+    client: TestClient, labels: list[Any], name: str, reason: str
+) -> None:
+    response = client.post("/labels", json={"name": "x", "labels": labels})
+    (told,) = assert_problem(response, 422, "invalid_parameters")["errors"]
+    assert told["name"] == name
+    assert reason in told["reason"]
+    assert_still_serving(client)
+
+
 def test_store_takes_no_more_labels_than_it_may(client: TestClient) -> None:
     register(client, {"name": "a", "labels": [f"a{i}" for i in range(50)]})
     more = {"name": "b", "labels": [f"b{i}" for i in range(31)]}
