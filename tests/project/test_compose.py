@@ -71,6 +71,12 @@ def test_settings_come_from_a_file_that_need_not_be_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
+def test_file_of_settings_cannot_move_the_service_away_from_its_published_port(name: str) -> None:
+    given = yaml.safe_load(TEXT)["services"][name]["environment"]
+    assert (given["ML_DECODER_HOST"], given["ML_DECODER_PORT"]) == ("0.0.0.0", "8000")
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_target_is_a_stage_of_the_dockerfile(name: str) -> None:
     stages = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
     target = SERVICES[name]["build"]["target"]

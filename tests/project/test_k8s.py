@@ -166,10 +166,18 @@ def test_pod_of_kserve_fits_the_schema_of_a_pod() -> None:
     kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
-def test_example_of_the_secret_is_what_the_pods_ask_for() -> None:
-    secret = yaml.safe_load((K8S / "secret.example.yaml").read_text())
-    kubernetes_validate.validate(secret, VERSION, strict=True)
-    (variable,) = container(render("base")["Deployment"]["spec"]["template"]["spec"])["env"]
-    asked = variable["valueFrom"]["secretKeyRef"]
-    assert asked["name"] == secret["metadata"]["name"]
-    assert asked["key"] in secret["stringData"]
+def test_example_of_the_secrets_is_what_the_pods_ask_for() -> None:
+    secrets = list(yaml.safe_load_all((K8S / "secret.example.yaml").read_text()))
+    for secret in secrets:
+        kubernetes_validate.validate(secret, VERSION, strict=True)
+    given = {
+        (secret["metadata"]["name"], key) for secret in secrets for key in secret["stringData"]
+    }
+    kserve = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
+    for pod in (
+        render("base")["Deployment"]["spec"]["template"]["spec"],
+        kserve["spec"]["predictor"],
+    ):
+        references = [each["valueFrom"]["secretKeyRef"] for each in container(pod)["env"]]
+        assert {(asked["name"], asked["key"]) for asked in references} == given
+        assert [asked.get("optional", False) for asked in references] == [False, True, True]
