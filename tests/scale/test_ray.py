@@ -130,17 +130,34 @@ def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
     assert [name for name, error in errors.items() if error] == ["bad.jpg"]
 
 
+def test_worker_that_no_node_has_room_for_is_told_and_not_waited_for(
+    cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "one.png").write_bytes(make_photo(1))
+    done = start_bulk(cluster, open_bundle, photos, tmp_path / "out", "--intra-op-threads", "999")
+    assert done.returncode == 2
+    assert "no node of the cluster has a worker's 999 CPUs, 0 GPUs" in done.stderr
+
+
 def run_bulk(cluster: RayCluster, bundle: Bundle, photos: Path, out: Path) -> dict[str, int]:
+    done = start_bulk(cluster, bundle, photos, out)
+    assert done.returncode in (0, 1), done.stderr
+    totals: dict[str, int] = json.loads(done.stdout)
+    return totals
+
+
+def start_bulk(
+    cluster: RayCluster, bundle: Bundle, photos: Path, out: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "service", "bulk", str(photos), str(out), "--json"]
     options = ("--ray", "--workers", "2", "--part-size", "5", "--top-k", "2", "--device", "cpu")
-    done = subprocess.run(
-        [*command, *options, "--bundle", str(bundle.path), "--label-store", "memory"],
+    return subprocess.run(
+        [*command, *options, "--bundle", str(bundle.path), "--label-store", "memory", *flags],
         cwd=ROOT,
         env=cluster.environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode in (0, 1), done.stderr
-    totals: dict[str, int] = json.loads(done.stdout)
-    return totals
