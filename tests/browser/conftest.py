@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from multipart import MultipartParser
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, sync_playwright
 
 from service.bundle import Bundle
+from service.http.multipart import MAX_TEXT_PARTS
 from tests.e2e.server_process import ServerProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -25,14 +29,14 @@ class Visit:
     Attributes:
         maps: the map that the service is made to answer with for every open label; None has
             none.
-        asked: query strings of the predictions that the page asked for.
+        asked: parameters of the predictions that the page asked for.
     """
 
     page: Page
     url: str
     maps: list[list[float]] | None = None
     hosts: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    asked: list[dict[str, list[str]]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def open(self) -> Page:
@@ -46,8 +50,19 @@ class Visit:
         """Notes where a request goes."""
         if not request.url.startswith(("blob:", "data:")):
             self.hosts.add(request.url.split("/")[2])
-        if "/predict?" in request.url:
-            self.asked.append(request.url.split("?")[1])
+        if request.url.endswith("/predict"):
+            self.asked.append(read_parameters(request))
+
+
+def read_parameters(request: Request) -> dict[str, list[str]]:
+    """Returns the text fields of a form that the page sends."""
+    _, _, boundary = request.headers["content-type"].partition("boundary=")
+    body = io.BytesIO(request.post_data_buffer or b"")
+    parameters: dict[str, list[str]] = defaultdict(list)
+    for part in MultipartParser(body, boundary, part_limit=MAX_TEXT_PARTS):
+        if part.filename is None:
+            parameters[part.name].append(part.value)
+    return parameters
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +104,12 @@ def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
         "console",
         lambda message: (
             visit.complaints.append(message.text)
-            if message.type == "error" and "the server responded" not in message.text
+            if message.type == "error" and "Failed to load resource" not in message.text
             else None
         ),
     )
     page.route("**/info", lambda route: answer_info(route, visit))
-    page.route("**/predict?*explain=true*", lambda route: answer_map(route, visit))
+    page.route("**/predict", lambda route: answer_map(route, visit))
     yield visit
     assert visit.complaints == []
     assert visit.hosts == {address.split("/")[2]}
@@ -110,8 +125,13 @@ def answer_info(route: Route, visit: Visit) -> None:
 
 
 def answer_map(route: Route, visit: Visit) -> None:
-    """Answers with the maps of the visit."""
-    response = route.fetch(url=route.request.url.replace("&explain=true", ""))
+    """Answers with the maps of the visit where they are asked for."""
+    body = route.request.post_data_buffer or b""
+    asked, unasked = (b'name="explain"\r\n\r\n' + value for value in (b"true", b"false"))
+    if asked not in body:
+        route.fallback()
+        return
+    response = route.fetch(post_data=body.replace(asked, unasked))
     answer = response.json()
     for label in answer["labels"]:
         label["map"] = visit.maps

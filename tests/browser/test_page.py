@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import httpx2 as httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import MAP, Visit
 from tests.e2e.server_process import ROOT
@@ -43,6 +42,13 @@ def settle(page: Page, visit: Visit, asked: int) -> None:
     while len(visit.asked) < asked:
         page.wait_for_timeout(20)
     page.wait_for_selector("[aria-busy=false]")
+
+
+def hold(page: Page, pattern: str) -> list[Route]:
+    """Keeps the requests of a pattern back, until whoever takes them lets them go."""
+    held: list[Route] = []
+    page.route(pattern, lambda route: held.append(route))
+    return held
 
 
 def test_first_sample_is_labelled_as_the_service_does(visit: Visit, samples: Path) -> None:
@@ -116,6 +122,32 @@ def test_typed_labels_are_scored_at_once_and_kept_as_a_set(visit: Visit, samples
     assert [label["name"] for label in kept["labels"]] == ["crow"]
 
 
+def test_text_typed_while_labels_are_kept_stays(visit: Visit) -> None:
+    page = visit.open()
+    words, name = page.get_by_label("Any words"), page.get_by_label("Keep as set")
+    words.fill("yak, newt")
+    name.fill("pond")
+    held = hold(page, "**/labels")
+    with page.expect_request("**/labels"):
+        page.get_by_role("button", name="Keep").click()
+    words.fill("yak, newt, crow ")
+    name.fill("sky")
+    page.unroute("**/labels")
+    held.pop().fallback()
+    expect(page.get_by_role("checkbox", name="pond")).to_be_checked()
+    expect(words).to_have_value("crow ")
+    expect(name).to_have_value("sky")
+
+
+def test_thousand_long_labels_are_asked_for_at_once(visit: Visit) -> None:
+    page = visit.open()
+    labels = [f"{number} {'ü' * 195}" for number in range(1000)]
+    page.get_by_label("Any words").fill(", ".join(labels))
+    expect(page.locator(".column h3")).to_have_text("your own + trained")
+    assert visit.asked[-1]["candidate_labels"] == labels
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_two_label_sets_stand_side_by_side(visit: Visit, samples: Path) -> None:
     page = visit.open()
     show_best(page)
@@ -134,7 +166,7 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
     lamp.click()
     expect(page.locator("#map-caption")).to_contain_text("“lamp”, most of all bottom right")
     expect(lamp).to_have_attribute("aria-pressed", "true")
-    assert parse_qs(visit.asked[-1])["include"] == ["lamp"]
+    assert visit.asked[-1]["include"] == ["lamp"]
     alpha = """canvas => [[1, 1], [0.83, 0.83]].map(([x, y]) => {
         const at = [Math.floor(canvas.width * x) - 1, Math.floor(canvas.height * y) - 1];
         return canvas.getContext('2d').getImageData(...at, 1, 1).data[3];
@@ -156,6 +188,41 @@ def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
     expect(page.locator("#map")).to_be_hidden()
+
+
+def test_map_goes_as_soon_as_another_photo_is_chosen(visit: Visit) -> None:
+    page = open_with_map(visit)
+    held = hold(page, "**/predict")
+    with page.expect_request("**/predict"):
+        page.get_by_role("button", name="Sample: rocket at night").click()
+    expect(page.locator("#map")).to_be_hidden()
+    expect(page.locator("#map-caption")).to_be_empty()
+    held.pop().fallback()
+    settle(page, visit, 4)
+
+
+def test_map_that_fails_is_told_and_the_one_before_is_gone(visit: Visit) -> None:
+    page = open_with_map(visit)
+    held = hold(page, "**/predict")
+    with page.expect_request("**/predict"):
+        page.get_by_role("button", name="table").click()
+    expect(page.locator("#map")).to_be_hidden()
+    expect(page.locator("#map-caption")).to_be_empty()
+    held.pop().fulfill(status=500, json={"title": "The model could not be run"})
+    expect(page.get_by_role("alert")).to_have_text("The model could not be run")
+    expect(page.locator("#map")).to_be_hidden()
+    expect(page.locator("[aria-pressed=true]")).to_have_count(0)
+
+
+def open_with_map(visit: Visit) -> Page:
+    """Opens the page and shows where the lamp is."""
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_role("checkbox", name="everyday").check()
+    show_best(page)
+    page.get_by_role("button", name="lamp").click()
+    expect(page.locator("#map")).to_be_visible()
+    return page
 
 
 def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
@@ -201,6 +268,28 @@ def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> N
         assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
         assert rows(page) not in seen
         seen.append(rows(page))
+
+
+def test_dragged_text_is_left_to_the_browser(visit: Visit) -> None:
+    page = visit.open()
+    is_taken = """(words, isFile) => {
+        const data = new DataTransfer();
+        if (isFile) data.items.add(new File([], "a.png"));
+        else data.setData("text/plain", "yak");
+        const init = { dataTransfer: data, bubbles: true, cancelable: true };
+        const taken = !words.dispatchEvent(new DragEvent("dragover", init));
+        return [taken, document.body.classList.contains("dropping")];
+    }"""
+    words = page.get_by_label("Any words")
+    assert words.evaluate(is_taken, False) == [False, False]
+    assert words.evaluate(is_taken, True) == [True, True]
+    drop = """words => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.setData("text/plain", "yak");
+        const init = { dataTransfer, bubbles: true, cancelable: true };
+        return words.dispatchEvent(new DragEvent("drop", init));
+    }"""
+    assert words.evaluate(drop)
 
 
 @pytest.mark.parametrize("name", ["plain.png", 'it\'s; a "b", \\c.png'])
@@ -253,11 +342,72 @@ def test_broken_photo_is_told_and_the_next_one_is_labelled(visit: Visit, tmp_pat
     assert rows(page)
 
 
+def test_photo_that_fails_stands_with_nothing_of_the_one_before(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = open_with_map(visit)
+    (tmp_path / "broken.png").write_bytes(b"junk")
+    page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
+    expect(page.get_by_role("alert")).to_be_visible()
+    for place in ("#results", "#summary", "#map-caption", "#curl", "#python"):
+        expect(page.locator(place)).to_be_empty()
+    expect(page.locator("#map")).to_be_hidden()
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_sample_that_cannot_be_had_is_told_and_the_photo_stays(
+    visit: Visit, *, is_reached: bool
+) -> None:
+    page = visit.open()
+    before = rows(page)
+    page.route(
+        "**/page/samples/rocket.jpg",
+        lambda route: (
+            route.fulfill(response=route.fetch(url=f"{visit.url}/page/samples/none.jpg"))
+            if is_reached
+            else route.abort()
+        ),
+    )
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    told = "There is no such path" if is_reached else "The service cannot be reached."
+    expect(page.get_by_role("alert")).to_contain_text(told)
+    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
+    assert rows(page) == before
+    assert len(visit.asked) == 1
+
+
+def test_page_opened_before_the_service_was_ready_works_with_the_next_photo(
+    visit: Visit, samples: Path
+) -> None:
+    page = visit.page
+    problem = {"status": 503, "title": "The service is not ready", "code": "not_ready"}
+    page.route("**/info", lambda route: route.fulfill(status=503, json=problem), times=1)
+    page.goto(visit.url)
+    expect(page.get_by_role("alert")).to_have_text("The service is not ready")
+    page.get_by_role("button", name="Sample: rocket at night").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_role("checkbox", name="trained")).to_be_checked()
+    expect(page.get_by_label("Any words")).to_be_visible()
+    assert rows(page) == ask(visit.url, samples / "rocket.jpg")
+
+
+def test_only_a_request_that_failed_is_told_as_not_reached(visit: Visit) -> None:
+    page = visit.open()
+    alert = page.get_by_role("alert")
+    page.route("**/predict", lambda route: route.fulfill(body="<p>Sign in</p>"), times=1)
+    page.get_by_role("checkbox", name="everyday").check()
+    expect(alert).to_be_visible()
+    expect(alert).not_to_contain_text("reached")
+    page.route("**/predict", lambda route: route.abort(), times=1)
+    page.get_by_role("checkbox", name="everyday").uncheck()
+    expect(alert).to_have_text("The service cannot be reached.")
+
+
 def test_service_that_wants_a_key_gets_the_one_that_is_typed(visit: Visit) -> None:
     page = visit.page
     problem = {"status": 401, "title": "An API key is needed", "code": "unauthorised"}
     page.route(
-        lambda url: url.endswith(("/info", "/labels")) or "/predict" in url,
+        lambda url: url.endswith(("/info", "/labels", "/predict")),
         lambda route: (
             route.fallback()
             if route.request.headers.get("authorization") == "Bearer sesame"
@@ -287,7 +437,7 @@ def test_busy_service_is_asked_again(visit: Visit) -> None:
         problem = {"status": 429, "title": "The service is busy", "code": "queue_full"}
         route.fulfill(status=429, headers={"Retry-After": "1"}, json=problem)
 
-    visit.page.route("**/predict?*", refuse_once)
+    visit.page.route("**/predict", refuse_once)
     page = visit.open()
     show_best(page)
     assert refused
@@ -327,6 +477,22 @@ def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
     page.keyboard.press("Space")
     expect(page.locator("#map")).to_be_visible()
     expect(page.locator("button.label").first).to_be_focused()
+
+
+def test_focus_stays_in_the_column_whose_label_is_pressed(visit: Visit) -> None:
+    visit.maps = MAP
+    page = visit.open()
+    page.get_by_role("checkbox", name="everyday").check()
+    show_best(page)
+    page.get_by_label("Compare with").select_option("everyday")
+    expect(page.locator(".column")).to_have_count(2)
+    lamps = page.get_by_role("button", name="lamp")
+    for column in (1, 0):
+        lamps.nth(column).focus()
+        page.keyboard.press("Space")
+        expect(page.locator("#map")).to_be_visible()
+        expect(lamps.nth(column)).to_have_attribute("aria-pressed", "true")
+        expect(lamps.nth(column)).to_be_focused()
 
 
 def test_reference_shows_the_routes_and_loads_nothing_from_elsewhere(visit: Visit) -> None:

@@ -1,13 +1,13 @@
 // The service: requests out, answers or a `Problem` back.
 //
-// In: a photo and what is asked of it. Out: the service's JSON. A busy service is asked again after
-// its `Retry-After`. The API key, if any, lives in this tab's session storage.
+// In: a photo and what is asked of it. Out: the service's JSON and its sample photos. A busy service
+// is asked again after its `Retry-After`. The API key, if any, lives in this tab's session storage.
 
 const KEY = "ml-decoder-key";
 const MOST_TRIES = 3;
 const LONGEST_WAIT_SECONDS = 10;
 
-/** What the service answers instead of labels (RFC 9457). */
+/** What the service answers instead of labels (RFC 9457), or that it does not answer. */
 export class Problem extends Error {
   constructor(status, body) {
     const values = (body.errors ?? []).map((value) => `${value.name}: ${value.reason}`);
@@ -33,9 +33,18 @@ export function writeKey(key) {
 
 /** Labels of one photo. `query` holds lists of values by parameter. */
 export async function predict(photo, query, signal) {
+  // A thousand long labels fit into a form, but not into a query string.
   const body = new FormData();
+  for (const [name, values] of Object.entries(query)) {
+    for (const value of values) body.append(name, value);
+  }
   body.append("image", photo.file, photo.name);
-  return (await send(`predict?${encodeQuery(query)}`, { method: "POST", body, signal })).body;
+  return (await send("predict", { method: "POST", body, signal })).body;
+}
+
+/** The file of a sample photo. */
+export async function readSample(path) {
+  return (await reach(path)).blob();
 }
 
 export async function readInfo() {
@@ -54,22 +63,24 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
-function encodeQuery(query) {
-  const pairs = Object.entries(query).flatMap(([name, values]) => values.map((v) => [name, v]));
-  return new URLSearchParams(pairs).toString();
-}
-
 function sendJson(method, value, headers = {}) {
   const body = JSON.stringify(value);
   return { method, body, headers: { "Content-Type": "application/json", ...headers } };
 }
 
-async function send(path, options = {}) {
+async function send(path, options) {
+  const response = await reach(path, options);
+  return { body: await response.json(), tag: response.headers.get("etag") };
+}
+
+async function reach(path, options = {}) {
   const key = readKey();
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   for (let tries = 1; ; tries += 1) {
-    const response = await fetch(path, { ...options, headers });
-    if (response.ok) return { body: await response.json(), tag: response.headers.get("etag") };
+    const response = await fetch(path, { ...options, headers }).catch(() => {
+      throw new Problem(0, { title: "The service cannot be reached." });
+    });
+    if (response.ok) return response;
     const wait = Number(response.headers.get("retry-after"));
     if (!wait || wait > LONGEST_WAIT_SECONDS || tries === MOST_TRIES) {
       throw new Problem(response.status, await readProblem(response));

@@ -4,7 +4,7 @@
 // `scores.js` picks what the controls let through, `results.js` and `map.js` draw it,
 // `snippets.js` writes the same request down. This file holds what is shown and ties them.
 
-import { Problem, predict, readInfo, readKey, writeKey } from "./api.js";
+import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { fillCard } from "./card.js";
 import { chosenSets, comparedSet, showSets, startLabels, tickSets, typedLabels } from "./labels.js";
 import { describePeak, drawMap } from "./map.js";
@@ -21,13 +21,13 @@ const byId = (id) => document.getElementById(id);
 const shown = {
   photo: null,
   info: null,
-  columns: [], // { sets, candidates, answer }, one or two
+  columns: [], // { photo, sets, candidates, answer }, one or two
   pressed: null, // { column, label }
 };
 let asking = new AbortController();
 let speaking = 0;
 
-async function start() {
+function start() {
   startLabels(ask, showProblem);
   byId("ask").addEventListener("submit", (event) => event.preventDefault());
   byId("top-k").addEventListener("input", render);
@@ -44,27 +44,22 @@ async function start() {
     button.addEventListener("click", () => copy(button.dataset.copy));
   }
   startKey();
-  const photos = startPhotos(choosePhoto);
-  if (await greet()) photos.chooseFirst();
+  startPhotos(choosePhoto, showProblem).chooseFirst();
 }
 
-/** Reads the model card and the label sets; false where the service does not tell. */
+/** Reads the model card and the label sets. */
 async function greet() {
-  try {
-    shown.info = await readInfo();
-    byId("model").textContent = `${shown.info.model.name} ${shown.info.model.version}`;
-    fillCard(byId("card-body"), shown.info);
-    byId("own").hidden = !shown.info.open_head?.encodes_text;
-    await showSets(chosenSets());
-    byId("alert").hidden = true;
-    return true;
-  } catch (error) {
-    showProblem(error);
-    return false;
-  }
+  const info = await readInfo();
+  byId("model").textContent = `${info.model.name} ${info.model.version}`;
+  fillCard(byId("card-body"), info);
+  byId("own").hidden = !info.open_head?.encodes_text;
+  await showSets(chosenSets());
+  byId("alert").hidden = true;
+  shown.info = info;
 }
 
 function choosePhoto(photo) {
+  hideMap();
   shown.photo = photo;
   byId("photo").src = photo.url;
   byId("photo").alt = photo.title;
@@ -79,10 +74,11 @@ async function ask() {
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
-  const wanted = [{ sets: chosenSets(), candidates: typedLabels() }];
-  if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
   byId("result-side").setAttribute("aria-busy", "true");
   try {
+    if (!shown.info) await greet();
+    const wanted = [{ sets: chosenSets(), candidates: typedLabels() }];
+    if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
     const columns = await Promise.all(wanted.map((column) => askColumn(column, signal)));
     if (wanted[0].sets.length + wanted[0].candidates.length === 0) {
       columns[0].sets = columns[0].answer.label_sets.map((set) => set.name);
@@ -92,7 +88,9 @@ async function ask() {
     byId("alert").hidden = true;
     hideMap();
   } catch (error) {
-    if (!signal.aborted) showProblem(error);
+    if (signal.aborted) return;
+    if (shown.columns[0]?.photo !== shown.photo) forgetAnswer();
+    showProblem(error);
   } finally {
     if (!signal.aborted) byId("result-side").setAttribute("aria-busy", "false");
   }
@@ -100,7 +98,16 @@ async function ask() {
 
 async function askColumn({ sets, candidates }, signal) {
   const query = { ...choiceParameters(sets, candidates), top_k: [String(MOST_LABELS)] };
-  return { sets, candidates, answer: await predict(shown.photo, query, signal) };
+  const { photo } = shown;
+  return { photo, sets, candidates, answer: await predict(photo, query, signal) };
+}
+
+/** Empties what speaks of a photo that is shown no more. */
+function forgetAnswer() {
+  shown.columns = [];
+  hideMap();
+  clearTimeout(speaking);
+  for (const id of ["results", "summary", "curl", "python"]) byId(id).replaceChildren();
 }
 
 /** Whether the model can show where it found a label; the card says so of each head. */
@@ -116,15 +123,16 @@ async function askMap(column, label, signal) {
 }
 
 async function pressLabel(column, label) {
-  if (shown.pressed?.column === column && shown.pressed.label === label.label) {
-    hideMap();
-    return;
-  }
-  shown.pressed = { column, label: label.label };
+  const wasPressed = shown.pressed?.column === column && shown.pressed.label === label.label;
+  hideMap();
+  if (wasPressed) return;
+  const pressed = { column, label: label.label };
+  shown.pressed = pressed;
   render();
+  const { signal } = asking;
   try {
-    const grid = await askMap(column, label.label, asking.signal);
-    if (shown.pressed?.column !== column || shown.pressed.label !== label.label) return;
+    const grid = await askMap(column, label.label, signal);
+    if (shown.pressed !== pressed) return;
     const isFound = grid?.flat().some((weight) => weight > 0);
     byId("map").hidden = !isFound;
     if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
@@ -132,7 +140,9 @@ async function pressLabel(column, label) {
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(grid)}.`
       : `No part of the photo speaks for “${label.label}”.`;
   } catch (error) {
-    if (!asking.signal.aborted) showProblem(error);
+    if (shown.pressed !== pressed) return;
+    hideMap();
+    if (!signal.aborted) showProblem(error);
   }
 }
 
@@ -165,12 +175,14 @@ function render() {
   const picked = shown.columns.map(({ answer, candidates }) =>
     pickLabels(answer.labels, controls, new Set(candidates)),
   );
-  const focused = document.activeElement?.dataset?.label;
+  const focused = document.activeElement;
+  const { children } = byId("results");
+  const place = [...children].findIndex((column) => column.contains(focused));
   byId("results").replaceChildren(
     ...shown.columns.map((column, i) => drawColumn(column, picked, i, controls)),
   );
-  const again = focused && byId("results").querySelector(`[data-label="${CSS.escape(focused)}"]`);
-  again?.focus();
+  const again = `[data-label="${CSS.escape(focused?.dataset.label)}"]`;
+  children[place]?.querySelector(again)?.focus();
   showSnippets(controls);
   speak(picked[0]);
 }
@@ -227,11 +239,11 @@ function startKey() {
   byId("key").value = readKey();
   byId("key-open").hidden = readKey() === "";
   byId("key-open").addEventListener("click", () => openKey(byId("key-form").hidden));
-  byId("key-form").addEventListener("submit", async (event) => {
+  byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     writeKey(byId("key").value.trim());
     openKey(false);
-    if (await greet()) ask();
+    greet().then(ask, showProblem);
   });
 }
 
@@ -243,8 +255,7 @@ function openKey(isOpen) {
 }
 
 function showProblem(error) {
-  byId("alert").textContent =
-    error instanceof Problem ? error.message : "The service cannot be reached.";
+  byId("alert").textContent = error.message;
   byId("alert").hidden = false;
   if (error.needsKey) openKey(true);
 }

@@ -4,7 +4,7 @@
 // labels can be kept as a set.
 
 import { keepLabelSet, listLabelSets } from "./api.js";
-import { splitLabels } from "./scores.js";
+import { dropLabels, splitLabels } from "./scores.js";
 
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
@@ -62,8 +62,9 @@ async function keep(replace, onChange, onProblem) {
   }
   try {
     const kept = await keepLabelSet(name, labels, replace);
-    byId("candidates").value = "";
-    byId("keep-name").value = "";
+    // What was typed meanwhile stays.
+    byId("candidates").value = dropLabels(byId("candidates").value, labels);
+    if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
     showKeepStatus(`Kept ${kept.num_labels} labels as ${kept.name}, version ${kept.version}.`, false);
     await showSets([...chosenSets(), kept.name]);
     onChange();

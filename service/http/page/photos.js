@@ -3,6 +3,8 @@
 // In: files of the user and the samples of the service. Out: `{ name, file, url }` of the photo
 // that is chosen, handed to whoever called `startPhotos`.
 
+import { readSample } from "./api.js";
+
 const SAMPLES = {
   "chelsea.jpg": "cat",
   "coffee.jpg": "cup of coffee",
@@ -10,13 +12,16 @@ const SAMPLES = {
   "rocket.jpg": "rocket at night",
 };
 
+let pressed = null; // the thumb that was pressed last
+
 /** Fills the strip with samples and listens; `onChoose` gets each photo that is chosen. */
-export function startPhotos(onChoose) {
+export function startPhotos(onChoose, onProblem) {
+  const make = (photo, title) => makeThumb(photo, title, onChoose, onProblem);
   const strip = document.getElementById("thumbs");
   for (const [name, title] of Object.entries(SAMPLES)) {
-    strip.append(makeThumb({ name, url: `page/samples/${name}` }, `Sample: ${title}`, onChoose));
+    strip.append(make({ name, url: `page/samples/${name}` }, `Sample: ${title}`));
   }
-  const take = (files) => takeFiles(files, strip, onChoose);
+  const take = (files) => takeFiles(files, strip, make);
   const input = document.getElementById("files");
   input.addEventListener("change", () => {
     take(input.files);
@@ -27,10 +32,10 @@ export function startPhotos(onChoose) {
   return { chooseFirst: () => strip.querySelector("button").click() };
 }
 
-function takeFiles(files, strip, onChoose) {
+function takeFiles(files, strip, make) {
   const thumbs = [...files].map((file, i) => {
     const name = file.name || `pasted-${i + 1}.png`;
-    return makeThumb({ name, file, url: URL.createObjectURL(file) }, name, onChoose);
+    return make({ name, file, url: URL.createObjectURL(file) }, name);
   });
   strip.prepend(...thumbs);
   thumbs[0]?.querySelector("button").click();
@@ -38,7 +43,9 @@ function takeFiles(files, strip, onChoose) {
 
 function listenForDrops(take) {
   const mark = (on) => document.body.classList.toggle("dropping", on);
+  const hasFiles = (event) => event.dataTransfer.types.includes("Files");
   document.addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault(); // else the browser leaves the page for the photo
     mark(true);
   });
@@ -46,13 +53,14 @@ function listenForDrops(take) {
     if (!event.relatedTarget) mark(false);
   });
   document.addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     mark(false);
-    take(event.dataTransfer?.files ?? []);
+    take(event.dataTransfer.files);
   });
 }
 
-function makeThumb(photo, title, onChoose) {
+function makeThumb(photo, title, onChoose, onProblem) {
   const button = document.createElement("button");
   button.type = "button";
   button.title = title;
@@ -61,13 +69,20 @@ function makeThumb(photo, title, onChoose) {
   image.alt = title;
   button.append(image);
   button.addEventListener("click", async () => {
+    pressed = button;
+    try {
+      photo.file ??= await readSample(photo.url);
+    } catch (error) {
+      if (pressed === button) onProblem(error);
+      return;
+    }
+    // While a sample was fetched, another photo may have been chosen.
+    if (pressed !== button) return;
     for (const other of document.querySelectorAll("#thumbs [aria-current]")) {
       other.removeAttribute("aria-current");
     }
     button.setAttribute("aria-current", "true");
-    photo.file ??= await (await fetch(photo.url)).blob();
-    // While a sample was fetched, another photo may have been chosen.
-    if (button.hasAttribute("aria-current")) onChoose({ title, ...photo });
+    onChoose({ title, ...photo });
   });
   const item = document.createElement("li");
   item.append(button);

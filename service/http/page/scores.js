@@ -6,6 +6,8 @@
 /** Asked for at once, so that the slider needs no request. */
 export const MOST_LABELS = 1000;
 
+const BETWEEN_LABELS = /[,\n]/;
+
 /** Labels to show of `labels`, which are best first; those in `always` whatever they score. */
 export function pickLabels(labels, { mode, threshold, topK }, always) {
   const passes = {
@@ -31,6 +33,12 @@ export function choiceParameters(labelSets, candidates) {
 
 /** Labels of a text with commas or line ends between, each once. */
 export function splitLabels(text) {
-  const names = text.split(/[,\n]/).map((name) => name.trim().replace(/\s+/g, " "));
+  const names = text.split(BETWEEN_LABELS).map((name) => name.trim().replace(/\s+/g, " "));
   return [...new Set(names.filter(Boolean))];
+}
+
+/** What is left of such a text without `names`; a label at its end may still be typed. */
+export function dropLabels(text, names) {
+  const left = text.split(BETWEEN_LABELS).filter((part) => !names.includes(splitLabels(part)[0]));
+  return left.join(",").trimStart();
 }
