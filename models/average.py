@@ -93,11 +93,12 @@ def main(argv: list[str] | None = None) -> int:
     """Averages as told; returns the exit code (0 done, 2 a mistake in the request)."""
     arguments = _parser().parse_args(argv)
     try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         parts = [(read_checkpoint(path), share) for path, share in arguments.parts]
         averaged = average_checkpoints(parts)
         if arguments.untouched:
             averaged = blend_untouched(averaged, arguments.untouched)
-    except (CheckpointError, PretrainedError) as error:
+    except (CheckpointError, PretrainedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     shares = (f"{share:g} {path.parent.name}/{path.name}" for path, share in arguments.parts)

@@ -6,6 +6,7 @@ put behind it by `network.py`. `pretrained.py` fills in weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 import timm
@@ -96,13 +97,19 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
         return Cvt(name)
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
-    options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "global_pool": ""}
+    return create_timm(name, image_size, {"num_classes": 0, "global_pool": ""})
+
+
+def create_timm(
+    name: str, image_size: tuple[int, int] | None, options: Mapping[str, Any]
+) -> nn.Module:
+    """Builds a timm model with random weights, at an image size where it is bound to one."""
     if image_size is not None:
         try:
-            return timm.create_model(name, img_size=image_size, **options)
+            return timm.create_model(name, pretrained=False, img_size=image_size, **options)
         except TypeError:
             pass  # convolutional models take no image size
-    return timm.create_model(name, **options)
+    return timm.create_model(name, pretrained=False, **options)
 
 
 class _LeadingStages(nn.Module):

@@ -23,7 +23,13 @@ from torch import Tensor, nn
 
 from models.config import NetworkConfig
 from models.hub import locate, read_architecture
-from models.layouts import CheckpointError, ForeignState, Hints, read_foreign
+from models.layouts import (
+    CheckpointError,
+    ForeignState,
+    Hints,
+    read_bare_backbone,
+    read_foreign,
+)
 from models.layouts.backbones import complete
 from models.network import Network, build_head
 
@@ -99,14 +105,23 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     if hints.backbone is None:
         hints = replace(hints, backbone=read_architecture(path))
     path = locate(path)
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint file at {path}")
-    if path.suffix == ".safetensors":
-        metadata, state = _read_safetensors(path)
-        if _CONFIG_KEY in metadata:
-            return _read_own(path.name, metadata, state)
-        return _build_foreign(read_foreign(state, hints))
-    return _build_foreign(read_foreign(_unpickle(path), hints))
+    metadata, content = _read_file(path)
+    if _CONFIG_KEY in metadata:
+        return _read_own(path.name, metadata, content)
+    return _build_foreign(read_foreign(content, hints))
+
+
+def read_backbone(path: Path | str) -> dict[str, Tensor] | None:
+    """Reads a file that holds a backbone, perhaps with its own classifier, and no head of ours.
+
+    Returns:
+        Its tensors under timm's names; None where there is a head, see `read_checkpoint`.
+
+    Raises:
+        CheckpointError: with a one-line reason.
+    """
+    metadata, content = _read_file(locate(path))
+    return None if _CONFIG_KEY in metadata else read_bare_backbone(content)
 
 
 def write_checkpoint(
@@ -131,6 +146,13 @@ def write_checkpoint(
     staging.replace(path)
 
 
+def _read_file(path: Path) -> tuple[Mapping[str, str], Any]:
+    """Returns (what a safetensors file says of itself, the file's content)."""
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint file at {path}")
+    return _read_safetensors(path) if path.suffix == ".safetensors" else ({}, _unpickle(path))
+
+
 def _read_safetensors(path: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
@@ -151,21 +173,26 @@ def _read_own(name: str, metadata: Mapping[str, str], state: Mapping[str, Tensor
         network = Network(config)
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}") from error
-    _fill(network, state)
+    fill(network, state)
     return Checkpoint(network.eval(), config, labels, notes)
 
 
 def _build_foreign(foreign: ForeignState) -> Checkpoint:
     if foreign.config is None:
         head = build_head(foreign.head)
-        _fill(head, foreign.state)
+        fill(head, foreign.state)
         return Checkpoint(head.eval(), None, foreign.label_names, {})
     network = Network(foreign.config)
-    _fill(network, complete(foreign.state, network.state_dict()))
+    fill(network, complete(foreign.state, network.state_dict()))
     return Checkpoint(network.eval(), foreign.config, foreign.label_names, {})
 
 
-def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fills a module with tensors of exactly its keys and shapes.
+
+    Raises:
+        CheckpointError: one is absent, too many, or of another shape.
+    """
     own = module.state_dict()
     for key, tensor in own.items():
         if key not in state:

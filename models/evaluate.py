@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints import Checkpoint, read_checkpoint
-from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError, Hints
-from models.metrics import average_precisions
+from models.metrics import MetricError, average_precisions
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = read_labelled_folder(given.data)
         checkpoint = read_checkpoint(given.checkpoint, hints)
         lines = list(report(checkpoint, folder, given.split))
-    except (CheckpointError, DataError) as error:
+    except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
@@ -81,7 +81,9 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 
     Raises:
         CheckpointError: a head alone, or other labels than the data set's.
-        DataError: the split is empty, or there are no word vectors for a zero-shot network.
+        DataError: the split is empty, a photo is broken, or there are no word vectors for a
+            zero-shot network.
+        MetricError: a score is not finite.
     """
     logits, targets = predict(checkpoint, folder, split)
     assert checkpoint.config is not None  # `predict` refuses others
@@ -106,12 +108,14 @@ def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple
 
     Raises:
         CheckpointError: a head alone, or other labels than the data set's.
-        DataError: the split is empty, or there are no word vectors for a zero-shot network.
+        DataError: the split is empty, a photo is broken, or there are no word vectors for a
+            zero-shot network.
     """
     if checkpoint.config is None:
         raise CheckpointError("the checkpoint holds a head alone, which takes no photos")
     _check_labels(checkpoint, folder)
     images = folder.split(split)
+    check_photos(images)
     photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
     embeddings = _embeddings(checkpoint, folder)
     logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]

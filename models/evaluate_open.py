@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from models.conse import compare
-from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError
-from models.metrics import average_precisions
+from models.metrics import MetricError, average_precisions
 from models.open_head import OpenHeadCheckpoint, read_open_head
 from models.pretrained import PretrainedError
 from models.teacher import share_stages
@@ -34,7 +34,7 @@ _BATCH = 8
 
 @dataclass(frozen=True, eq=False)
 class OpenScores:
-    """Average precision of every label of a data set, percent, float [L]; NaN without positives.
+    """Average precision of every label of a data set, percent, float [L]; NaN where all are alike.
 
     Attributes:
         head: of the open head.
@@ -49,9 +49,10 @@ class OpenScores:
     positives: Tensor
 
     def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
-        """Returns the mean of each over the labels that a bool [L] chooses."""
+        """Returns the mean of each over the labels that a bool [L] chooses, NaN left out."""
         return {
-            name: float(getattr(self, name)[chosen].mean()) for name in ("head", "conse", "chance")
+            name: float(getattr(self, name)[chosen].nanmean())
+            for name in ("head", "conse", "chance")
         }
 
 
@@ -63,7 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         opened = read_open_head(arguments.open_head)
         sources = read_sources(arguments.checkpoint, read_text_encoder(arguments.text_encoder))
         scores = evaluate_open(opened, sources, folder, arguments.split)
-    except (CheckpointError, DataError, PretrainedError, TextEncoderError) as error:
+    except (
+        CheckpointError, DataError, MetricError, PretrainedError, TextEncoderError
+    ) as error:  # fmt: skip
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.each:
@@ -86,7 +89,8 @@ def evaluate_open(
 
     Raises:
         CheckpointError: the head belongs to another encoder or embedding space.
-        DataError: the split is empty.
+        DataError: the split is empty, or a photo is broken.
+        MetricError: a score is not finite.
     """
     opened.check_encoder(sources.encoder)
     opened.check_text_encoder(sources.text)
@@ -94,6 +98,7 @@ def evaluate_open(
     labels = sources.text.embed_names(folder.label_names, template)
     names = sources.text.embed_names(sources.teacher.names, template)
     images = folder.split(split)
+    check_photos(images)
     photos = Photos(images, folder.targets(images), evaluation_transform(sources.prepared))
     found, baseline = [], []
     for tokens, logits in _encode(photos, sources):

@@ -13,6 +13,10 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
 
+class MetricError(ValueError):
+    """Scores cannot be ranked; the message is one line for a person."""
+
+
 def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     """Computes the average precision of each label with torchmetrics.
 
@@ -21,8 +25,14 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
         targets: 1, 0 or -1 (unknown) [n, N].
 
     Returns:
-        Percent, 0..100, float [N]; NaN for a label without a positive.
+        Percent, 0..100, float [N]; NaN for a label without a positive or without a negative,
+        whose photos any order ranks alike.
+
+    Raises:
+        MetricError: a score is not finite.
     """
+    if not scores.isfinite().all():
+        raise MetricError("the network gives scores that are no finite numbers")
     # torchmetrics squashes values outside 0..1, and large logits would tie; an affine map in
     # float64 keeps every order and every tie.
     scores = scores.double()
@@ -37,13 +47,17 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
 
 def _average_precision(scores: Tensor, targets: Tensor) -> float:
     known = targets >= 0
-    if not (targets > 0).any():
+    if not ((targets > 0).any() and (targets == 0).any()):
         return float("nan")
     return float(binary_average_precision(scores[known], targets[known])) * 100
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean over the labels that have a positive, percent 0..100."""
+    """Returns the mean over the labels that have a positive and a negative, percent 0..100.
+
+    Raises:
+        MetricError: a score is not finite.
+    """
     return float(average_precisions(scores, targets).nanmean())
 
 

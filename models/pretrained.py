@@ -6,6 +6,7 @@ In: a backbone with random weights. Out: the same, filled. Next: `train`.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,15 @@ def load_pretrained(backbone: Backbone) -> None:
     Raises:
         PretrainedError: neither has them.
     """
-    state = read_pretrained(backbone.name)
+    fill_backbone(backbone, read_pretrained(backbone.name))
+
+
+def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
+    """Fills a backbone with the weights of a timm model, whose classifier is left out.
+
+    Raises:
+        PretrainedError: they are another model's, or for another image size.
+    """
     own = backbone.body.state_dict()
     missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
     if missing:

@@ -13,10 +13,11 @@ from timm import get_pretrained_cfg
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from models.backbone import Backbone
-from models.pretrained import PretrainedError, read_pretrained
+from models.backbone import Backbone, create_timm
+from models.pretrained import PretrainedError, fill_backbone, read_pretrained
 
 _IMAGENET_CLASSES = 1000
+_TOLERANCE = 1e-2  # of the logits' deviation
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
         image_size: (H, W) in pixels.
 
     Raises:
-        PretrainedError: there are no such weights, or no such classifier among them.
+        PretrainedError: there are no such weights, or no such classifier among them, or the
+            network does more between its tokens and the classifier than take their mean.
         BackboneError: timm knows no such backbone.
     """
     state = read_pretrained(name)
@@ -60,12 +62,28 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
         raise PretrainedError(f"{name} has no linear classifier of ImageNet's names")
     classifier = nn.Linear(backbone.width, _IMAGENET_CLASSES)
     classifier.load_state_dict({"weight": weight, "bias": bias})
-    backbone.body.load_state_dict({key: state[key] for key in backbone.body.state_dict()})
-    return Teacher(
+    fill_backbone(backbone, state)
+    teacher = Teacher(
         backbone.eval().requires_grad_(False),
         classifier.eval().requires_grad_(False),
         read_imagenet_names(),
     )
+    whole = create_timm(name, image_size, {})
+    whole.load_state_dict(state)
+    _check_agreement(teacher, whole.eval(), image_size)
+    return teacher
+
+
+@torch.inference_mode()
+def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, int]) -> None:
+    """Refuses norms, class tokens and the like that `classify` would leave out."""
+    image = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(0))
+    wanted, found = whole(image), teacher.classify(teacher.backbone(image))
+    if not torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):
+        raise PretrainedError(
+            f"{teacher.backbone.name} classifies by more than the mean of its tokens: "
+            "EfficientNets and ResNets can teach"
+        )
 
 
 def read_imagenet_names() -> tuple[str, ...]:

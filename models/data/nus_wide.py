@@ -32,7 +32,7 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     for name in (_CLASSES, _VECTORS):
         if not (path / name).is_file():
             raise DataError(f"{path} has no {name}")
-    with (path / INDEX).open(newline="") as file:
+    with (path / INDEX).open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row][1:]
     images = [
         LabelledImage(path / image, split, tuple(labels.strip("[]").split(", ")))
@@ -42,7 +42,7 @@ def read_nus_wide(path: Path) -> LabelledFolder:
         LabelledImage(image.path, "test", image.labels) for image in images if image.split == "val"
     ]
     names = tuple(sorted({label for image in images for label in image.labels}))
-    chosen = json.loads((path / _CLASSES).read_text())
+    chosen = json.loads((path / _CLASSES).read_text(encoding="utf-8-sig"))
     unseen = tuple(name for name in names if name in set(chosen["test class"]))
     vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), unseen)
     return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)

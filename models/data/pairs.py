@@ -3,19 +3,21 @@
 `train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: an image
 (`image` or `ImageID`), a label (`label` or `LabelName`) and, if known, a confidence
 (`confidence` or `Confidence`): from 0.5 on the label is present, below it is absent; what no
-row says is unknown. `class-descriptions*.csv` (code, name; no header) names coded labels.
-Images lie in `images/`, or in a folder named as the split; a name without ending is a `.jpg`.
+row says is unknown. Files of one split are read as one. `class-descriptions*.csv` (code, name;
+no header) names coded labels. Images lie in `images/`, or in a folder named as the split; a name
+without ending is a `.jpg`.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
-_SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+_SPLITS = ("train", "val", "test")
 _PRESENT = 0.5
 
 
@@ -23,36 +25,36 @@ def find_pair_files(path: Path) -> dict[Path, str]:
     """Returns each CSV file of pairs and its split."""
     files = {}
     for file in sorted(path.glob("*.csv")):
-        split = _SPLITS.get(file.stem.partition("-")[0].partition("_")[0])
-        if split is not None:
-            files[file] = split
+        for split in _SPLITS:
+            if file.name.startswith(split):
+                files[file] = split
     return files
 
 
 def read_pairs(path: Path) -> LabelledFolder:
     """Reads the folder; damaged files raise KeyError, TypeError or ValueError."""
     descriptions = _read_descriptions(path)
-    images: list[LabelledImage] = []
+    known: defaultdict[tuple[str, Path], dict[str, bool]] = defaultdict(dict)
     for file, split in find_pair_files(path).items():
-        known: dict[str, dict[str, bool]] = {}
+        folder = _image_folder(path, file, split)
         for image, label, present in _read_rows(file):
-            known.setdefault(image, {})[descriptions.get(label, label)] = present
-        folder = _image_folder(path, file)
-        images += [
-            LabelledImage(
-                folder / (image if Path(image).suffix else f"{image}.jpg"),
-                split,
-                tuple(name for name, present in labels.items() if present),
-                tuple(name for name, present in labels.items() if not present),
-            )
-            for image, labels in sorted(known.items())
-        ]
+            photo = folder / (image if Path(image).suffix else f"{image}.jpg")
+            known[split, photo][descriptions.get(label, label)] = present
+    images = [
+        LabelledImage(
+            photo,
+            split,
+            tuple(name for name, present in labels.items() if present),
+            tuple(name for name, present in labels.items() if not present),
+        )
+        for (split, photo), labels in sorted(known.items())
+    ]
     names = sorted({name for image in images for name in (*image.labels, *image.absent)})
     return LabelledFolder(path.name, tuple(names), tuple(images), complete=False)
 
 
 def _read_rows(file: Path) -> Iterator[tuple[str, str, bool]]:
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
         columns = set(reader.fieldnames or ())
         image = _pick(columns, file, "image", "ImageID")
@@ -73,11 +75,12 @@ def _pick(columns: set[str], file: Path, *names: str) -> str:
 def _read_descriptions(path: Path) -> dict[str, str]:
     names = {}
     for file in sorted(path.glob("class-descriptions*.csv")):
-        with file.open(newline="") as lines:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
             names.update({row[0]: row[1] for row in csv.reader(lines) if len(row) > 1})
     return names
 
 
-def _image_folder(path: Path, file: Path) -> Path:
+def _image_folder(path: Path, file: Path, split: str) -> Path:
     name = file.stem.partition("-")[0].partition("_")[0]
-    return path / name if (path / name).is_dir() else path / "images"
+    named = (path / name, path / split)
+    return next((folder for folder in named if folder.is_dir()), path / "images")

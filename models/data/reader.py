@@ -8,17 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from models.data import classes, coco, nus_wide, pairs, simple
-from models.data.records import DataError, LabelledFolder
+from models.data.records import DataError, LabelledFolder, check_labels
 
 
 def read_labelled_folder(path: Path) -> LabelledFolder:
     """Reads a data set in any of the layouts.
 
     Raises:
-        DataError: the folder has none of them, or its index is damaged.
+        DataError: the folder has none of them, or its index is damaged or contradicts itself.
     """
     try:
-        return _read(path)
+        return check_labels(_read(path))
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
         raise DataError(f"the index of {path.name} is damaged") from error
 

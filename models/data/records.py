@@ -5,6 +5,8 @@ In: what a reader found. Out: names, photos and targets. Next: `train`, `evaluat
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,10 @@ UNKNOWN = -1
 
 class DataError(Exception):
     """A folder of photos cannot be read; the message is one line for a person."""
+
+    def __str__(self) -> str:
+        """Returns the message alone: a process that loads photos sends its traceback along."""
+        return super().__str__().rstrip().rpartition(f"{DataError.__name__}: ")[2]
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,42 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
     """Returns the folder if every label of its photos is among its names.
 
     Raises:
-        DataError: one is not, or there is no photo.
+        DataError: one is not, two have one name, or there is no photo.
     """
     if not folder.images:
         raise DataError(f"data set {folder.name} has no photo")
+    twice = [name for name, count in Counter(folder.label_names).items() if count > 1]
+    if twice:
+        raise DataError(f"data set {folder.name} has two labels named {twice[0]!r}")
     used = {label for image in folder.images for label in (*image.labels, *image.absent)}
     unknown = used - set(folder.label_names)
     if unknown:
         raise DataError(f"data set {folder.name} uses a label it does not name: {min(unknown)!r}")
     return folder
+
+
+def check_photos(images: Iterable[LabelledImage]) -> None:
+    """Makes sure that the photos are there, before hours are spent on some of them.
+
+    Raises:
+        DataError: one is missing.
+    """
+    for image in images:
+        if not image.path.is_file():
+            raise DataError(f"the photo {image.path} is missing")
+
+
+def check_negatives(folder: LabelledFolder) -> None:
+    """Makes sure that the training photos tell what they do not show.
+
+    Raises:
+        DataError: every label that is known of them is present, so that a network would learn
+            to say yes to everything.
+    """
+    images = folder.split("train")
+    if not folder.complete and not any(image.absent for image in images):
+        raise DataError(
+            f"data set {folder.name} has no row in train that says a label is absent (a "
+            "confidence below 0.5): add such rows, or write labels.json, in which a label that "
+            "a photo does not name is absent"
+        )

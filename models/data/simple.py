@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from models.data.records import LabelledFolder, LabelledImage, check_labels
+from models.data.records import LabelledFolder, LabelledImage
 
 INDEX = "labels.json"
 
 
 def read_simple(path: Path) -> LabelledFolder:
     """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError."""
-    index = json.loads((path / INDEX).read_text())
+    index = json.loads((path / INDEX).read_text(encoding="utf-8-sig"))
     images = tuple(
         LabelledImage(
             path / "images" / file,
@@ -28,4 +28,4 @@ def read_simple(path: Path) -> LabelledFolder:
         for file, entry in sorted(index["images"].items())
     )
     names = tuple(index["label_names"])
-    return check_labels(LabelledFolder(index.get("name", path.name), names, images))
+    return LabelledFolder(index.get("name", path.name), names, images)

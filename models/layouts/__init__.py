@@ -5,7 +5,7 @@ off the tensors. `reader.py` recognises the layout; `ml_decoder.py` and `query2l
 translate heads, `backbones.py` backbones. Next: `checkpoints.py` builds the network.
 """
 
-from models.layouts.reader import read_foreign
+from models.layouts.reader import read_bare_backbone, read_foreign
 from models.layouts.state import CheckpointError, ForeignState, Hints
 
-__all__ = ["CheckpointError", "ForeignState", "Hints", "read_foreign"]
+__all__ = ["CheckpointError", "ForeignState", "Hints", "read_bare_backbone", "read_foreign"]

@@ -34,6 +34,8 @@ from models.layouts.state import CheckpointError, ForeignState, Hints, State, ta
 _TRESNET_SIZE = 448
 _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 
+_OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
+
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _STRIDE = 32
@@ -64,6 +66,21 @@ def read_foreign(content: object, hints: Hints) -> ForeignState:
     return _read_ml_decoder(*parts, hints, found.label_names)
 
 
+def read_bare_backbone(content: object) -> State | None:
+    """Returns a backbone's tensors under timm's names; None where the file holds a head too.
+
+    Args:
+        content: as for `read_foreign`; a classifier of the backbone's own stays among them.
+
+    Raises:
+        CheckpointError: there is no dictionary of tensors.
+    """
+    state = unwrap(content).state
+    if QUERY2LABEL_MARK in state or split_head(state) is not None:
+        return None
+    return rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+
+
 def _read_ml_decoder(
     head_keys: State, body: State, hints: Hints, label_names: tuple[str, ...] | None
 ) -> ForeignState:
@@ -87,7 +104,7 @@ def _read_ml_decoder_backbone(
     state: State, hints: Hints, encoder_width: int
 ) -> tuple[State, str, InputConfig]:
     """Returns (tensors under timm's names, backbone, preparation of photos)."""
-    official = "body.conv1.0.weight" in state
+    official = _OFFICIAL_TRESNET_MARK in state
     if official:
         state = rename_tresnet(state)
     if official or "body.conv1.conv.weight" in state:

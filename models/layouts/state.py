@@ -96,12 +96,21 @@ def unwrap(content: object) -> Content:
     }
     if len(state) != len(inner):
         raise CheckpointError("the checkpoint holds no dictionary of tensors")
-    names, architecture = content.get("idx_to_class"), content.get("arch")
+    architecture = content.get("arch")
     return Content(
         state,
-        tuple(str(name) for name in names.values()) if isinstance(names, Mapping) else None,
+        _read_names(content.get("idx_to_class")),
         architecture if isinstance(architecture, str) else None,
     )
+
+
+def _read_names(names: object) -> tuple[str, ...] | None:
+    """Returns names in the order of their numbers; None where these are not 0 to N - 1."""
+    if not isinstance(names, Mapping):
+        return None
+    numbered = {str(number): str(name) for number, name in names.items()}
+    numbers = [str(number) for number in range(len(names))]
+    return tuple(numbered[n] for n in numbers) if numbered.keys() == set(numbers) else None
 
 
 def take(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -11,24 +11,48 @@ import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from models.backbone import BackboneError
-from models.checkpoints import read_checkpoint, write_checkpoint
-from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
-from models.layouts import CheckpointError, Hints
+from models.backbone import Backbone, BackboneError
+from models.checkpoints import write_checkpoint
+from models.data import (
+    DataError,
+    LabelledFolder,
+    LabelledImage,
+    check_negatives,
+    check_photos,
+    read_labelled_folder,
+)
+from models.layouts import CheckpointError
+from models.metrics import MetricError
 from models.network import Network
 from models.pretrained import PretrainedError
 from models.query_augmentation import QueryAugmentation
 from models.train.build import build_network
 from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
+from models.train.losses import LossError
 from models.train.open_labels import make_open_labels
-from models.train.recipe import Recipe, RecipeError, add_recipe_flags, given_fields, read_recipe
+from models.train.pictures import describe_files
+from models.train.recipe import (
+    WHOLE_BACKBONE,
+    Recipe,
+    RecipeError,
+    add_recipe_flags,
+    given_fields,
+    read_recipe,
+)
+from models.train.start import fingerprint, start_from
+from models.train.state import RunFolder
 from models.train.views import Photos, Transform, evaluation_transform, training_transform
+
+_MISTAKES = (
+    BackboneError, CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.workers,
         )
         score = train(place, recipe, arguments.init)
-    except (RecipeError, DataError, PretrainedError, CheckpointError, BackboneError) as error:
+    except _MISTAKES as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if place.accelerator.is_main_process:
@@ -98,24 +122,33 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         mAP on validation, percent.
 
     Raises:
-        DataError: a split is empty.
+        DataError: a split is empty, a photo is missing or broken, or no label is ever absent.
+        RecipeError: the recipe does not fit the data, or is not that of the run in the folder.
         PretrainedError: no pretrained weights.
-        BackboneError: timm knows no such backbone.
+        BackboneError: timm knows no such backbone, or it cannot be cut.
         CheckpointError: `init` cannot be read.
+        LossError: the loss is no longer a number.
+        MetricError: nor are the logits.
     """
+    check_photos(place.data.split("train") + place.data.split("val"))
+    check_negatives(place.data)
+    start = fingerprint(init)
+    folder = RunFolder(place.out, _describe(recipe, place, start))
+    state = folder.read_state()
     seed_everything(recipe.seed)
-    network = build_network(recipe, place.data)
+    network = build_network(recipe, place.data, recipe.pretrained and init is None)
     if init is not None:
-        start_from(network, init)
-    trainee = _prepare(network, recipe, place, _start_key(init))
-    run = Run(trainee, recipe, place.out)
-    run.resume()
+        taken = start_from(network, init)
+        place.accelerator.print(f"{init.name}: took {taken}")
+    run = Run(_prepare(network, recipe, place, start), recipe, folder)
+    if state is not None:
+        run.resume(state)
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     score = run.fit()
     if not place.accelerator.is_main_process:
         return score
     # The trainee shares its tail and head with the network, whose frozen part never changed.
-    trainee.network.load_state_dict(run.ema.module.state_dict())
+    run.trainee.network.load_state_dict(run.ema.module.state_dict())
     notes = {
         "training_data": f"{place.data.name}, {len(place.data.split('train'))} photos",
         "val_mAP_percent": f"{score:.3f}",
@@ -127,23 +160,17 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     return score
 
 
-def start_from(network: Network, init: Path) -> None:
-    """Takes over a checkpoint's weights: the backbone's, and the head's if it has this shape.
-
-    Raises:
-        CheckpointError: it cannot be read, or its backbone is another.
-    """
-    start = read_checkpoint(init, Hints(network.config.backbone))
-    if start.config is None or start.config.backbone != network.config.backbone:
-        raise CheckpointError(f"{init.name} holds no {network.config.backbone} to start from")
-    found, own = start.network.state_dict(), network.state_dict()
-    same_head = all(key in found and found[key].shape == own[key].shape for key in own)
-    parts = "" if same_head else "backbone."
-    taken = {key: tensor for key, tensor in found.items() if key.startswith(parts)}
-    network.load_state_dict(taken, strict=same_head)
+def _describe(recipe: Recipe, place: Place, start: str) -> dict[str, Any]:
+    return recipe.model_dump() | {
+        "label_names": list(place.data.label_names),
+        "photos": len(place.data.split("train")),
+        "processes": place.accelerator.num_processes,
+        "init": start,
+    }
 
 
 def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trainee:
+    _check_stages(network.backbone, recipe)
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)
     trained = TrainedPart(tail, network.head)
@@ -164,33 +191,41 @@ def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trai
 
     prepared = network.config.input
     return Trainee(
+        open_labels=(
+            make_open_labels(place.data, augmentation, device)
+            if recipe.head == "zero_shot_ml_decoder"
+            else None
+        ),
         network=trained,
         backbone=tail,
         train=data("train", training_transform(recipe, prepared), recipe.views),
         val=data("val", evaluation_transform(prepared), 1),
         accelerator=place.accelerator,
         workers=place.workers if recipe.frozen_stages == 0 else 0,
-        open_labels=(
-            make_open_labels(place.data, augmentation, device)
-            if recipe.head == "zero_shot_ml_decoder"
-            else None
-        ),
+        from_weights=recipe.pretrained or bool(start),
     )
 
 
-def _start_key(init: Path | None) -> str:
-    return "" if init is None else hashlib.sha256(init.read_bytes()).hexdigest()
+def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
+    stages = recipe.frozen_stages
+    if backbone.num_stages == 1 and 0 < stages < WHOLE_BACKBONE:
+        raise BackboneError(
+            f"{backbone.name} cannot be cut between stages, which EfficientNets and the like can: "
+            f"give --frozen-stages {WHOLE_BACKBONE} (all of it) or 0 (none)"
+        )
+    if recipe.cutmix and stages >= backbone.num_stages:
+        raise RecipeError(
+            "recipe: cutmix: nothing is left to cut from where the whole backbone is frozen: give "
+            "fewer --frozen-stages"
+        )
 
 
 def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, start: str) -> str:
     fields = {
         "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
-        "auto_augment", "color_jitter", "erase", "seed",
+        "auto_augment", "color_jitter", "erase", "train_resize", "cutout", "seed",
     }  # fmt: skip
-    # Only where they are used, so that older caches keep their keys.
-    fields |= {name for name in ("train_resize", "cutout") if recipe.train_resize != "crop"}
-    names = ",".join(image.path.name for image in images)
-    text = recipe.model_dump_json(include=fields) + f"{views}{names}{start}"
+    text = recipe.model_dump_json(include=fields) + f"{views}{describe_files(images)}{start}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
 """A recipe's network, before any training.
 
-In: a `Recipe`. Out: a `Network` with a pretrained backbone and a fresh head. Next: `loop.py`.
+In: a `Recipe`. Out: a `Network`, its head fresh. Next: `start.py`, `loop.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from models.pretrained import load_pretrained
 from models.train.recipe import Recipe
 
 
-def build_network(recipe: Recipe, data: LabelledFolder) -> Network:
-    """Builds the recipe's network: a pretrained backbone, a fresh head.
+def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
+    """Builds the recipe's network with a fresh head.
 
     Args:
         recipe: backbone, head and sizes.
         data: what it will be trained on: its labels, or their word vectors.
+        pretrained: give the backbone its ImageNet weights.
 
     Raises:
         DataError: a zero-shot head, and no word vectors.
@@ -48,7 +49,7 @@ def build_network(recipe: Recipe, data: LabelledFolder) -> Network:
         activation="softmax" if recipe.single_label else "sigmoid",
     )
     network = Network(config)
-    if recipe.pretrained:
+    if pretrained:
         load_pretrained(network.backbone)
     return network
 

@@ -74,6 +74,9 @@ def cache_features(frozen: FrozenPart, photos: Photos, views: int, path: Path) -
         photos: the photos; a random transform gives another view each time.
         views: number of passes.
         path: `.npy` file of the features; reused whole if it is there.
+
+    Raises:
+        DataError: a photo is missing or broken.
     """
     if not path.exists():
         staging = path.with_suffix(".part")

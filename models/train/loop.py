@@ -11,7 +11,6 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,17 @@ from tqdm import tqdm
 
 from models.metrics import mean_average_precision
 from models.train.features import CachedFeatures
-from models.train.losses import make_loss
+from models.train.losses import check_finite, make_loss
 from models.train.mixing import make_mix
 from models.train.open_labels import OpenLabels
 from models.train.recipe import Recipe, RecipeError
+from models.train.schedule import one_cycle
+from models.train.state import RunFolder
 from models.train.views import Photos
 
 LabelledData = Photos | CachedFeatures
+
+_PROCESS_SEEDS = 1_000_000_007  # far more than a process uses up
 
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}
 
@@ -50,6 +53,7 @@ class Trainee:
         val: validation data, in the served preparation.
         accelerator: where and in which precision to compute, alone or among processes.
         workers: processes that load training data.
+        from_weights: the network starts from trained weights.
         open_labels: embeddings of the labels for a zero-shot network.
     """
 
@@ -59,6 +63,7 @@ class Trainee:
     val: LabelledData
     accelerator: Accelerator
     workers: int
+    from_weights: bool = False
     open_labels: OpenLabels | None = None
 
     @property
@@ -76,7 +81,7 @@ class Run:
         ema: averaged weights, the result.
     """
 
-    def __init__(self, trainee: Trainee, recipe: Recipe, folder: Path) -> None:
+    def __init__(self, trainee: Trainee, recipe: Recipe, folder: RunFolder) -> None:
         """Prepares optimiser, schedule and averages.
 
         Args:
@@ -104,35 +109,33 @@ class Run:
         self.optimizer = _OPTIMIZERS[recipe.optimizer](groups)
         self.parallel = accelerator.prepare_model(network)
         self.stepper = accelerator.prepare_optimizer(self.optimizer)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer,
-            max_lr=[group["lr"] for group in groups],
-            total_steps=recipe.epochs * self.steps,
-            pct_start=recipe.warmup,
-        )
+        self.schedule = one_cycle(self.optimizer, recipe.epochs * self.steps, recipe.warmup)
 
     def fit(self) -> float:
         """Runs the epochs that are left.
 
         Returns:
             mAP of the averaged weights on validation, percent.
+
+        Raises:
+            LossError: the loss is no longer a number.
+            MetricError: nor are the logits.
         """
-        score = float("nan")
+        score: float | None = None
         while self.epoch < self.recipe.epochs:
             loss = self._train_epoch()
             self.epoch += 1
-            score = mean_average_precision(*predict(self.ema.module, self.trainee))
+            score = self._measure()
             if self.trainee.accelerator.is_main_process:
                 self._log(loss, score)
                 self._save()
-        return score
+        return self._measure() if score is None else score
 
-    def resume(self) -> bool:
-        """Takes up the state that an earlier run left in the folder, if there is one."""
-        path = self.folder / "state.pt"
-        if not path.exists():
-            return False
-        state = torch.load(path, map_location=self.trainee.device, weights_only=True)
+    def _measure(self) -> float:
+        return mean_average_precision(*predict(self.ema.module, self.trainee))
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Takes up the state that an earlier call of this run left, see `RunFolder`."""
         self.trainee.network.load_state_dict(state["network"])
         self.ema.load_state_dict(state["ema"])
         self.ema.step = state["ema_step"]
@@ -141,13 +144,14 @@ class Run:
         if state.get("scaler") and self.trainee.accelerator.scaler is not None:
             self.trainee.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch = state["epoch"]
-        return True
 
     def _train_epoch(self) -> float:
-        # Seeded by the epoch, so that a resumed run sees what an unbroken one would.
-        seed_everything(self.recipe.seed * 1000 + self.epoch)
+        # Seeded by the epoch, so that a resumed run sees what an unbroken one would. Each process
+        # augments in its own way; the order of the photos is the first one's, by accelerate.
+        process = self.trainee.accelerator.process_index
+        seed_everything(self.recipe.seed * 1000 + self.epoch + process * _PROCESS_SEEDS)
         self.parallel.train()
-        if self.recipe.pretrained and self.recipe.freeze_batch_norm:
+        if self.trainee.from_weights and self.recipe.freeze_batch_norm:
             freeze_batch_norm(self.trainee.network)
         losses = []
         step = self.epoch * self.steps
@@ -172,7 +176,7 @@ class Run:
             accelerator.clip_grad_norm_(self.parallel.parameters(), self.recipe.clip_grad)
         self.stepper.step()
         self.stepper.zero_grad()
-        return float(loss.detach())
+        return check_finite(float(loss.detach()), self.epoch + 1)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         recipe, data = self.recipe, self.trainee.train
@@ -198,7 +202,7 @@ class Run:
             yield self.mix(to_device(inputs, self.trainee.device), targets)
 
     def _log(self, loss: float, score: float) -> None:
-        path = self.folder / "metrics.csv"
+        path = self.folder.path / "metrics.csv"
         fresh = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.writer(file)
@@ -208,7 +212,6 @@ class Run:
             writer.writerow([self.epoch, f"{loss:.5f}", f"{score:.3f}", f"{lr:.3g}"])
 
     def _save(self) -> None:
-        staging = self.folder / "state.tmp"
         state = {
             "network": self.trainee.network.state_dict(),
             "ema": self.ema.state_dict(),
@@ -218,8 +221,7 @@ class Run:
             "scaler": getattr(self.trainee.accelerator.scaler, "state_dict", dict)(),
             "epoch": self.epoch,
         }
-        torch.save(state, staging)
-        staging.replace(self.folder / "state.pt")
+        self.folder.write_state(state)
 
 
 def parameter_groups(trainee: Trainee, recipe: Recipe) -> list[dict[str, Any]]:

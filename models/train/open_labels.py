@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.data import LabelledFolder
+from models.data import DataError, LabelledFolder
 from models.query_augmentation import QueryAugmentation
 
 
@@ -49,10 +49,16 @@ class OpenLabels:
 def make_open_labels(
     data: LabelledFolder, augmentation: QueryAugmentation, device: torch.device
 ) -> OpenLabels | None:
-    """Returns the labels of a folder with word vectors, None of another."""
+    """Returns the labels of a folder with word vectors, None of another.
+
+    Raises:
+        DataError: training sees fewer than 2 labels, whose spread nobody knows.
+    """
     if data.word_vectors is None:
         return None
     unseen = set(data.word_vectors.unseen)
+    if len(set(data.label_names) - unseen) < 2:
+        raise DataError(f"data set {data.name} has fewer than 2 labels that training may see")
     return OpenLabels(
         torch.from_numpy(data.word_vectors.embeddings).to(device),
         torch.tensor([name not in unseen for name in data.label_names], device=device),

@@ -12,6 +12,9 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+WHOLE_BACKBONE = 99
+"""`frozen_stages` of a backbone that is frozen from end to end."""
+
 RecipeT = TypeVar("RecipeT", bound=BaseModel)
 
 
@@ -32,7 +35,10 @@ class Recipe(BaseModel):
     backbone: str = Field("tf_efficientnet_lite0", description="timm name")
     pretrained: bool = Field(True, description="start from ImageNet weights")
     frozen_stages: int = Field(
-        99, ge=0, description="leading backbone stages that stay frozen; 99 is the whole backbone"
+        WHOLE_BACKBONE,
+        ge=0,
+        description="leading backbone stages that stay frozen: 99 is the whole backbone, 0 none; "
+        "other numbers are for EfficientNets and the like",
     )
     views: int = Field(4, ge=1, description="augmented copies of each photo to cache")
 

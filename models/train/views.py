@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from timm.data import create_transform, rand_augment_transform, str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -21,7 +21,8 @@ from torchvision import transforms
 
 from models.config import InputConfig
 from models.data import LabelledImage
-from models.train.recipe import Recipe
+from models.train.pictures import read_picture
+from models.train.recipe import Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -51,10 +52,12 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns (float [3, H, W], targets float [N]) of one photo."""
-        with Image.open(self.images[index].path) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
-        return self.transform(picture), self.targets[index]
+        """Returns (float [3, H, W], targets float [N]) of one photo.
+
+        Raises:
+            DataError: its file is missing or broken.
+        """
+        return self.transform(read_picture(self.images[index])), self.targets[index]
 
 
 class Cutout:
@@ -91,7 +94,17 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     """Builds the augmentation: timm's crop, flip, RandAugment, colour and erasing, or whole photos.
 
     Whole photos (`train_resize = "squash"`) get Cutout and RandAugment.
+
+    Raises:
+        RecipeError: timm knows no such `auto_augment`.
     """
+    try:
+        return _build_transform(recipe, prepared)
+    except (AssertionError, KeyError, ValueError) as error:  # what timm says to a wrong text
+        raise RecipeError(f"recipe: auto_augment: timm knows no {recipe.auto_augment!r}") from error
+
+
+def _build_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     if recipe.train_resize == "squash":
         return _squashing_transform(recipe, prepared)
     size = recipe.crop_size

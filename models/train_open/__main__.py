@@ -12,12 +12,14 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from models.config import ZeroShotMLDecoderConfig
-from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError
+from models.metrics import MetricError
 from models.open_head import (
     OpenHeadCheckpoint,
     Origin,
@@ -28,7 +30,9 @@ from models.open_head import (
 from models.pretrained import PretrainedError
 from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
+from models.train.losses import LossError
 from models.train.recipe import RecipeError, add_recipe_flags, given_fields
+from models.train.state import RunFolder
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.data import (
     Vocabulary,
@@ -45,6 +49,11 @@ from models.zero_shot import ZeroShotMLDecoder
 
 # What a head may differ in from the one that it starts from.
 _OF_NO_WEIGHT = ("dropout", "embedding_encoder")
+
+_MISTAKES = (
+    CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError,
+    TextEncoderError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
         init = None if arguments.init is None else read_open_head(arguments.init)
         found = train(place, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
-    except (
-        RecipeError, DataError, PretrainedError, CheckpointError, TextEncoderError
-    ) as error:  # fmt: skip
+    except _MISTAKES as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     summary = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
@@ -113,20 +120,26 @@ def train(
         mAP on validation, percent, of the labels and of the names held out.
 
     Raises:
-        DataError: a split is empty, or there are no concepts.
-        RecipeError: fewer photos than one batch takes.
+        DataError: a split is empty, a photo is missing or broken, or there are no concepts.
+        RecipeError: fewer photos than one batch takes, or the run in the folder is another.
         CheckpointError: `init` is another kind of head than the recipe's.
+        LossError: the loss is no longer a number.
+        MetricError: nor are the logits.
     """
+    check_photos(place.data.split("train") + place.data.split("val"))
     seed_everything(recipe.seed)
     names = choose_names(place.data, hold_out)
+    folder = RunFolder(place.out, _describe(place, recipe, sources, names, init))
+    state = folder.read_state()
     data = _prepare(place, recipe, sources, names, hold_out)
     seed_everything(recipe.seed)
     head = build_open_head(recipe, sources, data.names.teacher)
     if init is not None:
         init.check_text_encoder(sources.text)
         start_from(head, init.head)
-    run = OpenRun(head, data, recipe, place.out, place.device)
-    run.resume()
+    run = OpenRun(head, data, recipe, folder, place.device)
+    if state is not None:
+        run.resume(state)
     (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     found = run.fit()
     head.load_state_dict(run.ema.module.state_dict())
@@ -193,6 +206,23 @@ def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
             raise CheckpointError(f"the head to start from has {name} {found!r}, not {wanted!r}")
     state = {name: value for name, value in init.state_dict().items() if name != "votes.sharpness"}
     head.load_state_dict(state, strict=False)
+
+
+def _describe(
+    place: Place,
+    recipe: OpenRecipe,
+    sources: Sources,
+    names: Vocabulary,
+    init: OpenHeadCheckpoint | None,
+) -> dict[str, Any]:
+    return recipe.model_dump() | {
+        "label_names": list(names.labels),
+        "concept_names": list(names.concepts),
+        "photos": len(place.data.split("train")),
+        "checkpoint": fingerprint_encoder(sources.encoder),
+        "text_encoder": sources.text.sha256,
+        "init": "" if init is None else fingerprint_encoder(init.head),
+    }
 
 
 def _prepare(

@@ -9,11 +9,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from timm.loss import AsymmetricLossMultiLabel
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +20,10 @@ from tqdm import tqdm
 from models.metrics import average_precisions
 from models.query_augmentation import QueryAugmentation
 from models.train.loop import seed_everything
+from models.train.losses import asymmetric_loss, check_finite
 from models.train.recipe import RecipeError
+from models.train.schedule import one_cycle
+from models.train.state import RunFolder
 from models.train_open.data import OpenTargets
 from models.train_open.losses import (
     choose_columns,
@@ -112,7 +113,7 @@ class OpenRun:
         head: ZeroShotMLDecoder,
         data: OpenData,
         recipe: OpenRecipe,
-        folder: Path,
+        folder: RunFolder,
         device: torch.device,
     ) -> None:
         """Prepares optimiser, schedule and averages.
@@ -132,34 +133,32 @@ class OpenRun:
         if data.trained is not None:
             data.trained.head.to(device)
         self.ema = ModelEmaV3(self.head, decay=recipe.ema_decay, use_warmup=True)
-        self.label_loss = AsymmetricLossMultiLabel(recipe.gamma_neg, 0.0, recipe.clip)
+        self.label_loss = asymmetric_loss(recipe.gamma_neg, 0.0, recipe.clip)
         self.augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
         self.steps = len(data.train_targets.labels) // recipe.batch_size
         if self.steps == 0:
             raise RecipeError(f"fewer photos than one batch of {recipe.batch_size}")
-        groups = _parameter_groups(self.head, recipe)
-        self.optimizer = torch.optim.AdamW(groups)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer,
-            max_lr=[group["lr"] for group in groups],
-            total_steps=recipe.epochs * self.steps,
-            pct_start=recipe.warmup,
-        )
+        self.optimizer = torch.optim.AdamW(_parameter_groups(self.head, recipe))
+        self.schedule = one_cycle(self.optimizer, recipe.epochs * self.steps, recipe.warmup)
 
     def fit(self) -> dict[str, float]:
         """Runs the epochs that are left.
 
         Returns:
             What `measure` says of the averaged weights.
+
+        Raises:
+            LossError: the loss is no longer a number.
+            MetricError: nor are the logits.
         """
-        found = dict.fromkeys(_MEASURES, float("nan"))
+        found: dict[str, float] | None = None
         while self.epoch < self.recipe.epochs:
             losses = self._train_epoch()
             self.epoch += 1
             found = self.measure()
             self._log({**losses, **found})
             self._save()
-        return found
+        return self.measure() if found is None else found
 
     def measure(self) -> dict[str, float]:
         """Returns mAP on validation, percent: of the labels and of the names held out.
@@ -187,18 +186,13 @@ class OpenRun:
         embeddings = embeddings.to(self.device)
         return torch.cat([head(tokens, embeddings).cpu() for tokens in batches])
 
-    def resume(self) -> bool:
-        """Takes up the state that an earlier run left in the folder, if there is one."""
-        path = self.folder / "state.pt"
-        if not path.exists():
-            return False
-        state = torch.load(path, map_location=self.device, weights_only=True)
+    def resume(self, state: dict[str, Any]) -> None:
+        """Takes up the state that an earlier call of this run left, see `RunFolder`."""
         self.head.load_state_dict(state["head"])
         self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.epoch = state["epoch"]
-        return True
 
     def _train_epoch(self) -> dict[str, float]:
         # Seeded by the epoch, so that a resumed run sees what an unbroken one would.
@@ -208,7 +202,9 @@ class OpenRun:
         for step, rows in enumerate(self._batches()):
             losses = self._compute_losses(rows)
             self.optimizer.zero_grad()
-            torch.stack(list(losses.values())).sum().backward()
+            total = torch.stack(list(losses.values())).sum()
+            check_finite(float(total.detach()), self.epoch + 1)
+            total.backward()
             nn.utils.clip_grad_norm_(self.head.parameters(), self.recipe.clip_grad)
             self.optimizer.step()
             self.schedule.step()
@@ -244,14 +240,14 @@ class OpenRun:
         labels, concepts, captions, names, random = logits.split(sizes, dim=1)
         present, mentioned, matches, soft, absent = targets.split(sizes, dim=1)
         losses = {
-            "labels": recipe.label_weight * self.label_loss(labels, present) / len(rows),
+            "labels": recipe.label_weight * self.label_loss(labels, present),
             "concepts": recipe.concept_weight
             * weak_negative_loss(concepts, mentioned, recipe.unknown_weight, recipe.unknown_focus),
             "captions": recipe.caption_weight * matching_loss(captions, matches),
             "teacher": recipe.teacher_weight * soft_target_loss(names, soft),
             "ranking": recipe.ranking_weight
             * ranking_loss(names, teacher[:, chosen], recipe.sharpness),
-            "random": self.label_loss(random, absent) / len(rows),
+            "random": recipe.label_weight * self.label_loss(random, absent),
         }
         if data.trained is not None:
             found = self._compute_trained_loss(data.trained, tokens, labels)
@@ -282,7 +278,7 @@ class OpenRun:
         return logits, targets
 
     def _log(self, found: dict[str, float]) -> None:
-        path = self.folder / "metrics.csv"
+        path = self.folder.path / "metrics.csv"
         fresh = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.DictWriter(file, ["epoch", "lr", *_LOSSES, *_MEASURES])
@@ -293,7 +289,6 @@ class OpenRun:
             writer.writerow({"epoch": self.epoch, "lr": f"{lr:.3g}", **row})
 
     def _save(self) -> None:
-        staging = self.folder / "state.tmp"
         state = {
             "head": self.head.state_dict(),
             "ema": self.ema.state_dict(),
@@ -301,8 +296,7 @@ class OpenRun:
             "schedule": self.schedule.state_dict(),
             "epoch": self.epoch,
         }
-        torch.save(state, staging)
-        staging.replace(self.folder / "state.pt")
+        self.folder.write_state(state)
 
 
 def _parameter_groups(head: ZeroShotMLDecoder, recipe: OpenRecipe) -> list[dict[str, Any]]:

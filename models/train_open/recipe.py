@@ -52,7 +52,10 @@ class OpenRecipe(BaseModel):
     clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
     sharpness: float = Field(1.5, gt=0, description="of the teacher's ranking of a batch's photos")
 
-    label_weight: float = Field(1.0, ge=0, description="of the labels' loss")
+    # The default bundle's head was trained with this one.
+    label_weight: float = Field(
+        1 / 64, ge=0, description="of the labels' loss, and of the random queries'"
+    )
     concept_weight: float = Field(1.0, ge=0, description="of the concepts' loss")
     teacher_weight: float = Field(1.0, ge=0, description="of the teacher's probabilities")
     ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")

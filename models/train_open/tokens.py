@@ -24,6 +24,7 @@ from models.backbone import Backbone
 from models.config import InputConfig
 from models.open_head import fingerprint_encoder
 from models.teacher import Teacher, share_stages
+from models.train.pictures import describe_files
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.recipe import OpenRecipe
 
@@ -83,9 +84,11 @@ class TokenCache:
             name: tells the arrays of one folder apart; a part of their files' names.
             photos: the photos; their own transform is not used.
             views: one transform a view.
+
+        Raises:
+            DataError: a photo is missing or broken.
         """
-        files = "".join(image.path.name for image in photos.images)
-        text = f"{self._key}{files}{views}"
+        text = f"{self._key}{describe_files(photos.images)}{views}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         paths = [self._folder / f"{name}-{digest}.{kind}.npy" for kind in ("tokens", "teacher")]
         if not all(path.exists() for path in paths):

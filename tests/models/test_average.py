@@ -115,3 +115,14 @@ def test_part_without_a_share_is_refused(tmp_path: Path, part: str) -> None:
         main(["--out", str(out), part])
     write_network(good, 1)
     assert main(["--out", str(out), f"{good}=1"]) == 0
+
+
+def test_average_makes_the_folder_that_it_is_to_lie_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, out = tmp_path / "a.safetensors", tmp_path / "runs" / "mean" / "out.safetensors"
+    write_network(a, 1)
+    assert main(["--out", str(a / "out.safetensors"), f"{a}=1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["--out", str(out), f"{a}=1"]) == 0
+    assert read_checkpoint(out).label_names == LABELS

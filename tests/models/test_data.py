@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.data import DataError, read_labelled_folder
+from models.data import DataError, check_negatives, check_photos, read_labelled_folder
 
 SIMPLE = {
     "name": "pets",
@@ -69,6 +69,7 @@ def test_coco_layout_is_read(tmp_path: Path) -> None:
         ([], "damaged"),
         (SIMPLE | {"images": {"a.jpg": {}}}, "damaged"),
         (SIMPLE | {"label_names": ["cat"]}, "does not name: 'dog'"),
+        (SIMPLE | {"label_names": ["cat", "dog", "cat"]}, "two labels named 'cat'"),
     ],
 )
 def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> None:
@@ -151,3 +152,105 @@ def test_pairs_without_the_wanted_columns_are_refused(tmp_path: Path) -> None:
         read_labelled_folder(tmp_path)
     (tmp_path / "train.csv").write_text("image,label,confidence\na,b,0.7\n")
     assert read_labelled_folder(tmp_path).split("train")[0].labels == ("b",)
+
+
+def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:
+    index = {
+        "categories": [{"id": 1, "name": "person"}],
+        "images": [{"id": i, "file_name": f"COCO_{name}_{i:012d}.jpg"} for i in ids],
+        "annotations": [],
+    }
+    (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(index))
+
+
+def test_a_photo_that_two_years_of_coco_split_differently_is_refused(tmp_path: Path) -> None:
+    folder = write_coco(tmp_path / "coco")
+    add_coco_year(folder, "val2014", [5, 3])
+    with pytest.raises(DataError, match="photo 3 is in train2017 and in val2014"):
+        read_labelled_folder(folder)
+    add_coco_year(folder, "val2014", [5, 9])
+    assert len(read_labelled_folder(folder).split("val")) == 3
+
+
+def test_within_a_year_each_split_may_count_its_photos_anew(tmp_path: Path) -> None:
+    folder = write_coco(tmp_path / "coco")
+    add_coco_year(folder, "test2017", [3, 7])
+    assert len(read_labelled_folder(folder).split("test")) == 2
+
+
+def test_two_coco_categories_of_one_name_are_refused(tmp_path: Path) -> None:
+    folder = write_coco(tmp_path / "coco")
+    path = folder / "annotations" / "instances_train2017.json"
+    good = path.read_text()
+    path.write_text(good.replace('"person"', '"dog"'))
+    with pytest.raises(DataError, match="two labels named 'dog'"):
+        read_labelled_folder(folder)
+    path.write_text(good)
+    assert read_labelled_folder(folder).label_names == ("person", "dog")
+
+
+def test_csv_files_of_one_split_are_read_as_one(tmp_path: Path) -> None:
+    (tmp_path / "train1.csv").write_text("image,label,confidence\nb,dog,1\na,dog,1\n")
+    (tmp_path / "train-more.csv").write_text("image,label,confidence\na,cat,0\n")
+    (tmp_path / "validation_human.csv").write_text("image,label\nc,cat\n")
+    folder = read_labelled_folder(tmp_path)
+    train = folder.split("train")
+    assert [image.path.name for image in train] == ["a.jpg", "b.jpg"]
+    np.testing.assert_array_equal(folder.targets(train), [[0, 1], [-1, 1]])
+    assert [image.path.name for image in folder.split("val")] == ["c.jpg"]
+
+
+def test_photos_lie_in_a_folder_named_as_the_split_whatever_the_file_is_called(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train2.csv").write_text("image,label\na,cat\n")
+    assert read_labelled_folder(tmp_path).images[0].path == tmp_path / "images" / "a.jpg"
+    (tmp_path / "train").mkdir()
+    assert read_labelled_folder(tmp_path).images[0].path == tmp_path / "train" / "a.jpg"
+
+
+def test_a_byte_order_mark_belongs_to_no_name(tmp_path: Path) -> None:
+    pairs, nus, simple = tmp_path / "pairs", tmp_path / "nus", tmp_path / "simple"
+    pairs.mkdir()
+    (pairs / "train.csv").write_text("\ufeffimage,label\na,/m/1\n")
+    (pairs / "class-descriptions.csv").write_text("\ufeff/m/1,cat\n")
+    assert read_labelled_folder(pairs).label_names == ("cat",)
+    write_nus_wide(nus)
+    for name in ("data.csv", "benchmark_81_v0.json"):
+        (nus / name).write_text("\ufeff" + (nus / name).read_text())
+    assert read_labelled_folder(nus).label_names == ("cat", "dog", "sky")
+    write_simple(simple)
+    (simple / "labels.json").write_text("\ufeff" + json.dumps(SIMPLE))
+    assert read_labelled_folder(simple).name == "pets"
+
+
+def test_what_is_hidden_is_no_class_and_no_photo(tmp_path: Path) -> None:
+    for name in ("train/dog/1.jpg", "train/dog/._1.jpg", "train/.ipynb_checkpoints/1.jpg"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    folder = read_labelled_folder(tmp_path)
+    assert folder.label_names == ("dog",)
+    assert [image.path.name for image in folder.images] == ["1.jpg"]
+
+
+def test_a_photo_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = read_labelled_folder(write_simple(tmp_path))
+    (tmp_path / "images").mkdir()
+    for name in ("a.jpg", "c.jpg"):
+        (tmp_path / "images" / name).touch()
+    with pytest.raises(DataError, match=r"b\.jpg is missing"):
+        check_photos(folder.images)
+    check_photos(folder.split("test"))
+    (tmp_path / "images" / "b.jpg").touch()
+    check_photos(folder.images)
+
+
+def test_training_photos_that_lack_no_label_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("image,label\na,cat\nb,dog\n")
+    (tmp_path / "val.csv").write_text("image,label,confidence\nc,cat,0\n")
+    with pytest.raises(DataError, match=r"says a label is absent .* write labels\.json"):
+        check_negatives(read_labelled_folder(tmp_path))
+    (tmp_path / "train.csv").write_text("image,label,confidence\na,cat,1\nb,dog,0\n")
+    check_negatives(read_labelled_folder(tmp_path))
+    check_negatives(read_labelled_folder(write_simple(tmp_path / "complete")))

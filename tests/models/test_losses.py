@@ -1,10 +1,14 @@
 """Losses leave out what nobody knows; mixing keeps to what a kind of data allows."""
 
+import math
+
 import pytest
 import torch
 from timm.loss import AsymmetricLossMultiLabel
+from torch import Tensor, nn
 
-from models.train.losses import make_loss
+from models.train import losses
+from models.train.losses import LossError, check_finite, make_loss
 from models.train.mixing import make_mix, mix
 from models.train.recipe import Recipe
 
@@ -24,11 +28,51 @@ def test_unknown_labels_give_neither_loss_nor_gradient(kind: str) -> None:
     torch.testing.assert_close(loss(moved, targets), value.detach())
 
 
-def test_asymmetric_loss_of_complete_labels_is_timms_a_photo() -> None:
-    torch.manual_seed(0)
-    logits, targets = torch.randn(6, 5), torch.randint(0, 2, (6, 5)).float()
-    expected = AsymmetricLossMultiLabel(4, 0, 0.05)(logits, targets) / 6
-    torch.testing.assert_close(make_loss(Recipe())(logits, targets), expected)
+class SummingLoss(nn.Module):
+    """timm's loss as its older versions have it: no choice of reduction, always a sum."""
+
+    def __init__(
+        self,
+        gamma_neg: float,
+        gamma_pos: float,
+        clip: float,
+        eps: float = 1e-8,
+        disable_torch_grad_focal_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        assert (gamma_pos, disable_torch_grad_focal_loss) == (0.0, False)
+        self.gamma_neg, self.clip, self.eps = gamma_neg, clip, eps
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        present = logits.sigmoid()
+        absent = (1 - present + self.clip).clamp(max=1)
+        found = targets * present.log()
+        found += (1 - targets) * absent.log() * (1 - absent) ** self.gamma_neg
+        return -found.sum()
+
+
+@pytest.mark.parametrize("kind", [AsymmetricLossMultiLabel, SummingLoss])
+def test_asymmetric_loss_is_summed_over_labels_and_a_mean_over_photos_with_every_timm(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "AsymmetricLossMultiLabel", kind)
+    # Worked out by hand: at a logit of 0, an absent label costs (1 - 0.55)^4 * -ln(0.55).
+    absent, present = 0.45**4 * -math.log(0.55), math.log(2)
+    targets = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+    loss = make_loss(Recipe())
+    for photos in (1, 8):
+        found = loss(torch.zeros(2 * photos, 3), targets.repeat(photos, 1))
+        assert float(found) == pytest.approx((present + 5 * absent) / 2, rel=1e-5)
+    # A probability of 0.9, less the margin: 1 - 0.9 + 0.05 are left for being absent.
+    found = loss(torch.tensor([[math.log(9)]]), torch.zeros(1, 1))
+    assert float(found) == pytest.approx(0.85**4 * -math.log(0.15), rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_refused_in_one_line(value: float) -> None:
+    with pytest.raises(LossError, match=r"^the loss of epoch 3 is (nan|inf): [^\n]+$"):
+        check_finite(value, epoch=3)
+    assert check_finite(0.5, epoch=3) == 0.5
 
 
 def test_mixed_photos_do_not_know_what_one_of_them_does_not() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from models.metrics import (
+    MetricError,
     average_precisions,
     class_and_overall_rates,
     mean_average_precision,
@@ -36,6 +37,21 @@ def test_a_label_without_positives_is_left_out_of_the_mean() -> None:
     targets = torch.tensor([[1, 0], [0, 0]])
     assert average_precisions(scores, targets).isnan().tolist() == [False, True]
     assert mean_average_precision(scores, targets) == pytest.approx(100.0)
+
+
+def test_a_label_without_a_known_negative_is_left_out_of_the_mean() -> None:
+    scores = torch.tensor([[2.0, 0.3], [1.0, 0.1], [0.0, 0.2]])
+    targets = torch.tensor([[1, 1], [0, -1], [1, 1]])
+    assert average_precisions(scores, targets).isnan().tolist() == [False, True]
+    assert mean_average_precision(scores, targets) == pytest.approx(100 * (1 + 2 / 3) / 2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
+    scores, targets = torch.tensor([[2.0], [1.0]]), torch.tensor([[1], [0]])
+    with pytest.raises(MetricError, match="no finite numbers"):
+        average_precisions(torch.where(targets > 0, value, scores), targets)
+    assert float(average_precisions(scores, targets)) == pytest.approx(100)
 
 
 def test_unknown_targets_count_for_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
+from models.backbone import Backbone
 from models.checkpoints import read_checkpoint
-from models.data import read_labelled_folder
+from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data.records import WordVectors
 from models.evaluate import evaluate
+from models.pretrained import PretrainedError
+from models.query_augmentation import QueryAugmentation
 from models.train.__main__ import main
 from models.train.mixing import mix
+from models.train.open_labels import OpenLabels, make_open_labels
 from models.train.recipe import Recipe, RecipeError, read_recipe
+from models.train.schedule import one_cycle
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
 TINY = [
@@ -171,6 +178,12 @@ def test_mistakes_on_the_command_line_exit_with_2(
         ["--backbone", "resnet5000"],
         ["--init", str(tmp_path / "absent.safetensors")],
         ["--batch-size", "5000"],
+        ["--auto-augment", "foo"],
+        ["--auto-augment", "rand-x5"],
+        ["--auto-augment", "foo", "--train-resize", "squash"],
+        ["--single-label", "--cutmix", "1"],  # nothing but tokens is left
+        ["--backbone", "test_resnet", "--frozen-stages", "2"],  # which is not cut
+        ["--lr", "1e30"],  # the loss is soon no number
     ):
         assert main([*good, *bad]) == 2
         assert capsys.readouterr().err.rpartition("\n")[0].rpartition("\n")[2].startswith("error: ")
@@ -193,3 +206,149 @@ def test_training_may_start_from_a_checkpoint_with_another_head(
             torch.testing.assert_close(second[key], tensor, rtol=0, atol=0)
     assert main([*arguments, "--out", str(tmp_path / "c"), "--backbone", "test_resnet",
                  "--init", str(start)]) == 2  # fmt: skip
+
+
+def test_a_backbone_that_is_not_cut_is_frozen_whole_or_not_at_all(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(photos), *TINY, "--epochs", "1", "--backbone", "test_resnet"]
+    for stages, code in (("1", 2), ("98", 2), ("0", 0), ("99", 0)):
+        given = ["--out", str(tmp_path / stages), "--frozen-stages", stages]
+        assert main([*arguments, *given]) == code
+        assert ("give --frozen-stages 99 (all of it) or 0 (none)" in capsys.readouterr().err) == (
+            code == 2
+        )
+
+
+def test_a_finished_run_is_measured_again_and_stays_as_it_is(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "2"]
+    printed, notes, logs = [], [], []
+    for _ in range(2):
+        assert main(arguments) == 0
+        printed.append(capsys.readouterr().out)
+        notes.append(read_checkpoint(tmp_path / "model.safetensors").notes)
+        logs.append((tmp_path / "metrics.csv").read_text())
+    assert "nan" not in printed[0]
+    assert (printed[0], notes[0], logs[0]) == (printed[1], notes[1], logs[1])
+
+
+def test_another_run_is_not_taken_up(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    good = ["--data", str(photos), "--out", str(run), *TINY, "--epochs", "1"]
+    assert main(good) == 0
+    recipe = (run / "recipe.json").read_text()
+    renamed = tmp_path / "renamed"
+    shutil.copytree(photos, renamed)
+    index = (renamed / "labels.json").read_text()
+    (renamed / "labels.json").write_text(index.replace('"red"', '"pink"'))
+    start = str(run / "model.safetensors")
+    for field, other in {
+        "epochs 1, not 3": ["--epochs", "3"],
+        "batch_size 16, not 8": ["--batch-size", "8"],
+        "lr 0.01, not 0.02": ["--lr", "0.02"],
+        "head 'ml_decoder', not 'gap'": ["--head", "gap"],
+        "label_names ['red', 'green', 'blue'], not ['pink', ": ["--data", str(renamed)],
+        "init '', not ": ["--init", start],
+    }.items():
+        capsys.readouterr()
+        assert main([*good, *other]) == 2
+        error = capsys.readouterr().err
+        assert f"begun with {field}" in error
+        assert error.count("\n") == 1
+        assert (run / "recipe.json").read_text() == recipe
+    (run / "state.pt").write_bytes(b"junk")
+    assert main(good) == 2
+    assert "state.pt is damaged" in capsys.readouterr().err
+    (run / "state.pt").unlink()
+    assert main(good) == 0
+
+
+def test_a_missing_or_broken_photo_is_named_in_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(photos, data)
+    good = ["--data", str(data), "--out", str(tmp_path / "run"), *TINY, "--epochs", "1"]
+    photo = data / "images" / "007.png"
+    content = photo.read_bytes()
+    for damage in (photo.unlink, lambda: photo.write_bytes(content[:100])):
+        damage()
+        for workers in ("0", "1"):
+            assert main([*good, "--workers", workers]) == 2
+            *_, error = capsys.readouterr().err.splitlines()
+            assert error.startswith("error: ")
+            assert "007.png" in error
+    photo.write_bytes(content)
+    assert main(good) == 0
+
+
+def test_a_photo_that_changed_is_encoded_anew(photos: Path, tmp_path: Path) -> None:
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    shutil.copytree(photos, data)
+    arguments = ["--data", str(data), "--cache", str(cache), *TINY, "--epochs", "1", "--views", "1"]
+    for run, count in (("a", 2), ("b", 2), ("c", 3)):
+        assert main([*arguments, "--out", str(tmp_path / run)]) == 0
+        assert len(list(cache.iterdir())) == count
+        if run == "b":  # one of the training photos
+            shutil.copyfile(data / "images" / "001.png", data / "images" / "002.png")
+
+
+def test_a_start_needs_no_pretrained_weights_and_keeps_its_statistics(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from models.train import build
+
+    def refuse(backbone: Backbone) -> None:
+        raise PretrainedError(f"no pretrained weights could be loaded for {backbone.name}")
+
+    monkeypatch.setattr(build, "load_pretrained", refuse)
+    arguments = ["--data", str(photos), *TINY, "--epochs", "1", "--frozen-stages", "0"]
+    assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
+    start = ["--init", str(tmp_path / "a" / "model.safetensors")]
+    assert main([*arguments, "--out", str(tmp_path / "b"), "--pretrained"]) == 2
+    assert main([*arguments, "--out", str(tmp_path / "b"), "--pretrained", *start]) == 0
+    assert "model.safetensors: took its backbone and its head" in capsys.readouterr().out
+    assert main([*arguments, "--out", str(tmp_path / "c"), *start]) == 0
+    states = {
+        run: read_checkpoint(tmp_path / run / "model.safetensors").network.state_dict()
+        for run in "abc"
+    }
+    for key, tensor in states["a"].items():
+        if key.endswith("running_mean"):
+            torch.testing.assert_close(states["b"][key], tensor, rtol=0, atol=0)
+            torch.testing.assert_close(states["c"][key], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(5, 0.2), (1, 0.5), (10, 0.2), (4, 0.2)])
+def test_the_rate_reaches_its_peak_whatever_the_number_of_steps(steps: int, warmup: float) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = one_cycle(optimizer, steps, warmup)
+    rates = []
+    for _ in range(steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    if warmup * steps >= 2:
+        assert max(rates) == pytest.approx(0.3)
+    assert max(rates) == rates[max(0, round(warmup * steps) - 1)]
+
+
+@pytest.mark.parametrize("unseen", [("a", "b"), ("a", "b", "c")])
+def test_fewer_than_two_seen_labels_are_refused(unseen: tuple[str, ...]) -> None:
+    def make(unseen: tuple[str, ...]) -> OpenLabels | None:
+        vectors = WordVectors(np.eye(3, dtype=np.float32), unseen)
+        folder = LabelledFolder("words", ("a", "b", "c"), (), word_vectors=vectors)
+        return make_open_labels(folder, QueryAugmentation(), torch.device("cpu"))
+
+    with pytest.raises(DataError, match="fewer than 2 labels that training may see"):
+        make(unseen)
+    found = make(("a",))
+    assert found is not None
+    assert found.seen.tolist() == [False, True, True]

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from models.layouts import CheckpointError
 from models.open_head import OpenHeadCheckpoint, read_open_head, write_open_head
 from models.teacher import Teacher, share_stages
 from models.text import read_text_encoder
+from models.train.losses import LossError
 from models.train.recipe import RecipeError
 from models.train_open import loop
 from models.train_open.__main__ import Place, main, match_labels, train
@@ -156,14 +158,14 @@ def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -
 def test_training_writes_a_checkpoint_that_knows_where_it_belongs(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
-    found = train(make_place(photos, tmp_path / "run"), RECIPE, sources, ("grey",))
+    found = train(make_place(photos, tmp_path / "run"), RECIPE, sources, ("blue",))
     log = read_log(tmp_path / "run")
     assert [row["epoch"] for row in log] == ["1", "2", "3"]
     for name, value in found.items():
         assert float(log[-1][name]) == pytest.approx(value, rel=1e-4)
     opened = read_open_head(tmp_path / "run" / "open.safetensors")
     assert opened.origin.label_names == ("red", "green")
-    assert opened.origin.concept_names == ("blue", "dark circle", "large")
+    assert opened.origin.concept_names == ("dark circle", "grey", "large")
     assert opened.head.config.embedding_template == "a photo of {}"
     assert opened.head.config.num_prototypes == 5
     opened.check_encoder(sources.encoder)
@@ -218,6 +220,50 @@ def test_a_resumed_run_equals_an_unbroken_one(
         torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
     # Both runs read the same two files for each split.
     assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_a_finished_run_is_measured_again_and_another_is_not_taken_up(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    recipe = RECIPE.model_copy(update={"epochs": 1})
+    place = make_place(photos, tmp_path / "run")
+    found = train(place, recipe, sources, ("blue",))
+    first = read_open_head(tmp_path / "run" / "open.safetensors")
+    for field, change in {
+        "epochs 1, not 2": {"epochs": 2},
+        "votes True, not": {"votes": False},
+    }.items():
+        with pytest.raises(RecipeError, match=f"begun with {field}"):
+            train(place, recipe.model_copy(update=change), sources, ("blue",))
+    with pytest.raises(RecipeError, match="begun with concept_names "):
+        train(place, recipe, sources, ())
+    with pytest.raises(RecipeError, match="begun with init '', not "):
+        train(place, recipe, sources, ("blue",), first)
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["epochs"] == 1
+    assert train(place, recipe, sources, ("blue",)) == found
+    assert len(read_log(tmp_path / "run")) == 1
+
+
+def test_a_photo_that_changed_is_encoded_anew(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(photos, data)
+    recipe = RECIPE.model_copy(update={"epochs": 1})
+    train(make_place(data, tmp_path / "a"), recipe, sources, ())
+    shutil.copyfile(data / "images" / "001.png", data / "images" / "000.png")
+    train(make_place(data, tmp_path / "b"), recipe, sources, ())
+    assert len(list((tmp_path / "cache").iterdir())) == 6
+
+
+def test_a_loss_that_is_no_number_ends_the_run(
+    photos: Path, sources: Sources, tmp_path: Path
+) -> None:
+    place = make_place(photos, tmp_path / "run")
+    with pytest.raises(LossError, match="the loss of epoch 1 is nan"):
+        train(place, RECIPE.model_copy(update={"lr": 1e30}), sources, ())
+    assert not (tmp_path / "run" / "state.pt").exists()
+    assert train(place, RECIPE.model_copy(update={"epochs": 1}), sources, ())
 
 
 def test_a_run_starts_from_another_heads_weights(

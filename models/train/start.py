@@ -1,0 +1,77 @@
+"""What a run starts from: the weights of another checkpoint, as far as they fit.
+
+In: a network and the file of `--init`. Out: the network with the file's backbone, and with its
+head where that has the same shape. Next: `loop.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from models.backbone import Backbone
+from models.checkpoints import fill, read_backbone, read_checkpoint
+from models.hub import locate
+from models.layouts import CheckpointError, Hints
+from models.layouts.backbones import complete
+from models.network import Network
+
+# What timm and TResNet's authors call the classifier behind a backbone.
+_CLASSIFIERS = ("classifier.", "fc.", "head.")
+
+
+def fingerprint(init: Path | None) -> str:
+    """Returns a hash of the file to start from, empty where there is none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if init is None:
+        return ""
+    try:
+        return hashlib.sha256(locate(init).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint file at {init}") from error
+
+
+def start_from(network: Network, init: Path) -> str:
+    """Takes over a checkpoint's weights: the backbone's, and the head's if it has this shape.
+
+    Args:
+        network: what is to be trained.
+        init: any checkpoint that can be read, or a backbone alone, perhaps with a classifier of
+            its own.
+
+    Returns:
+        What was taken, in words.
+
+    Raises:
+        CheckpointError: it cannot be read, or its backbone is another.
+    """
+    body = read_backbone(init)
+    if body is not None:
+        _fill_backbone(network.backbone, body)
+        return "its backbone"
+    name = network.config.backbone
+    start = read_checkpoint(init, Hints(name))
+    if start.config is None or start.config.backbone != name:
+        raise CheckpointError(f"{init.name} holds no {name} to start from")
+    assert isinstance(start.network, Network)  # it has a configuration
+    fill(network.backbone, start.network.backbone.state_dict())
+    head = start.network.head
+    if _shapes(head) != _shapes(network.head):
+        return "its backbone; its head is built differently"
+    network.head.load_state_dict(head.state_dict())
+    return "its backbone and its head"
+
+
+def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
+    own = backbone.body.state_dict()
+    kept = {k: v for k, v in found.items() if k in own or not k.startswith(_CLASSIFIERS)}
+    fill(backbone.body, complete(kept, own))
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}

@@ -1,0 +1,107 @@
+"""Training sees the pixels that the service sees; a photo that cannot be read is named."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from models.config import InputConfig
+from models.data import DataError, LabelledImage
+from models.train.pictures import describe_files, read_picture
+from models.train.views import Photos, evaluation_transform
+from service.card import InputContract
+from service.images import decode_image
+
+
+def paint(mode: str) -> Image.Image:
+    """Returns a picture with see-through parts, or of 16 bits, in one of Pillow's modes."""
+    stream = np.random.default_rng(0)
+    if mode == "I;16":
+        return Image.fromarray(stream.integers(0, 2**16, (48, 64)).astype(np.uint16))
+    pixels = stream.integers(0, 256, (48, 64, 4)).astype(np.uint8)
+    pixels[:20, :, 3] = 0
+    return Image.fromarray(pixels).convert(mode)
+
+
+def save(folder: Path, mode: str) -> Path:
+    path = folder / f"{mode[0]}.png"
+    if mode == "P":
+        paint("RGBA").quantize(16).save(path)
+    else:
+        paint(mode).save(path)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "I;16"])
+def test_a_picture_gives_the_pixels_that_the_service_decodes(tmp_path: Path, mode: str) -> None:
+    path = save(tmp_path, mode)
+    contract = InputContract(
+        height=48, width=64, resize_mode="squash", crop_pct=1.0, interpolation="bilinear"
+    )
+    served = decode_image(path.read_bytes(), contract, 10**6).pixels
+    np.testing.assert_array_equal(read_picture(LabelledImage(path, "val", ())), served)
+    transform = evaluation_transform(InputConfig(height=48, width=64))
+    tensor, _ = Photos((LabelledImage(path, "val", ()),), np.zeros((1, 1), np.int64), transform)[0]
+    np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
+
+
+def test_see_through_parts_lie_on_white(tmp_path: Path) -> None:
+    picture = np.asarray(read_picture(LabelledImage(save(tmp_path, "RGBA"), "val", ())))
+    assert (picture[:20] == 255).all()
+    assert picture[20:].mean() < 220
+
+
+@pytest.mark.parametrize("content", [b"junk", None])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_photo_that_cannot_be_read_is_named_in_one_line(
+    tmp_path: Path, content: bytes | None, workers: int
+) -> None:
+    good = save(tmp_path, "RGB")
+    bad = tmp_path / "bad.jpg"
+    if content is not None:
+        bad.write_bytes(content)
+    transform = evaluation_transform(InputConfig(height=8, width=8))
+
+    def load(path: Path) -> int:
+        photos = Photos((LabelledImage(path, "val", ()),), np.zeros((1, 1), np.int64), transform)
+        return sum(len(batch) for batch, _ in DataLoader(photos, num_workers=workers))
+
+    with pytest.raises(DataError) as raised:
+        load(bad)
+    assert str(raised.value) == f"{bad} is missing or no picture that can be read"
+    assert load(good) == 1
+
+
+def test_a_description_changes_with_each_photos_place_size_and_time(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("cat/1.png", "dog/1.png")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(b"1234")
+        os.utime(path, ns=(0, 10**9))
+    images = [LabelledImage(path, "train", ()) for path in paths]
+    seen = [describe_files(images), describe_files(images[::-1])]
+    os.utime(paths[0], ns=(0, 2 * 10**9))
+    seen.append(describe_files(images))
+    paths[0].write_bytes(b"12345")
+    os.utime(paths[0], ns=(0, 10**9))
+    seen.append(describe_files(images))
+    assert len(set(seen)) == 4
+    paths[0].unlink()
+    with pytest.raises(DataError, match=r"1\.png is missing"):
+        describe_files(images)
+    paths[0].write_bytes(b"1234")
+    os.utime(paths[0], ns=(0, 10**9))
+    assert describe_files(images) == seen[0]
+
+
+def test_a_folder_that_moved_is_described_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "old" / "a" / "1.png"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    before = describe_files([LabelledImage(path, "train", ())])
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = LabelledImage(tmp_path / "new" / "a" / "1.png", "train", ())
+    assert describe_files([moved]) == before

@@ -1,0 +1,65 @@
+"""Two processes of one run: the photos are shared out, the augmentations are each one's own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from torch import Tensor
+
+from models.data import LabelledImage
+from models.train.loop import Run, Trainee
+from models.train.recipe import Recipe
+from models.train.state import RunFolder
+from models.train.views import Photos
+
+PHOTOS, BATCH = 16, 4
+
+
+def add_noise(picture: Image.Image) -> Tensor:
+    """Augments: the noise comes from the generator that timm's augmentations draw from."""
+    pixels = torch.from_numpy(np.asarray(picture, np.float32) / 255).permute(2, 0, 1)
+    return pixels + float(np.random.rand())
+
+
+def train_in_this_process(folder: Path) -> None:
+    """Trains an epoch on black photos; writes which ones this process saw, and their noise."""
+    images = tuple(LabelledImage(folder / f"{i}.png", "train", ()) for i in range(PHOTOS))
+    photos = Photos(images, np.eye(PHOTOS, dtype=np.int64), add_noise)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 4, PHOTOS))
+    accelerator = Accelerator(cpu=True)
+    trainee = Trainee(network, torch.nn.Identity(), photos, photos, accelerator, workers=0)
+    run = Run(trainee, Recipe(batch_size=BATCH), RunFolder(folder, {}))
+    seen: list[tuple[list[int], list[float]]] = []
+    real_loss = run.loss
+
+    def note(logits: Tensor, targets: Tensor) -> Tensor:
+        seen.append((targets.argmax(dim=1).tolist(), [float(np.random.rand())]))
+        return real_loss(logits, targets)
+
+    run.loss = note
+    run._train_epoch()
+    path = folder / f"process{accelerator.process_index}.json"
+    path.write_text(json.dumps(seen))
+
+
+@pytest.mark.slow
+def test_processes_share_the_photos_and_augment_in_their_own_ways(tmp_path: Path) -> None:
+    for i in range(PHOTOS):
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{i}.png")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launch, "-m", __name__, str(tmp_path)], check=True, timeout=300)
+    first, second = (json.loads((tmp_path / f"process{i}.json").read_text()) for i in (0, 1))
+    assert len(first) == len(second) == PHOTOS // BATCH // 2
+    shown = [photo for photos, _ in first + second for photo in photos]
+    assert sorted(shown) == list(range(PHOTOS))  # each photo once in an epoch
+    assert {noise for _, (noise,) in first}.isdisjoint(noise for _, (noise,) in second)
+
+
+if __name__ == "__main__":
+    train_in_this_process(Path(sys.argv[1]))

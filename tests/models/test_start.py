@@ -1,0 +1,112 @@
+"""A run starts from any checkpoint that holds its backbone, bare ones among them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.backbone import Backbone
+from models.checkpoints import write_checkpoint
+from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.layouts import CheckpointError
+from models.network import Network
+from models.train.start import fingerprint, start_from
+
+
+def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
+    torch.manual_seed(seed)
+    width = Backbone(backbone).width
+    config = NetworkConfig(
+        backbone=backbone,
+        input=InputConfig(height=32, width=32),
+        head=head or GapConfig(num_classes=2, encoder_width=width),
+    )
+    return Network(config).eval()
+
+
+def write(path: Path, network: Network) -> Path:
+    write_checkpoint(path, network, ("a", "b"), {})
+    return path
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
+
+
+def test_backbone_and_head_are_taken_where_both_fit(tmp_path: Path) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    taken = start_from(second, write(tmp_path / "first.safetensors", first))
+    assert taken == "its backbone and its head"
+    assert_equal(second.state_dict(), first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("gap", "decoder"), ("decoder", "gap"), ("larger", "gap")]
+)
+def test_a_head_of_another_shape_is_left_as_it_is(tmp_path: Path, theirs: str, ours: str) -> None:
+    shape = {"decoder_width": 8, "num_heads": 2, "feedforward_width": 8}
+    heads = {
+        "gap": GapConfig(num_classes=2, encoder_width=256),
+        "larger": GapConfig(num_classes=3, encoder_width=256),
+        "decoder": MLDecoderConfig.model_validate({"num_classes": 2, "encoder_width": 256} | shape),
+    }
+    first = build("test_efficientnet", 1, heads[theirs])
+    second = build("test_efficientnet", 2, heads[ours])
+    before = {key: tensor.clone() for key, tensor in second.head.state_dict().items()}
+    taken = start_from(second, write(tmp_path / "first.safetensors", first))
+    assert taken == "its backbone; its head is built differently"
+    assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
+    assert_equal(second.head.state_dict(), before)
+
+
+def official_tresnet(backbone: Backbone) -> dict[str, Tensor]:
+    """Returns a TResNet with its authors' classifier, under timm's names."""
+    state = dict(backbone.body.state_dict())
+    return state | {"head.fc.weight": torch.zeros(9, 2048), "head.fc.bias": torch.zeros(9)}
+
+
+def test_a_bare_classifier_gives_its_backbone(tmp_path: Path) -> None:
+    first, second = build("tresnet_m", 1), build("tresnet_m", 2)
+    state = official_tresnet(first.backbone)
+    # Frozen batch norms store no counters.
+    state = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    path = tmp_path / "tresnet.pth"
+    torch.save({"model": state}, path)
+    assert start_from(second, path) == "its backbone"
+    assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"conv_stem.weight": None}, "lacks conv_stem.weight"),
+        ({"conv_stem.weight": torch.zeros(1, 3, 3, 3)}, "conv_stem.weight has shape"),
+        ({"stage.weight": torch.zeros(1)}, "has stage.weight, which the network does not"),
+    ],
+)
+def test_a_backbone_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Tensor | None], reason: str
+) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    good = dict(first.backbone.body.state_dict())
+    changed = {key: tensor for key, tensor in (good | change).items() if tensor is not None}
+    path = tmp_path / "backbone.pth"
+    torch.save(changed, path)
+    with pytest.raises(CheckpointError, match=reason):
+        start_from(second, path)
+    torch.save(good, path)
+    assert start_from(second, path) == "its backbone"
+
+
+def test_a_checkpoint_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
+    network = build("test_efficientnet", 2)
+    other = write(tmp_path / "resnet.safetensors", build("test_resnet", 1))
+    with pytest.raises(CheckpointError, match="holds no test_efficientnet to start from"):
+        start_from(network, other)
+    with pytest.raises(CheckpointError, match="no checkpoint file at"):
+        fingerprint(tmp_path / "absent.pth")
+    assert fingerprint(None) == ""
+    assert len(fingerprint(other)) == 64
