@@ -18,14 +18,25 @@ from export.build import ExportRequest, build_bundle
 from export.errors import ExportError
 from export.open_source import OpenRequest
 from export.source import SourceHints
-from export.triton import write_repository
+from export.triton import check_new_bundle, write_repository
 from models.data import DataError
 from models.layouts import CheckpointError
-from service.bundle import load_bundle
+from models.metrics import MetricError
+from service.bundle import Bundle, load_bundle
 from service.card import Precision
 from service.errors import BundleError
 
 _EXIT_NOT_WRITTEN = 2
+_REFUSALS = (ExportError, CheckpointError, DataError, MetricError, BundleError, OSError)
+# An option -> the one without which it would change nothing.
+_NEEDS = {
+    "triton_precision": "triton",
+    "text_encoder": "open_head",
+    "label_set": "open_head",
+    "open_photos": "open_head",
+    "open_split": "open_photos",
+}
+_BESIDE_BUNDLE = frozenset({"bundle", "triton", "triton_precision"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,16 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _read_arguments(arguments)
     _tell_story()
     try:
-        if given.bundle is None:
-            bundle = build_bundle(_to_request(given))
-        else:
-            bundle = load_bundle(given.bundle)
+        bundle = _export(given) if given.bundle is None else load_bundle(given.bundle)
         if given.triton is not None:
             write_repository(given.triton, bundle, given.triton_precision)
-    except (ExportError, CheckpointError, DataError, BundleError, OSError) as error:
+    except _REFUSALS as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
     return 0
+
+
+def _export(given: argparse.Namespace) -> Bundle:
+    if given.triton is not None:
+        check_new_bundle(given.triton, given.out)
+    return build_bundle(_to_request(given))
 
 
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -50,9 +64,28 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.bundle is None and None in (given.checkpoint, given.out):
         parser.error("--checkpoint and --out are needed, or --bundle and --triton")
-    if given.bundle is not None and (given.triton is None or given.checkpoint is not None):
-        parser.error("--bundle goes with --triton, and not with --checkpoint")
+    if given.bundle is not None and given.triton is None:
+        parser.error("--bundle goes with --triton")
+    _refuse_ignored(parser, given)
+    if given.precision is None:
+        given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
+    if given.bundle is None and given.triton_precision not in ("fp32", *given.precision):
+        parser.error(f"--triton-precision {given.triton_precision} is not among --precision")
     return given
+
+
+def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    told = {name for name, value in vars(given).items() if value != parser.get_default(name)}
+    beside = told - _BESIDE_BUNDLE
+    if given.bundle is not None and beside:
+        parser.error(f"{_to_flag(min(beside))} goes with --checkpoint, and not with --bundle")
+    for name, needed in _NEEDS.items():
+        if name in told and needed not in told:
+            parser.error(f"{_to_flag(name)} needs {_to_flag(needed)}")
+
+
+def _to_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _tell_story() -> None:
@@ -63,7 +96,6 @@ def _tell_story() -> None:
 
 
 def _to_request(given: argparse.Namespace) -> ExportRequest:
-    default: tuple[Precision, ...] = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
     return ExportRequest(
         source=SourceHints(
             checkpoint=given.checkpoint,
@@ -80,7 +112,7 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
         out=given.out,
         opened=_to_open_request(given),
         photos=given.photos,
-        precisions=frozenset(given.precision or default),
+        precisions=frozenset(given.precision),
         compact_weights=given.compact_weights,
         model_version=given.model_version,
         license=given.license,

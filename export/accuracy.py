@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.graphs import Chain, FloatArray, Graphs, OpenChain
 from export.photos import LabelledPhotos, read_batches
 from models.metrics import mean_average_precision
-from service.card import InputContract
+from service.card import Activation, InputContract
 from service.scoring import compute_scores
 
 _BATCH_SIZE = 8
@@ -35,12 +35,16 @@ def predict_open_logits(
     return np.concatenate([chain.predict(pixels) for pixels in batches])
 
 
-def to_scores(logits: FloatArray) -> NDArray[np.float64]:
-    """Returns the service's scores (0..1) of multi-label logits, float64 [n, N]."""
-    return compute_scores(logits, "sigmoid")
+def to_scores(logits: FloatArray, activation: Activation) -> NDArray[np.float64]:
+    """Returns the service's scores (0..1) of logits [n, N], float64 [n, N]."""
+    return np.stack([compute_scores(row, activation) for row in logits])
 
 
-def measure_map(logits: FloatArray, photos: LabelledPhotos) -> float:
-    """Returns mAP in percent, torchmetrics' definition, over labels with a positive."""
-    scores = torch.from_numpy(to_scores(logits))
+def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:
+    """Returns mAP in percent of the service's scores, over labels with a positive and a negative.
+
+    It is torchmetrics' definition: how well each label's scores rank the photos. So it fits scores
+    of a softmax as well, where it is not the share of photos whose best label is right.
+    """
+    scores = torch.from_numpy(to_scores(logits, activation))
     return mean_average_precision(scores, torch.from_numpy(photos.targets))

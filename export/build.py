@@ -18,18 +18,18 @@ from export.calibrate import calibrate_labels
 from export.errors import ExportError
 from export.graphs import Graphs
 from export.open_calibrate import calibrate_label_sets, choose_threshold
-from export.open_source import OpenRequest, OpenSource, read_open_source
+from export.open_source import OpenRequest, OpenSource, describe_head, read_open_source
 from export.open_variants import add_open_head
 from export.photos import Splits, read_splits
 from export.ready_sets import embed_label_set
 from export.search import signal_to_noise
 from export.source import Source, SourceHints, read_source
-from export.text import build_text_graph
+from export.text import TextEmbedder, build_text_graph
 from export.variants import Variants, make_variants
 from models.config import ZeroShotMLDecoderConfig
-from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
+from service.bundle import Bundle, GraphName
+from service.bundle_draft import BundleDraft, check_target, write_bundle
 from service.card import (
-    EmbeddingSpace,
     Label,
     Metric,
     ModelCard,
@@ -79,6 +79,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
             `models.layouts.CheckpointError`, `models.data.DataError` and
             `service.bundle.BundleError`.
     """
+    check_target(request.out)
     source = read_source(request.source)
     card = _describe(request, source)
     _log.info("read %s with %s", source.config.backbone, _name_labels(source))
@@ -110,17 +111,19 @@ def _open_up(
     draft: BundleDraft, opened: OpenSource, source: Source, graphs: Graphs, splits: Splits | None
 ) -> BundleDraft:
     """Adds to a bundle what open labels need besides the head's own graphs."""
-    threshold = choose_threshold(opened, source, graphs)
-    head = opened.describe().model_copy(update={"threshold": threshold})
     text = build_text_graph(opened.text)
+    # With the embeddings that will be served: in 8 bits they move scores a little.
+    texts = TextEmbedder(opened.text, text)
+    threshold = choose_threshold(opened, source, graphs, texts)
+    head = opened.describe().model_copy(update={"threshold": threshold})
     return replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
         label_sets=[
-            embed_label_set(opened, text, record)
-            for record in calibrate_label_sets(opened, source, splits, graphs)
+            embed_label_set(record, head.embedding_space, texts)
+            for record in calibrate_label_sets(opened, source, splits, graphs, texts)
         ],
     )
 
@@ -143,7 +146,8 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
 def _calibrate(variants: Variants, source: Source, splits: Splits) -> tuple[Label, ...]:
     # With the graphs that will mostly be served: quantisation moves scores a little.
     logits = predict_logits(variants.served, splits.val, source.contract)
-    labels = calibrate_labels(source.label_names, to_scores(logits), splits.val.targets)
+    scores = to_scores(logits, source.config.activation)
+    labels = calibrate_labels(source.label_names, scores, splits.val.targets)
     found = sum(label.threshold is not None for label in labels)
     _log.info("calibrated %d thresholds on %s", found, splits.val.dataset)
     return labels
@@ -157,7 +161,7 @@ def _measure(variants: Variants, source: Source, splits: Splits) -> tuple[Metric
     }
     metrics = []
     for precision, found in logits.items():
-        value = round(measure_map(found, photos), 2)
+        value = round(measure_map(found, photos, source.config.activation), 2)
         _log.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
         if precision != "fp32":
             noise = signal_to_noise(logits["fp32"], found)
@@ -207,11 +211,4 @@ def _describe_trained(source: Source) -> TrainedHead | None:
 
 def _describe_open(source: Source) -> OpenHead | None:
     head = source.config.head
-    if not isinstance(head, ZeroShotMLDecoderConfig):
-        return None
-    space = EmbeddingSpace(
-        encoder=head.embedding_encoder,
-        width=head.embedding_width,
-        template=head.embedding_template,
-    )
-    return OpenHead(kind=head.kind, embedding_space=space)
+    return describe_head(head) if isinstance(head, ZeroShotMLDecoderConfig) else None

@@ -19,6 +19,7 @@ from export.errors import ExportError
 from export.graphs import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.photos import select_photos
 from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from service.bundle import Bundle, GraphName, load_bundle
 from service.card import Precision
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         lines = list(report(load_bundle(given.bundle), given.data, given.split, given.precision))
-    except (BundleError, DataError, ExportError) as error:
+    except (BundleError, DataError, ExportError, MetricError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
     sys.stdout.write("\n".join(lines) + "\n")

@@ -6,10 +6,14 @@ In: an optimised float32 graph. Out: the same graph in float16, meant for GPUs.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import onnx
 from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.transformers.float16 import convert_float_to_float16
+
+from export.errors import VerificationError
 
 
 def halve(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -22,3 +26,16 @@ def halve(model: onnx.ModelProto) -> onnx.ModelProto:
     ONNXModel(converted).topological_sort()  # the converter appends its casts at the end
     onnx.checker.check_model(converted)
     return converted
+
+
+@contextmanager
+def name_half() -> Iterator[None]:
+    """Says of a refusal that it is of this variant, which an export may leave out.
+
+    Raises:
+        VerificationError: the refusal.
+    """
+    try:
+        yield
+    except VerificationError as error:
+        raise VerificationError(f"fp16, which --precision may leave out: {error}") from error

@@ -14,30 +14,33 @@ from export.accuracy import predict_open_logits, to_scores
 from export.calibrate import calibrate_labels
 from export.graphs import Graphs
 from export.open_source import OpenSource
-from export.open_variants import embed_names
-from export.photos import LabelledPhotos, Splits
+from export.photos import Splits
 from export.source import Source
+from export.text import TextEmbedder
 from service.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord
 
 _log = logging.getLogger(__name__)
 
 
-def choose_threshold(opened: OpenSource, source: Source, graphs: Graphs) -> float | None:
+def choose_threshold(
+    opened: OpenSource, source: Source, graphs: Graphs, texts: TextEmbedder
+) -> float | None:
     """Returns the score (0..1) at and above which an open label is predicted.
 
     Args:
         opened: the head, and photos to choose on; without any it is None.
         source: the encoder's.
         graphs: of the precision that will mostly be served.
+        texts: embeds as the service does.
     """
     unseen = opened.unseen
     if unseen is None:
         return None
-    embeddings = embed_names(opened, unseen.names)
+    embeddings = texts.embed_names(unseen.names, opened.template)
     logits = predict_open_logits(graphs, embeddings, unseen.photos, source.contract)
     targets = unseen.photos.targets
-    best = find_best_f1(to_scores(logits).ravel(), targets.ravel())
+    best = find_best_f1(to_scores(logits, "sigmoid").ravel(), targets.ravel())
     _log.info(
         "open labels: threshold %.3f, precision %.2f and recall %.2f over %d labels of %s",
         *(best.threshold, best.precision, best.recall, len(unseen.names), unseen.photos.dataset),
@@ -46,7 +49,11 @@ def choose_threshold(opened: OpenSource, source: Source, graphs: Graphs) -> floa
 
 
 def calibrate_label_sets(
-    opened: OpenSource, source: Source, splits: Splits | None, graphs: Graphs
+    opened: OpenSource,
+    source: Source,
+    splits: Splits | None,
+    graphs: Graphs,
+    texts: TextEmbedder,
 ) -> tuple[LabelSetRecord, ...]:
     """Gives labels of ready sets that are trained labels too their own thresholds.
 
@@ -57,10 +64,15 @@ def calibrate_label_sets(
         source: names of the trained labels.
         splits: photos with the truth on these; None leaves the sets as they are.
         graphs: of the precision that will mostly be served.
+        texts: embeds as the service does.
     """
     if splits is None or not opened.label_sets:
         return opened.label_sets
-    thresholds = _find_thresholds(opened, source, splits.val, graphs)
+    embeddings = texts.embed_names(source.label_names, opened.template)
+    logits = predict_open_logits(graphs, embeddings, splits.val, source.contract)
+    scores = to_scores(logits, "sigmoid")
+    found = calibrate_labels(source.label_names, scores, splits.val.targets)
+    thresholds = {label.name: label.threshold for label in found if label.threshold is not None}
     return tuple(_calibrate(record, thresholds) for record in opened.label_sets)
 
 
@@ -74,12 +86,3 @@ def _calibrate(record: LabelSetRecord, thresholds: Mapping[str, float]) -> Label
     own = sum(label.threshold is not None for label in labels)
     _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
     return record.model_copy(update={"labels": labels})
-
-
-def _find_thresholds(
-    opened: OpenSource, source: Source, photos: LabelledPhotos, graphs: Graphs
-) -> dict[str, float]:
-    embeddings = embed_names(opened, source.label_names)
-    logits = predict_open_logits(graphs, embeddings, photos, source.contract)
-    labels = calibrate_labels(source.label_names, to_scores(logits), photos.targets)
-    return {label.name: label.threshold for label in labels if label.threshold is not None}

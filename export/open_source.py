@@ -16,12 +16,14 @@ from pydantic import ValidationError
 from export.errors import ExportError, UnusableCheckpointError, UnusablePhotosError
 from export.photos import LabelledPhotos, select_photos
 from export.source import Source
+from models.config import ZeroShotMLDecoderConfig
 from models.data import read_labelled_folder
 from models.open_head import read_open_head
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.card import EmbeddingSpace, OpenHead
-from service.labels.definition import LabelSetRecord
+from service.errors import InvalidLabelSet
+from service.labels.definition import LabelSetRecord, check_embeddings, define_label_set
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,17 @@ class OpenSource:
 
     def describe(self) -> OpenHead:
         """Returns the card's entry, without a threshold."""
-        config = self.head.config
-        space = EmbeddingSpace(
-            encoder=config.embedding_encoder, width=config.embedding_width, template=self.template
-        )
-        return OpenHead(kind=config.kind, embedding_space=space)
+        return describe_head(self.head.config)
+
+
+def describe_head(config: ZeroShotMLDecoderConfig) -> OpenHead:
+    """Returns the card's entry of a head for open labels, without a threshold."""
+    space = EmbeddingSpace(
+        encoder=config.embedding_encoder,
+        width=config.embedding_width,
+        template=config.embedding_template,
+    )
+    return OpenHead(kind=config.kind, embedding_space=space)
 
 
 def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
@@ -109,7 +117,8 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     except TextEncoderError as error:
         raise ExportError(str(error)) from error
     opened.check_text_encoder(text)
-    sets = tuple(_read_label_set(path) for path in request.label_sets)
+    space = describe_head(opened.head.config).embedding_space
+    sets = tuple(_read_label_set(path, space) for path in request.label_sets)
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is there twice")
@@ -129,12 +138,18 @@ def _read_unseen(path: Path, split: str, trained: Collection[str]) -> UnseenLabe
     return UnseenLabels(names, replace(photos, targets=targets))
 
 
-def _read_label_set(path: Path) -> LabelSetRecord:
+def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
     try:
-        return LabelSetRecord.model_validate_json(path.read_bytes())
+        record = LabelSetRecord.model_validate_json(path.read_bytes())
+        check_embeddings(define_label_set(record).embeddings, space.width)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ExportError(f"label set {path.name}: {where}: {first['msg']}") from error
+    except InvalidLabelSet as error:
+        raise ExportError(f"label set {path.name}: {error.reason}") from error
+    if record.embedding_space not in (None, space.fingerprint):
+        raise ExportError(f"label set {path.name}: embeddings of another space")
+    return record

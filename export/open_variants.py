@@ -10,24 +10,24 @@ label is. So do the maps, which run on the CPU. There is no int8 open head: at t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from export.graphs import FloatArray, Graphs
-from export.half import halve
+from export.graphs import Graphs
+from export.half import halve, name_half
 from export.open_source import OpenSource
 from export.optimise import compact_weights
 from export.source import Source
 from export.variants import Variants, trace_heads
-from export.verify import COMPACT_TOLERANCE, FP32_TOLERANCE, verify_maps, verify_open_head
+from export.verify import (
+    COMPACT_TOLERANCE,
+    FP32_TOLERANCE,
+    HALF_TOLERANCE,
+    verify_maps,
+    verify_open_head,
+)
 from models.maps import find_grid
 from service.card import Precision
 
 _log = logging.getLogger(__name__)
-
-
-def embed_names(opened: OpenSource, names: Sequence[str]) -> FloatArray:
-    """Returns the embeddings of names in the head's template, float32 [L, E]."""
-    return opened.text.embed_names(names, opened.template).numpy()
 
 
 def add_open_head(
@@ -42,7 +42,7 @@ def add_open_head(
         compact: store the fp32 weights in 16 bits.
 
     Raises:
-        VerificationError: a float32 graph deviates from torch.
+        VerificationError: a float32 graph deviates from torch, or a float16 one by far.
     """
     shape = variants.graphs["fp32"]["encoder"].graph.output[0].type.tensor_type.shape
     _, tokens, width = (dim.dim_value for dim in shape.dim)
@@ -60,7 +60,10 @@ def add_open_head(
         "fp32": {**variants.graphs["fp32"], **stored},
     }
     if "fp16" in variants.graphs:
-        graphs["fp16"] = {**variants.graphs["fp16"], "open_head": halve(exact["open_head"])}
+        half = halve(exact["open_head"])
+        with name_half():
+            verify_open_head(opened.head, {**exact, "open_head": half}, HALF_TOLERANCE)
+        graphs["fp16"] = {**variants.graphs["fp16"], "open_head": half}
     if "int8" in variants.graphs:
         graphs["int8"] = variants.graphs["int8"]
     return Variants(graphs, variants.defaults)

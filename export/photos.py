@@ -64,13 +64,20 @@ def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
     """Reads a labelled folder, targets in the model's order of labels.
 
     Raises:
-        UnusablePhotosError: the data set's labels are not the model's.
+        UnusablePhotosError: the data set's labels are not the model's, or no label tells the photos
+            to measure on apart.
         models.data.DataError: the folder cannot be read or lacks one of the splits.
     """
     folder = read_labelled_folder(path)
-    return Splits(
+    splits = Splits(
         *(select_photos(folder, split, label_names) for split in ("train", "val", "test"))
     )
+    for photos in (splits.val, splits.test):
+        if not np.ptp(photos.targets, axis=0).any():
+            raise UnusablePhotosError(
+                f"{photos.dataset} has no label that some photos show and others do not"
+            )
+    return splits
 
 
 def select_photos(

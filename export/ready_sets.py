@@ -1,6 +1,6 @@
 """Ready label sets: every label gets its embedding, so that a service that starts encodes no text.
 
-In: a calibrated `LabelSetRecord` and the text graph. Out: a `Definition`. Next: `build.py`, which
+In: a calibrated `LabelSetRecord` and a `TextEmbedder`. Out: a `Definition`. Next: `build.py`, which
 puts it into a bundle.
 """
 
@@ -9,40 +9,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
-from export.graphs import FloatArray, open_session
-from export.open_source import OpenSource
+from export.text import TextEmbedder
+from service.card import EmbeddingSpace
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 
 
 def embed_label_set(
-    opened: OpenSource, graph: onnx.ModelProto, record: LabelSetRecord
+    record: LabelSetRecord, space: EmbeddingSpace, texts: TextEmbedder
 ) -> Definition:
     """Gives every label of a set the embedding that the service would compute of its text.
 
     Args:
-        opened: the text encoder and the head that takes its embeddings.
-        graph: the text encoder as the service runs it.
-        record: the set.
-
-    Raises:
-        service.errors.InvalidLabelSet: a name stands twice, or embeddings differ in width.
+        record: the set, as `read_open_source` has checked it.
+        space: of the head that takes the embeddings.
+        texts: embeds as the service does.
     """
-    definition, space = define_label_set(record), opened.describe().embedding_space
-    session = open_session(graph)
-
-    def embed(text: str) -> FloatArray:
-        ids, mask = (tokens.numpy() for tokens in opened.text.tokenize([text]))
-        feeds = {"input_ids": ids, "attention_mask": mask}
-        return np.asarray(session.run(["embeddings"], feeds)[0][0], np.float32)
-
+    definition = define_label_set(record)
     given = dict(zip(definition.given, definition.embeddings, strict=True))
-    texts = definition.texts(space)
-    rows = [given[i] if i in given else embed(text) for i, text in enumerate(texts)]
+    missing = [i for i in range(len(definition.names)) if i not in given]
+    prompts = definition.texts(space)
+    given |= zip(missing, texts.embed([prompts[i] for i in missing]), strict=True)
     return replace(
         definition,
-        given=tuple(range(len(rows))),
-        embeddings=np.stack(rows),
+        given=tuple(range(len(given))),
+        embeddings=np.stack([given[i] for i in range(len(given))]),
         embedding_space=space.fingerprint,
     )

@@ -9,17 +9,30 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
 
 from export.errors import UnusableCheckpointError
 from models.checkpoints import Checkpoint, read_checkpoint
-from models.config import NetworkConfig, ZeroShotMLDecoderConfig
+from models.config import (
+    DecoderConfig,
+    HeadConfig,
+    NetworkConfig,
+    Query2LabelConfig,
+    ZeroShotMLDecoderConfig,
+)
 from models.hub import locate
 from models.layouts import Hints
 from models.network import Network
 from service.card import InputContract
+from service.labels.definition import MAX_NAME_CHARACTERS, normalise_text
+
+_label_name = TypeAdapter[str](
+    Annotated[
+        str, StringConstraints(max_length=MAX_NAME_CHARACTERS), AfterValidator(normalise_text)
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -91,8 +104,8 @@ def read_source(hints: SourceHints) -> Source:
     """Reads a checkpoint.
 
     Raises:
-        UnusableCheckpointError: it holds a head alone, or the label names are missing or too
-            many or too few.
+        UnusableCheckpointError: it holds a head alone, or is not what the hints say of it, or the
+            label names are missing, too many or too few, or cannot be shown.
         models.layouts.CheckpointError: the file cannot be read.
     """
     checkpoint = _read_checkpoint(hints)
@@ -109,6 +122,7 @@ def read_source(hints: SourceHints) -> Source:
             f"{hints.checkpoint.name} was made for {size[0]} x {size[1]} pixels, "
             f"not {hints.image_size}"
         )
+    _check_head(config.head, hints)
     return Source(
         network=cast("Network", checkpoint.network.eval()),
         config=config,
@@ -126,6 +140,21 @@ def _read_checkpoint(hints: SourceHints) -> Checkpoint:
         )
     except ValueError as error:  # an impossible network: unknown backbone, odd widths
         raise UnusableCheckpointError(f"{hints.checkpoint.name}: {error}") from error
+
+
+def _check_head(head: HeadConfig, hints: SourceHints) -> None:
+    num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
+    if hints.num_heads not in (None, num_heads):
+        raise UnusableCheckpointError(
+            f"{hints.checkpoint.name} has {num_heads or 'no'} attention heads, "
+            f"not {hints.num_heads}"
+        )
+    pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
+    if hints.pre_norm not in (None, pre_norm):
+        where = "before" if pre_norm else "behind"
+        raise UnusableCheckpointError(
+            f"{hints.checkpoint.name} has its norms {where} the attention"
+        )
 
 
 def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
@@ -168,12 +197,24 @@ def _label_names(hints: SourceHints, checkpoint: Checkpoint, count: int | None) 
         raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
     if len(set(names)) != len(names):
         raise UnusableCheckpointError("a label name is there twice")
+    for name in names:
+        _check_name(name)
     return names
+
+
+def _check_name(name: str) -> None:
+    # Checked and left as it is: labelled photos name it so.
+    try:
+        _label_name.validate_python(name)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise UnusableCheckpointError(f"label name {name!r:.80}: {reason}") from error
 
 
 def _read_lines(path: Path) -> tuple[str, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # At line feeds alone: what else Python takes for the end of a line is a hidden character.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableCheckpointError(f"label names {path} cannot be read") from error
     return tuple(line.strip() for line in lines if line.strip())

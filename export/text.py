@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,29 @@ _PROBES = (
 )
 
 _log = logging.getLogger(__name__)
+
+
+class TextEmbedder:
+    """Embeds texts as the service does: by the stored graph, each text in a run of its own."""
+
+    def __init__(self, encoder: TextEncoder, graph: onnx.ModelProto) -> None:
+        """Opens the encoder's graph on the CPU."""
+        self._encoder = encoder
+        self._session = open_session(graph)
+
+    def embed(self, texts: Sequence[str]) -> FloatArray:
+        """Embeds texts to float32 [L, E] of length 1."""
+        rows = [self._embed_one(text) for text in texts]
+        return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *rows])
+
+    def embed_names(self, names: Sequence[str], template: str) -> FloatArray:
+        """Embeds names, each in place of the template's `{}`, to float32 [L, E] of length 1."""
+        return self.embed([template.replace("{}", name) for name in names])
+
+    def _embed_one(self, text: str) -> FloatArray:
+        ids, mask = (tokens.numpy() for tokens in self._encoder.tokenize([text]))
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        return np.asarray(self._session.run(["embeddings"], feeds)[0], np.float32)
 
 
 def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:

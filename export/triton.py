@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export.errors import ExportError
 from export.triton_config import Step, Tensor, write_ensemble_config, write_model_config
-from service.bundle import Bundle
+from service.bundle import Bundle, GraphName
 from service.card import Activation, Precision
 from service.errors import ServiceError
 from service.labels.definition import Definition
@@ -64,24 +64,49 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     Args:
         folder: the repository; other models in it stay.
         bundle: what to write.
-        precision: variant of the graphs.
+        precision: variant of the graphs; a head that lacks it is written in fp32.
 
     Raises:
-        ExportError: a label set cannot be encoded.
+        ExportError: there is no label to score, a label set cannot be encoded, or something else
+            than a model is there; nothing was removed.
         BundleError: the bundle has no such variant.
     """
     encoder = onnx.load_from_string(bundle.read_graph("encoder", precision))
     heads = [*_take_trained_head(bundle, precision), *_take_label_sets(bundle, precision)]
+    if not heads:
+        raise ExportError(f"bundle {bundle.card.name} has no labels whose scores Triton could give")
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:
         _write_models(staging, bundle, encoder, heads)
+        _check_places(folder, [model.name for model in staging.iterdir()], bundle.path)
         for model in sorted(staging.iterdir()):
             shutil.rmtree(folder / model.name, ignore_errors=True)
             os.replace(model, folder / model.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _log.info("wrote %d Triton models to %s", len(heads) + 2, folder)
+
+
+def check_new_bundle(folder: Path, bundle: Path) -> None:
+    """Checks before an export that a bundle and its models get places of their own.
+
+    Args:
+        folder: the repository.
+        bundle: folder that the bundle will be written to.
+
+    Raises:
+        ExportError: the bundle would lie where a model goes, or something else is there.
+    """
+    _check_places(folder, (bundle.name, f"{bundle.name}_encoder"), bundle)
+
+
+def _check_places(folder: Path, models: Iterable[str], bundle: Path) -> None:
+    for place in (folder / model for model in models):
+        if bundle.resolve().is_relative_to(place.resolve()):
+            raise ExportError(f"the bundle {bundle} lies where the Triton model {place.name} goes")
+        if os.path.lexists(place) and not (place / CONFIG_FILE).is_file():
+            raise ExportError(f"{place} is there and is no Triton model")
 
 
 def _write_models(
@@ -122,7 +147,7 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
     head = bundle.card.trained_head
     if head is None:
         return []
-    graph = onnx.load_from_string(bundle.read_graph("trained_head", precision))
+    graph = _read_head(bundle, "trained_head", precision)
     names = tuple(label.name for label in bundle.labels)
     scoring = _score(graph, head.activation, len(names))
     return [_Head(f"{bundle.card.name}_trained", "scores", names, scoring)]
@@ -137,7 +162,7 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
         return []
     heads = []
     for definition in definitions:
-        graph = onnx.load_from_string(bundle.read_graph("open_head", precision))
+        graph = _read_head(bundle, "open_head", precision)
         _fix_queries(graph, _encode(definition, encoding))
         heads.append(
             _Head(
@@ -149,6 +174,10 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
         )
     encoding.close()
     return heads
+
+
+def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.ModelProto:
+    return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
 
 
 def _encode(definition: Definition, encoding: Encoding) -> NDArray[np.float32]:

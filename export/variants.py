@@ -15,7 +15,7 @@ from torch import nn
 from export.accuracy import measure_map, predict_logits
 from export.errors import ExportError
 from export.graphs import Graphs
-from export.half import halve
+from export.half import halve, name_half
 from export.optimise import compact_weights, optimise
 from export.photos import Splits, read_pixels
 from export.search import Int8Graphs, find_int8
@@ -31,6 +31,7 @@ from export.trace import (
 from export.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
+    HALF_TOLERANCE,
     NUM_IMAGES,
     make_noise,
     verify_graphs,
@@ -86,7 +87,7 @@ def make_variants(
         compact: store the fp32 weights in 16 bits.
 
     Raises:
-        VerificationError: a float32 graph deviates from torch.
+        VerificationError: a float32 graph deviates from torch, or a float16 one by far.
         ExportError: int8 without photos.
     """
     if "int8" in precisions and splits is None:
@@ -98,9 +99,10 @@ def make_variants(
         _verify(source, stored, splits, COMPACT_TOLERANCE)
     variants = Variants({"fp32": stored}, {})
     if "fp16" in precisions:
-        variants.graphs["fp16"] = {
-            name: halve(model) for name, model in exact.items() if name not in MAP_GRAPHS
-        }
+        half = {name: halve(model) for name, model in exact.items() if name not in MAP_GRAPHS}
+        with name_half():
+            _verify(source, {**exact, **half}, splits, HALF_TOLERANCE)
+        variants.graphs["fp16"] = half
     if "int8" in precisions and splits is not None:
         int8 = make_int8(exact, source, splits)
         variants.graphs["int8"] = int8.graphs
@@ -160,7 +162,8 @@ def make_int8(graphs: Graphs, source: Source, splits: Splits) -> Int8Graphs:
     """Quantises float32 graphs; the loss is in mAP points on the validation split."""
 
     def validate(candidate: Graphs) -> float:
-        return measure_map(predict_logits(candidate, splits.val, source.contract), splits.val)
+        logits = predict_logits(candidate, splits.val, source.contract)
+        return measure_map(logits, splits.val, source.config.activation)
 
     reference = validate(graphs)
     samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)

@@ -27,6 +27,9 @@ FP32_TOLERANCE = 1e-4
 COMPACT_TOLERANCE = 2e-2
 """The same where weights were rounded to float16 (`compact_weights`)."""
 
+HALF_TOLERANCE = 2e-2
+"""The same where all is computed in float16: beyond it values have overflowed or vanished."""
+
 ENCODER_BATCHES = (1, 3, 5)
 """Batch sizes the encoder is verified at; it is traced at 2."""
 

@@ -1,19 +1,15 @@
 """The bundle: the folder that is all a service needs to serve one model.
 
-In: a folder (reading) or a draft (writing). Out: a verified `Bundle` (reading) or a
-folder (writing). `export` writes through here, `service` reads through here, nothing
-else knows file names or keys. Next: `engine.py`, which opens the graphs.
+In: a folder. Out: a verified `Bundle`. `bundle_draft.py` writes what is read here; nothing else
+knows file names or keys. Next: `engine.py`, which opens the graphs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,15 +17,15 @@ from pydantic import Field, ValidationError
 
 from service.card import Device, Label, ModelCard, Precision, Record, RunPrecision, Sha256
 from service.errors import BundleError, InvalidLabelSet
-from service.labels.definition import Definition, LabelSetRecord, check_embeddings
-from service.labels.files import pack_label_set, parse_label_set
+from service.labels.definition import Definition, check_embeddings
+from service.labels.files import parse_label_set
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
-# Ready label sets are files of this form: `label_set.everyday.npz`.
-_SET_PREFIX = "label_set."
+SET_PREFIX = "label_set."
+"""Ready label sets are files of this form: `label_set.everyday.npz`."""
 
 GraphName = Literal[
     "encoder",
@@ -156,42 +152,32 @@ class Bundle:
         Raises:
             BundleError: one of them cannot be used, or has changed.
         """
-        files = sorted(file for file in self.manifest.files if file.startswith(_SET_PREFIX))
+        files = sorted(file for file in self.manifest.files if file.startswith(SET_PREFIX))
         return tuple(
             _parse_label_set(file, _read_verified(self.path, file, self.manifest.files[file]))
             for file in files
         )
 
 
-@dataclass(frozen=True)
-class BundleDraft:
-    """Everything that `write_bundle` needs.
-
-    Attributes:
-        card: the model card.
-        labels: one entry per logit, in order; empty where there is no trained head.
-        graphs: graph -> precision -> serialized ONNX model.
-        tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
-        label_sets: ready label sets of open labels; one whose labels all have embeddings, as a
-            definition, costs the service no encoding of texts at its start.
-    """
-
-    card: ModelCard
-    labels: Sequence[Label] = ()
-    graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
-    tokenizer: bytes | None = None
-    label_sets: Sequence[LabelSetRecord | Definition] = ()
-
-
 def load_bundle(path: Path) -> Bundle:
     """Reads and verifies a bundle: schema, sizes, hashes, label counts.
 
-    Shapes of the graphs are verified where they are opened (`engine.py`).
+    Shapes of the graphs are verified where they are opened (`engine.py`). A bundle that is replaced
+    meanwhile is read again.
 
     Raises:
         BundleError: with a one-line reason, whatever is wrong with the folder.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
+    try:
+        return _verify(path, manifest)
+    except BundleError:
+        if read_manifest(path) == manifest:
+            raise
+    return load_bundle(path)
+
+
+def _verify(path: Path, manifest: Manifest) -> Bundle:
     _check_graphs(path, manifest)
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     labels = _check_labels(manifest.card, contents.get(LABELS_FILE))
@@ -201,83 +187,14 @@ def load_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
-    """Writes a bundle atomically: a reader sees the old folder or the new one, whole.
-
-    Args:
-        path: the bundle's folder; its last part has to be the model's name. An existing
-            bundle there is replaced.
-        draft: card, labels and graphs.
-
-    Returns:
-        The bundle as `load_bundle` reads it back.
+def read_manifest(path: Path) -> Manifest:
+    """Reads the manifest alone.
 
     Raises:
-        BundleError: the draft is inconsistent; nothing was written.
+        BundleError: there is none, or it is of another schema.
     """
-    if path.name != draft.card.name:
-        raise BundleError(f"folder {path.name} and model name {draft.card.name} differ")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        staging.chmod(0o755)
-        _write_files(staging, draft)
-        load_bundle(staging)
-        _swap(staging, path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return load_bundle(path)
-
-
-def _write_files(folder: Path, draft: BundleDraft) -> None:
-    files: dict[str, FileRecord] = {}
-
-    def put(name: str, content: bytes) -> str:
-        (folder / name).write_bytes(content)
-        files[name] = FileRecord(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-        return name
-
-    graphs: dict[GraphName, dict[Precision, str]] = {
-        graph: {p: put(f"{graph}.{p}.onnx", content) for p, content in variants.items()}
-        for graph, variants in draft.graphs.items()
-    }
-    if draft.labels:
-        put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
-    if draft.tokenizer is not None:
-        put(TOKENIZER_FILE, draft.tokenizer)
-    for labels in draft.label_sets:
-        if isinstance(labels, Definition):
-            put(f"{_SET_PREFIX}{labels.name}.npz", pack_label_set(labels))
-        else:
-            content = _dump(labels.model_dump(mode="json", exclude_none=True))
-            put(f"{_SET_PREFIX}{labels.name}.json", content)
-    manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
-    (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
-
-
-def _swap(staging: Path, path: Path) -> None:
-    # POSIX has no rename that replaces a full folder, so the old one steps aside first.
-    if not path.exists():
-        os.replace(staging, path)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-    os.replace(path, aside / "bundle")
-    try:
-        os.replace(staging, path)
-    except OSError:
-        os.replace(aside / "bundle", path)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _dump(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        text = (path / MANIFEST_FILE).read_bytes()
+        text = _read_plain(path / MANIFEST_FILE)
     except OSError as error:
         raise BundleError(f"{path} is not a bundle: no readable {MANIFEST_FILE}") from error
     try:
@@ -374,26 +291,33 @@ def _check_label_set(bundle: Bundle, definition: Definition) -> None:
 def _parse_label_set(file: str, content: bytes) -> Definition:
     try:
         ending = Path(file).suffix
-        name = file.removeprefix(_SET_PREFIX).removesuffix(ending)
+        name = file.removeprefix(SET_PREFIX).removesuffix(ending)
         return parse_label_set(content, ending, name)
     except InvalidLabelSet as error:
         raise BundleError(f"{file}: {error.reason}") from error
 
 
 def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
-    if Path(file).name != file or file in {"", ".", "..", MANIFEST_FILE}:
+    plain = Path(file).name == file and file.isprintable()
+    if not plain or file in {"", ".", "..", MANIFEST_FILE}:
         raise BundleError(f"{folder.name}: {file!r} is not a plain file name")
+    path = folder / file
     try:
-        content = (folder / file).read_bytes()
+        size = path.stat().st_size
+        content = _read_plain(path) if size == record.bytes else b""
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
-    if len(content) != record.bytes:
-        raise BundleError(
-            f"{folder.name}: {file} has {len(content)} bytes, manifest says {record.bytes}"
-        )
+    if size != record.bytes:
+        raise BundleError(f"{folder.name}: {file} has {size} bytes, manifest says {record.bytes}")
     if hashlib.sha256(content).hexdigest() != record.sha256:
         raise BundleError(f"{folder.name}: {file} does not match its sha256")
     return content
+
+
+def _read_plain(path: Path) -> bytes:
+    if not path.is_file():  # a pipe keeps its reader waiting, and a device may never end
+        raise OSError(f"{path} is no plain file")
+    return path.read_bytes()
 
 
 def _parse_labels(content: bytes) -> tuple[Label, ...]:

@@ -133,14 +133,14 @@ class Metric(Record):
 
     Attributes:
         name: `mAP` (0..100, percent), for example.
-        value: the figure.
+        value: the figure, finite.
         precision: variant it was measured on.
         dataset: data set and split, for example `coco18/test`.
         images: number of images it was measured over.
     """
 
     name: str
-    value: float
+    value: float = Field(allow_inf_nan=False)
     precision: Precision
     dataset: str
     images: int = Field(ge=1)

@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from service.bundle import Bundle, BundleDraft, GraphName, write_bundle
+from service.bundle import Bundle, GraphName
+from service.bundle_draft import BundleDraft, write_bundle
 from service.card import (
     Activation,
     EmbeddingSpace,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.accuracy import measure_map, predict_logits
+from export.accuracy import measure_map, predict_logits, to_scores
 from export.graphs import Chain, Graphs
 from export.photos import LabelledPhotos, read_pixels, read_splits
 from service.card import InputContract
@@ -31,4 +31,14 @@ def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
     logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
     # First label: right at ranks 1 and 3; second: right at rank 3.
     expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
-    assert measure_map(logits, photos) == pytest.approx(expected, abs=1e-4)
+    assert measure_map(logits, photos, "sigmoid") == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_of_single_labels_are_a_softmax_and_rank_the_photos_so() -> None:
+    logits = np.array([[3, 5], [2, 0], [1, 900]], np.float32)
+    scores = to_scores(logits, "softmax")
+    assert scores[0] == pytest.approx([1 / (1 + np.e**2), 1 / (1 + np.e**-2)])
+    assert scores.sum(axis=1) == pytest.approx(1.0)
+    photos = LabelledPhotos("made/up", (Path("a.png"),) * 3, np.array([[0, 1], [1, 0], [0, 1]]))
+    assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
+    assert measure_map(logits, photos, "sigmoid") < 100.0

@@ -13,11 +13,15 @@ from export.errors import ExportError, VerificationError
 from export.graphs import PIXELS_TO_LOGITS
 from export.photos import read_pixels, read_splits
 from export.source import SourceHints
+from models.layouts import CheckpointError
 from models.network import Network
 from service.bundle import Bundle, load_bundle
+from service.calibration import find_best_f1
 from service.engine import Engine, open_engine
+from service.errors import BundleError
 from service.images import PixelArray
 from service.lanes import LogitsArray
+from service.scoring import compute_scores
 from tests.export.tiny_network import INPUT, LABELS
 
 
@@ -110,6 +114,33 @@ def test_without_photos_nothing_is_claimed_of_accuracy(checkpoint: Path, tmp_pat
     assert bundle.precisions() == ("fp32",)
     assert bundle.card.metrics == ()
     assert all(label.threshold is None for label in bundle.labels)
+
+
+def test_what_is_no_bundle_is_kept_and_refused_before_any_work(tmp_path: Path) -> None:
+    out = tmp_path / "tiny"
+    out.mkdir()
+    (out / "model.safetensors").write_text("kept")
+    # The checkpoint is not even looked for.
+    with pytest.raises(BundleError, match="is there and is no bundle"):
+        build_bundle(ExportRequest(SourceHints(tmp_path / "gone"), out))
+    assert (out / "model.safetensors").read_text() == "kept"
+    (out / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint file"):
+        build_bundle(ExportRequest(SourceHints(tmp_path / "gone"), out))
+
+
+def test_thresholds_of_single_labels_are_of_the_scores_that_are_served(
+    checkpoint: Path, folder: Path, tmp_path: Path
+) -> None:
+    hints = SourceHints(checkpoint, single_label=True)
+    bundle = build_bundle(ExportRequest(hints, tmp_path / "tiny", photos=folder))
+    val = read_splits(folder, LABELS).val
+    logits = run_trained(open_engine(bundle), read_pixels(val.paths, bundle.card.input))
+    scores = np.stack([compute_scores(row, "softmax") for row in logits])
+    for label, column, targets in zip(bundle.labels, scores.T, val.targets.T, strict=True):
+        best = find_best_f1(column, targets)
+        assert label.threshold == pytest.approx(best.threshold, abs=1e-5)
+        assert (label.precision, label.recall) == pytest.approx((best.precision, best.recall))
 
 
 def test_failed_verification_leaves_the_old_bundle(

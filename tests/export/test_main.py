@@ -37,6 +37,7 @@ def test_mistakes_are_one_line_and_write_nothing(
         (("--checkpoint", checkpoint, "--photos", tmp_path / "gone"), "neither labels.json"),
         (("--checkpoint", checkpoint, "--precision", "fp32,int8"), "int8 needs labelled photos"),
         (("--checkpoint", checkpoint, "--label-names", tmp_path / "gone"), "cannot be read"),
+        (("--checkpoint", checkpoint, "--num-heads", 8), "has 4 attention heads, not 8"),
     ]
     for arguments, reason in mistakes:
         code, lines = _run(capsys, *arguments, "--out", out)
@@ -44,6 +45,28 @@ def test_mistakes_are_one_line_and_write_nothing(
         assert lines[-1].startswith("error: ")
         assert reason in lines[-1]
         assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--label-set", "zoo.json"], "--label-set needs --open-head"),
+        (["--text-encoder", "folder"], "--text-encoder needs --open-head"),
+        (["--open-photos", "folder"], "--open-photos needs --open-head"),
+        (["--open-head", "x", "--open-split", "test"], "--open-split needs --open-photos"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    reason: str,
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _run(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "a", *arguments)
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_unknown_precision_is_refused_by_name(

@@ -12,10 +12,12 @@ import torch
 from torch.nn import functional
 
 from export.__main__ import main
+from export.accuracy import predict_open_logits
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, UnusablePhotosError
-from export.graphs import FloatArray, PixelArray, open_session
+from export.graphs import PIXELS_TO_OPEN_LOGITS, FloatArray, PixelArray, open_session
 from export.open_source import OpenRequest, read_open_source
+from export.photos import read_splits
 from export.source import SourceHints, read_source
 from models.checkpoints import read_checkpoint
 from models.config import ZeroShotMLDecoderConfig
@@ -27,10 +29,12 @@ from models.teacher import read_imagenet_names
 from models.text import TextEncoder, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.bundle import Bundle
+from service.calibration import find_best_f1
 from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
+from service.scoring import compute_scores
 from tests.bundles import run_bundle
-from tests.export.tiny_network import ENCODER_WIDTH, write_folder
+from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
 
 TEMPLATE = "a photo of {}"
@@ -139,22 +143,43 @@ def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
     assert shapes.thresholds[1:] == (None, None)
 
 
+def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder: Path) -> None:
+    val = read_splits(folder, LABELS).val
+    served = {
+        name: onnx.load_from_string(bundle.read_graph(name, precision))
+        for name in PIXELS_TO_OPEN_LOGITS
+        for precision in [bundle.image_precision(name, bundle.default_precision("cpu"))]
+    }
+    logits = predict_open_logits(served, embed(bundle, ["red"]), val, bundle.card.input)
+    targets = val.targets[:, LABELS.index("red")]
+    expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
+    (shapes,) = bundle.read_label_sets()
+    assert bundle.card.open_head is not None
+    # The head was not trained on red alone, so the set's own threshold is the one of all.
+    assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
+    assert shapes.thresholds[0] == pytest.approx(expected, abs=1e-6)
+
+
+def embed(bundle: Bundle, names: list[str]) -> Embeddings:
+    """Embeds labels as the service does."""
+    record = LabelSetRecord.model_validate({"name": "some", "labels": names})
+
+    async def encode() -> Embeddings:
+        encoding = open_encoding(bundle, threads=1, remembered=0, queue_size=8)
+        assert encoding is not None
+        return await encoding.embed(define_label_set(record))
+
+    return asyncio.run(encode())
+
+
 def test_ready_sets_come_with_the_embeddings_that_the_service_would_compute(
-    bundle: Bundle, opened: OpenRequest
+    bundle: Bundle,
 ) -> None:
     (shapes,) = bundle.read_label_sets()
     assert shapes.given == (0, 1, 2)
     assert bundle.card.open_head is not None
     assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
-    record = LabelSetRecord.model_validate_json(opened.label_sets[0].read_bytes())
-    definition = replace(define_label_set(record), name="named")
-
-    async def embed() -> Embeddings:
-        encoding = open_encoding(bundle, threads=1, remembered=0, queue_size=8)
-        assert encoding is not None
-        return await encoding.embed(definition)
-
-    found = asyncio.run(embed())
+    found = embed(bundle, list(shapes.names))
     # Stored in 16 bits.
     np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
 
@@ -237,6 +262,27 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == "error: tiny.safetensors holds no open head of ours"
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"labels": ["cat", "dog", "cat"]}, "Label 'cat' stands twice"),
+        ({"labels": [{"name": "dog", "embedding": [1.0] * 5}]}, f"An embedding needs {WIDTH}"),
+        ({"embedding_space": "0" * 64}, "embeddings of another space"),
+    ],
+)
+def test_label_set_that_the_head_cannot_take_is_refused_before_the_trace(
+    checkpoint: Path, opened: OpenRequest, tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    source, path = read_source(SourceHints(checkpoint)), tmp_path / "zoo.json"
+    good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
+    path.write_text(json.dumps({**good, **change}))
+    with pytest.raises(ExportError, match=f"zoo.json: {reason}"):
+        read_open_source(replace(opened, label_sets=(path,)), source)
+    space = read_open_source(opened, source).describe().embedding_space
+    path.write_text(json.dumps({**good, "embedding_space": space.fingerprint}))
+    assert read_open_source(replace(opened, label_sets=(path,)), source).label_sets
 
 
 def test_unusable_label_sets_and_photos_are_refused(

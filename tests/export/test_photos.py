@@ -48,6 +48,21 @@ def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
         read_splits(folder, LABELS)
 
 
+@pytest.mark.parametrize("labels", [[], ["red", "green", "blue"]])
+def test_photos_that_no_label_tells_apart_are_refused(tmp_path: Path, labels: list[str]) -> None:
+    folder = write_folder(tmp_path / "colours")
+    good = json.loads((folder / "labels.json").read_text())
+    bad = json.loads((folder / "labels.json").read_text())
+    for image in bad["images"].values():
+        if image["split"] == "test":
+            image["labels"] = labels
+    (folder / "labels.json").write_text(json.dumps(bad))
+    with pytest.raises(UnusablePhotosError, match="colours/test has no label that some photos"):
+        read_splits(folder, LABELS)
+    (folder / "labels.json").write_text(json.dumps(good))
+    assert read_splits(folder, LABELS).test.paths
+
+
 def test_pixels_are_those_of_the_service_in_order(folder: Path) -> None:
     paths = read_splits(folder, LABELS).val.paths[:5]
     batches = list(read_batches(paths, CONTRACT, 2))

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from export.errors import UnusableCheckpointError
 from export.source import SourceHints, read_source
+from models.checkpoints import write_checkpoint
 from models.layouts import CheckpointError
+from models.layouts.state import unwrap
+from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS
 
 
@@ -24,7 +29,8 @@ def test_own_checkpoint_tells_everything(checkpoint: Path) -> None:
 
 def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
-    names.write_text("sea\n\n  meadow \nrose\n", encoding="utf-8")
+    # As an editor on Windows writes it.
+    names.write_bytes("\ufeffsea\r\n\r\n  meadow \r\nrose\r\n".encode())
     source = read_source(SourceHints(checkpoint, label_names=names))
     assert source.label_names == ("sea", "meadow", "rose")
 
@@ -35,6 +41,9 @@ def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> N
         (b"a\nb\n", "2 label names for 3 logits"),
         (b"a\nb\nb\n", "there twice"),
         (b"\xff\xfe\n", "cannot be read"),
+        ("a\nb\u2028b\nc".encode(), r"label name 'b\\u2028b': .*no control characters"),
+        (b"a\nb\rb\nc", r"label name 'b\\rb': .*no control characters"),
+        (b"a\nb\n" + b"c" * 201, "at most 200 characters"),
     ],
 )
 def test_unfit_label_names_are_refused(
@@ -44,7 +53,57 @@ def test_unfit_label_names_are_refused(
     names.write_bytes(content)
     with pytest.raises(UnusableCheckpointError, match=reason):
         read_source(SourceHints(checkpoint, label_names=names))
-    assert read_source(SourceHints(checkpoint)).label_names == LABELS
+    names.write_bytes(b"a\nb\n" + b"c" * 200)
+    assert read_source(SourceHints(checkpoint, label_names=names)).label_names[1:] == (
+        "b",
+        "c" * 200,
+    )
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", "x" * 201])
+def test_unfit_names_in_a_checkpoint_are_refused(
+    network: Network, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "own.safetensors"
+    write_checkpoint(path, network, (*LABELS[:2], name), {})
+    with pytest.raises(UnusableCheckpointError, match="label name") as refused:
+        read_source(SourceHints(path))
+    assert "\n" not in str(refused.value)
+    write_checkpoint(path, network, LABELS, {})
+    assert read_source(SourceHints(path)).label_names == LABELS
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({1: "b", 0: "a", 2: "c"}, ("a", "b", "c")),
+        ({str(i): f"{i}" for i in sorted(range(12), key=str)}, tuple(f"{i}" for i in range(12))),
+        ({1: "a", 2: "b"}, None),
+        ({0: "a", "0": "b"}, None),
+        ({"cat": 0, "dog": 1}, None),
+    ],
+)
+def test_names_of_a_foreign_checkpoint_stand_in_the_order_of_their_numbers(
+    names: dict[object, object], expected: tuple[str, ...] | None
+) -> None:
+    # Without names the export asks for --label-names.
+    state = {"weight": torch.zeros(1)}
+    assert unwrap({"model": state, "idx_to_class": names}).label_names == expected
+
+
+@pytest.mark.parametrize(
+    ("hints", "reason"),
+    [
+        ({"num_heads": 8}, "has 4 attention heads, not 8"),
+        ({"pre_norm": True}, "has its norms behind the attention"),
+    ],
+)
+def test_hints_that_contradict_the_checkpoint_are_refused(
+    checkpoint: Path, hints: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnusableCheckpointError, match=reason):
+        read_source(SourceHints(checkpoint, **hints))
+    assert read_source(SourceHints(checkpoint, num_heads=4, pre_norm=False))
 
 
 def test_another_backbone_than_the_files_is_refused(checkpoint: Path) -> None:

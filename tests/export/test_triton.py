@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from google.protobuf import text_format
@@ -13,13 +14,20 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
 from export.__main__ import main
+from export.errors import ExportError
 from export.triton import write_repository
 from service.bundle import Bundle, load_bundle
 from service.errors import BundleError
 from service.images import decode_image
 from tests.photos import make_photo
 from tests.serving import labels_of, send_image, serve_app
-from tests.tiny_bundle import tiny_card, write_tiny_bundle
+from tests.tiny_bundle import (
+    Graphs,
+    tiny_card,
+    tiny_graphs,
+    write_open_bundle,
+    write_tiny_bundle,
+)
 
 Array = NDArray[Any]
 # The service computes scores from the same logits in float64.
@@ -153,7 +161,15 @@ def test_command_writes_the_repository_of_a_bundle_and_leaves_other_models(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--bundle", "x"], ["--triton", "x"], ["--bundle", "x", "--triton", "y", "--checkpoint", "z"]],
+    [
+        ["--bundle", "x"],
+        ["--triton", "x"],
+        ["--bundle", "x", "--triton", "y", "--checkpoint", "z"],
+        ["--bundle", "x", "--triton", "y", "--precision", "fp32"],
+        ["--bundle", "x", "--triton", "y", "--compact-weights"],
+        ["--checkpoint", "x", "--out", "y", "--triton-precision", "fp16"],
+        ["--checkpoint", "x", "--out", "y", "--triton", "z", "--triton-precision", "int8"],
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -168,3 +184,59 @@ def test_precision_that_the_bundle_lacks_writes_nothing(
         write_repository(tmp_path / "repository", open_bundle, "fp16")
     assert not (tmp_path / "repository").exists()
     assert load_bundle(open_bundle.path) == open_bundle
+
+
+def test_head_that_lacks_the_precision_is_written_in_fp32(tmp_path: Path) -> None:
+    graphs: Graphs = {
+        **tiny_graphs(),
+        "trained_head": {"fp32": tiny_graphs()["trained_head"]["fp32"]},
+    }
+    bundle = write_tiny_bundle(tmp_path, graphs=graphs)
+    write_repository(tmp_path / "repository", bundle, "int8")
+    for model, graph, precision in (
+        ("tiny_encoder", "encoder", "int8"),
+        ("tiny_trained", "trained_head", "fp32"),
+    ):
+        written = onnx.load(tmp_path / "repository" / model / "1" / "model.onnx")
+        expected = onnx.load_from_string(bundle.read_graph(graph, precision))
+        assert written.graph.initializer == expected.graph.initializer
+
+
+def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
+    bundle = write_open_bundle(tmp_path, trained=False, encodes_text=False)
+    with pytest.raises(ExportError, match="no labels"):
+        write_repository(tmp_path / "repository", bundle)
+    assert not (tmp_path / "repository").exists()
+    write_repository(tmp_path / "repository", write_open_bundle(tmp_path, trained=False))
+    assert (tmp_path / "repository" / "tiny-open_set_everyday").exists()
+
+
+@pytest.mark.parametrize("place", ["tiny", "tiny_trained"])
+def test_what_is_no_model_is_never_replaced(tmp_path: Path, place: str) -> None:
+    bundle = write_tiny_bundle(tmp_path / "bundles")
+    other = tmp_path / "repository" / place / "model.safetensors"
+    other.parent.mkdir(parents=True)
+    other.write_text("kept")
+    with pytest.raises(ExportError, match=f"{place} is there and is no Triton model"):
+        write_repository(tmp_path / "repository", bundle)
+    assert [path.name for path in (tmp_path / "repository").iterdir()] == [place]
+    assert other.read_text() == "kept"
+    other.rename(tmp_path / "moved")
+    other.parent.rmdir()
+    write_repository(tmp_path / "repository", bundle)
+
+
+def test_bundle_inside_the_repository_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_tiny_bundle(tmp_path)
+    with pytest.raises(ExportError, match="lies where the Triton model tiny goes"):
+        write_repository(tmp_path, bundle)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    assert load_bundle(bundle.path) == bundle
+    # A new one is refused before its checkpoint is looked for.
+    new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
+    assert main([*new, "--triton", str(tmp_path)]) == 2
+    assert "lies where the Triton model new goes" in capsys.readouterr().err
+    assert main([*new, "--triton", str(tmp_path / "models")]) == 2
+    assert "no checkpoint file" in capsys.readouterr().err

@@ -51,6 +51,7 @@ SERVICE_PACKAGES = {
 # and accuracy have to be measured on the pixels and scores that the service will see.
 EXPORT_USES_OF_SERVICE = (
     "service.bundle",
+    "service.bundle_draft",
     "service.calibration",
     "service.card",
     "service.images",

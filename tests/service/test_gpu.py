@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from export.half import halve
-from service.bundle import Bundle, write_bundle
+from service.bundle import Bundle
+from service.bundle_draft import write_bundle
 from service.card import Precision
 from service.engine import Engine, open_engine
 from service.errors import StartError

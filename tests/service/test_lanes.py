@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import lanes
-from service.bundle import Bundle, write_bundle
+from service.bundle import Bundle
+from service.bundle_draft import write_bundle
 from service.card import Precision
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed

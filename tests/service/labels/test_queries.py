@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle import Bundle, write_bundle
+from service.bundle import Bundle
+from service.bundle_draft import write_bundle
 from service.errors import BundleError
 from service.labels import queries
 from service.labels.queries import LabelEncoder, open_label_encoder

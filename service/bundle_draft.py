@@ -1,0 +1,169 @@
+"""A bundle's draft: what `export` has made becomes the folder that `bundle.py` reads.
+
+In: a draft: card, labels, graphs. Out: a folder, whole or not at all, and the verified `Bundle` in
+it. Only a bundle is ever replaced. Next: `bundle.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.bundle import (
+    LABELS_FILE,
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    SET_PREFIX,
+    TOKENIZER_FILE,
+    Bundle,
+    FileRecord,
+    GraphName,
+    Manifest,
+    load_bundle,
+    read_manifest,
+)
+from service.card import Label, ModelCard, Precision
+from service.errors import BundleError
+from service.labels.definition import Definition, LabelSetRecord
+from service.labels.files import pack_label_set
+
+# Of Linux's `renameat2`: paths from the working directory on, and two names change places.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@dataclass(frozen=True)
+class BundleDraft:
+    """Everything that `write_bundle` needs.
+
+    Attributes:
+        card: the model card.
+        labels: one entry per logit, in order; empty where there is no trained head.
+        graphs: graph -> precision -> serialized ONNX model.
+        tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
+        label_sets: ready label sets of open labels; one whose labels all have embeddings, as a
+            definition, costs the service no encoding of texts at its start.
+    """
+
+    card: ModelCard
+    labels: Sequence[Label] = ()
+    graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
+    tokenizer: bytes | None = None
+    label_sets: Sequence[LabelSetRecord | Definition] = ()
+
+
+def check_target(path: Path) -> None:
+    """Checks that a bundle written to `path` replaces nothing, an empty folder or another bundle.
+
+    Raises:
+        BundleError: something else is there.
+    """
+    if os.path.lexists(path) and not _is_replaceable(path):
+        raise BundleError(f"{path} is there and is no bundle, or holds other files too")
+
+
+def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
+    """Writes a bundle whole, beside its place, and only then puts it there.
+
+    On Linux the old and the new one change places at once. Where a system or its file system cannot
+    do that, a reader may find none for a moment.
+
+    Args:
+        path: the bundle's folder; its last part has to be the model's name. An existing
+            bundle there is replaced.
+        draft: card, labels and graphs.
+
+    Returns:
+        The bundle as `load_bundle` reads it back.
+
+    Raises:
+        BundleError: the draft is inconsistent, or something else than a bundle is there; nothing
+            was written.
+    """
+    check_target(path)
+    if path.name != draft.card.name:
+        raise BundleError(f"folder {path.name} and model name {draft.card.name} differ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        staging.chmod(0o755)
+        _write_files(staging, draft)
+        load_bundle(staging)
+        _swap(staging, path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return load_bundle(path)
+
+
+def _write_files(folder: Path, draft: BundleDraft) -> None:
+    files: dict[str, FileRecord] = {}
+
+    def put(name: str, content: bytes) -> str:
+        (folder / name).write_bytes(content)
+        files[name] = FileRecord(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        return name
+
+    graphs: dict[GraphName, dict[Precision, str]] = {
+        graph: {p: put(f"{graph}.{p}.onnx", content) for p, content in variants.items()}
+        for graph, variants in draft.graphs.items()
+    }
+    if draft.labels:
+        put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
+    if draft.tokenizer is not None:
+        put(TOKENIZER_FILE, draft.tokenizer)
+    for labels in draft.label_sets:
+        if isinstance(labels, Definition):
+            put(f"{SET_PREFIX}{labels.name}.npz", pack_label_set(labels))
+        else:
+            content = _dump(labels.model_dump(mode="json", exclude_none=True))
+            put(f"{SET_PREFIX}{labels.name}.json", content)
+    manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
+    (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
+
+
+def _is_replaceable(path: Path) -> bool:
+    try:
+        entries = list(path.iterdir())
+        known = {MANIFEST_FILE, *read_manifest(path).files} if entries else set()
+    except (BundleError, OSError):
+        return False
+    whole = all(entry.name in known and entry.is_file() for entry in entries)
+    return whole and not path.is_symlink()
+
+
+def _swap(staging: Path, path: Path) -> None:
+    """Puts a new bundle in its place; an old one lies where the new one was, or is gone."""
+    if not path.exists():
+        os.replace(staging, path)
+        return
+    if _exchange(staging, path):
+        return
+    # POSIX has no rename that replaces a full folder, so the old one steps aside first.
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+    os.replace(path, aside / "bundle")
+    try:
+        os.replace(staging, path)
+    except OSError:
+        os.replace(aside / "bundle", path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Makes two folders change places at once; returns whether the system could."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    paths = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    return bool(renameat2(*paths, _RENAME_EXCHANGE) == 0)
+
+
+def _dump(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
