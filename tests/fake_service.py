@@ -68,7 +68,8 @@ def run_fake() -> Iterator[tuple[FakeService, str]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # The time that stopping it takes, at most.
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield service, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

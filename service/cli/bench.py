@@ -15,7 +15,13 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from service.cli.load import Load
-from service.client import AsyncClient, ClientError, Question, ServiceProblem
+from service.client import (
+    AsyncClient,
+    ClientError,
+    Question,
+    ServiceProblem,
+    UnreadableAnswer,
+)
 from service.errors import StartError
 
 SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"
@@ -46,7 +52,8 @@ def run_bench(plan: Plan) -> Load:
     """Sends photos for a while and returns the figures.
 
     Raises:
-        StartError: the first photo, which is not counted, was not answered.
+        StartError: the address or the key is none, or the first photo, which is not counted, was
+            not answered.
     """
     try:
         return asyncio.run(_measure_load(plan))
@@ -57,9 +64,7 @@ def run_bench(plan: Plan) -> Load:
 async def _measure_load(plan: Plan) -> Load:
     load = Load()
     question: Question = {"label_set": list(plan.label_sets)} if plan.label_sets else {}
-    async with AsyncClient(
-        plan.url, api_key=plan.api_key, retries=0, connections=plan.clients
-    ) as service:
+    async with _open_client(plan) as service:
         await service.predict(plan.photos[0], **question)
         started = time.perf_counter()
 
@@ -79,7 +84,14 @@ async def _measure_load(plan: Plan) -> Load:
     return load
 
 
+def _open_client(plan: Plan) -> AsyncClient:
+    try:
+        return AsyncClient(plan.url, api_key=plan.api_key, retries=0, connections=plan.clients)
+    except ValueError as error:
+        raise StartError(str(error)) from error
+
+
 def _name(error: ClientError) -> str:
     if isinstance(error, ServiceProblem):
         return error.code or str(error.status)
-    return "unreachable"
+    return "unreadable" if isinstance(error, UnreadableAnswer) else "unreachable"

@@ -15,6 +15,7 @@ import typer
 
 from service.cli.console import dump_label_set, show_calibration, show_label_sets, write_json
 from service.cli.flags import add_setting_flags
+from service.errors import LabelSetExists, StartError
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -58,7 +59,11 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     from service.cli.label_store import add_set, define_set
 
-    _show([add_set(settings, define_set(name, label, file), replace=replace)], as_json)
+    try:
+        added = add_set(settings, define_set(name, label, file), replace=replace)
+    except LabelSetExists as error:
+        raise StartError(f"another label set is called {name}; --replace replaces it") from error
+    _show([added], as_json)
 
 
 def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:

@@ -7,8 +7,8 @@
             print(label.label, label.score)
 
 In: photos and label sets. Out: the service's answers as objects. `calls.py` says what is sent,
-`answers.py` what comes back, `blocking.py` and `awaiting.py` send it. Nothing here imports the
-rest of the service.
+`answers.py` what comes back, `blocking.py` and `awaiting.py` send it through what `connection.py`
+makes. Nothing here imports the rest of the service.
 """
 
 from service.client.answers import (
@@ -22,7 +22,12 @@ from service.client.answers import (
 from service.client.awaiting import AsyncClient
 from service.client.blocking import Client
 from service.client.calls import Photo, Question
-from service.client.errors import ClientError, ServiceProblem, ServiceUnreachable
+from service.client.errors import (
+    ClientError,
+    ServiceProblem,
+    ServiceUnreachable,
+    UnreadableAnswer,
+)
 
 __all__ = [
     "Answer",
@@ -38,4 +43,5 @@ __all__ = [
     "ScoredLabel",
     "ServiceProblem",
     "ServiceUnreachable",
+    "UnreadableAnswer",
 ]

@@ -110,6 +110,12 @@ class LabelSetSummary(_Answer):
     num_labels: int
 
 
+class LabelSetList(_Answer):
+    """Every label set."""
+
+    label_sets: list[LabelSetSummary]
+
+
 class LabelSet(LabelSetSummary):
     """A label set with its labels; `version` is what `if_version` takes."""
 

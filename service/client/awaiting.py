@@ -18,7 +18,16 @@ from httpx_retries import RetryTransport
 from service.client import calls
 from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewLabel
 from service.client.calls import Call, Photo, Question
-from service.client.errors import ClientError, ServiceUnreachable
+from service.client.connection import (
+    AsyncWholeTransport,
+    explain_failure,
+    make_headers,
+    make_limits,
+    make_retry,
+    make_timeout,
+    read_url,
+)
+from service.client.errors import ClientError
 
 ResultT = TypeVar("ResultT")
 
@@ -26,16 +35,20 @@ ResultT = TypeVar("ResultT")
 class AsyncClient:
     """A running service; close it, or use it in an `async with` statement.
 
-    Every method raises `ServiceProblem` for an answer that is an error, and `ServiceUnreachable`
-    where none came.
+    Every method raises `ServiceProblem` for an answer that is an error, `UnreadableAnswer` for one
+    that is not the service's, and `ServiceUnreachable` where none came.
 
     Args:
         url: address of the service.
         api_key: sent with every request; None sends none.
-        timeout_seconds: most seconds without a byte, in each of a call's tries.
+        timeout_seconds: most seconds without a byte, in each of a call's tries; a label set that
+            is written has 20 ms a label more.
         retries: how often a call is sent again that was refused with 429, 502 or 503, or whose
-            connection broke; `Retry-After` says when.
+            connection broke; `Retry-After` says when, up to five minutes.
         connections: most connections at a time.
+
+    Raises:
+        ValueError: an argument is out of range, or no address or key.
     """
 
     def __init__(
@@ -47,15 +60,12 @@ class AsyncClient:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        transport = RetryTransport(
-            httpx.AsyncHTTPTransport(limits=limits), calls.make_retry(retries)
-        )
+        transport = AsyncWholeTransport(limits=make_limits(connections))
+        self._timeout_seconds = timeout_seconds
         self._http = httpx.AsyncClient(
-            base_url=url,
-            headers=calls.make_headers(api_key),
-            timeout=timeout_seconds,
-            transport=transport,
+            base_url=read_url(url),
+            headers=make_headers(api_key),
+            transport=RetryTransport(transport, make_retry(retries)),
         )
 
     async def __aenter__(self) -> Self:
@@ -99,7 +109,12 @@ class AsyncClient:
 
         Yields:
             For each photo, in order, its answer, or the error that it met.
+
+        Raises:
+            ValueError: `at_once` is less than 1.
         """
+        if at_once < 1:
+            raise ValueError("at_once must be at least 1")
         waiting: deque[asyncio.Task[Answer | ClientError | OSError]] = deque()
         places = asyncio.Semaphore(at_once)
         try:
@@ -165,8 +180,11 @@ class AsyncClient:
             return error
 
     async def _send(self, call: Call[ResultT]) -> ResultT:
+        timeout = make_timeout(self._timeout_seconds, call.more_seconds)
         try:
-            response = await self._http.request(call.method, call.path, **call.options)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(f"{self._http.base_url}: {type(error).__name__}") from error
+            response = await self._http.request(
+                call.method, call.path, timeout=timeout, **call.options
+            )
+        except httpx.RequestError as error:
+            raise explain_failure(error, self._http.base_url, timeout) from error
         return call.finish(response)

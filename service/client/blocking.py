@@ -18,7 +18,15 @@ from httpx_retries import RetryTransport
 from service.client import calls
 from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewLabel
 from service.client.calls import Call, Photo, Question
-from service.client.errors import ClientError, ServiceUnreachable
+from service.client.connection import (
+    WholeTransport,
+    explain_failure,
+    make_headers,
+    make_retry,
+    make_timeout,
+    read_url,
+)
+from service.client.errors import ClientError
 
 ResultT = TypeVar("ResultT")
 
@@ -26,16 +34,20 @@ ResultT = TypeVar("ResultT")
 class Client:
     """A running service; close it, or use it in a `with` statement.
 
-    Every method raises `ServiceProblem` for an answer that is an error, and `ServiceUnreachable`
-    where none came.
+    Every method raises `ServiceProblem` for an answer that is an error, `UnreadableAnswer` for one
+    that is not the service's, and `ServiceUnreachable` where none came.
 
     Args:
         url: address of the service.
         api_key: sent with every request; None sends none.
-        timeout_seconds: most seconds without a byte, in each of a call's tries.
+        timeout_seconds: most seconds without a byte, in each of a call's tries; a label set that
+            is written has 20 ms a label more.
         retries: how often a call is sent again that was refused with 429, 502 or 503, or whose
-            connection broke; `Retry-After` says when.
+            connection broke; `Retry-After` says when, up to five minutes.
         connections: most connections at a time.
+
+    Raises:
+        ValueError: an argument is out of range, or no address or key.
     """
 
     def __init__(
@@ -47,13 +59,11 @@ class Client:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        transport = RetryTransport(httpx.HTTPTransport(limits=limits), calls.make_retry(retries))
+        self._timeout_seconds = timeout_seconds
         self._http = httpx.Client(
-            base_url=url,
-            headers=calls.make_headers(api_key),
-            timeout=timeout_seconds,
-            transport=transport,
+            base_url=read_url(url),
+            headers=make_headers(api_key),
+            transport=RetryTransport(WholeTransport(connections), make_retry(retries)),
         )
 
     def __enter__(self) -> Self:
@@ -95,7 +105,12 @@ class Client:
 
         Yields:
             For each photo, in order, its answer, or the error that it met.
+
+        Raises:
+            ValueError: `at_once` is less than 1.
         """
+        if at_once < 1:
+            raise ValueError("at_once must be at least 1")
         with ThreadPoolExecutor(at_once) as pool:
             waiting: deque[Future[Answer | ClientError | OSError]] = deque()
             try:
@@ -157,8 +172,9 @@ class Client:
             return error
 
     def _send(self, call: Call[ResultT]) -> ResultT:
+        timeout = make_timeout(self._timeout_seconds, call.more_seconds)
         try:
-            response = self._http.request(call.method, call.path, **call.options)
-        except httpx.TransportError as error:
-            raise ServiceUnreachable(f"{self._http.base_url}: {type(error).__name__}") from error
+            response = self._http.request(call.method, call.path, timeout=timeout, **call.options)
+        except httpx.RequestError as error:
+            raise explain_failure(error, self._http.base_url, timeout) from error
         return call.finish(response)

@@ -2,12 +2,15 @@
 
 ClientError
 |- ServiceProblem       the service answered that it cannot or will not
+|- UnreadableAnswer     an answer came that is not the service's
 `- ServiceUnreachable   no answer came, after all retries
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+_VALUE_FIELDS = ("where", "name", "reason")
 
 
 class ClientError(Exception):
@@ -16,6 +19,10 @@ class ClientError(Exception):
 
 class ServiceUnreachable(ClientError):
     """No answer came: wrong address, no network, or a service that is away."""
+
+
+class UnreadableAnswer(ClientError):
+    """A good status with a body of another shape: something else answers at this address."""
 
 
 class ServiceProblem(ClientError):
@@ -32,12 +39,27 @@ class ServiceProblem(ClientError):
     """
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
-        """Reads the body of an `application/problem+json` answer."""
+        """Reads the body of an `application/problem+json` answer; takes of any other what fits."""
         self.status = status
-        self.code: str = body.get("code", "")
-        self.title: str = body.get("title", f"HTTP {status}")
-        self.detail: str | None = body.get("detail")
-        self.errors: list[dict[str, str]] = body.get("errors", [])
-        self.request_id: str | None = body.get("request_id")
+        self.code = _read_text(body, "code") or ""
+        self.title = _read_text(body, "title") or f"HTTP {status}"
+        self.detail = _read_text(body, "detail")
+        self.errors = _read_values(body)
+        self.request_id = _read_text(body, "request_id")
         values = "; ".join(f"{value['name']}: {value['reason']}" for value in self.errors)
         super().__init__(": ".join(filter(None, (self.title, values or self.detail))))
+
+
+def _read_text(body: dict[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _read_values(body: dict[str, Any]) -> list[dict[str, str]]:
+    listed = body.get("errors")
+    return [
+        value
+        for value in (listed if isinstance(listed, list) else ())
+        if isinstance(value, dict)
+        and all(isinstance(value.get(name), str) for name in _VALUE_FIELDS)
+    ]

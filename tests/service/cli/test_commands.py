@@ -214,13 +214,35 @@ def test_bench_counts_answers_and_errors(run: Run) -> None:
         assert figures["answers"] == 0
         assert figures["errors"]["429"] > 0, "refusals are counted, not tried again"
 
+        service.answers = [(200, {}), (200, {"Content-Encoding": "gzip"})]
+        _, out, _ = run("bench", "--url", url, "--clients", 1, "--seconds", 0.1, "--json")
+        assert list(json.loads(out)["errors"]) == ["unreadable"]
+
 
 def test_bench_without_a_service_or_a_client_is_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = run("bench", "--url", "http://127.0.0.1:9")
-    assert (code, err) == (2, "ml-decoder: http://127.0.0.1:9: ConnectError\n")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.startswith("ml-decoder: nothing answers at http://127.0.0.1:9: ")
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
     code, _, err = run("bench")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "ml-decoder-serve[client]" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--url", "http://localhost:abc"), "'http://localhost:abc' is no address like http://"),
+        (("--api-key", "clé"), "api_key is not printable ASCII"),
+    ],
+)
+def test_bench_with_an_address_or_a_key_that_is_none_is_one_line(
+    run: Run, flags: tuple[str, str], reason: str
+) -> None:
+    with run_fake() as (_, url):
+        code, out, err = run("bench", "--url", url, *flags)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert reason in err
+        assert run("bench", "--url", url, "--seconds", 0.1)[0] == 0

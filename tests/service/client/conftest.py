@@ -1,14 +1,49 @@
-"""A real server for the client, and a fake one."""
+"""Both clients, a real server for them, and a fake one."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from service.bundle import Bundle
+from service.client import AsyncClient, Client
 from tests.e2e.server_process import ServerProcess
 from tests.fake_service import FakeService, run_fake
+
+Fake = tuple[FakeService, str]
+
+
+class Awaited:
+    """An `AsyncClient` that is used like a `Client`, so that one test serves both."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(*arguments, **options)
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def predict_many(self, *arguments: Any, **options: Any) -> list[Any]:
+        async def collect() -> list[Any]:
+            return [found async for found in self._client.predict_many(*arguments, **options)]
+
+        return self._runner.run(collect())
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
+
+
+@pytest.fixture(params=[Client, Awaited])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +57,6 @@ def server_url(open_bundle: Bundle) -> Iterator[str]:
 
 
 @pytest.fixture
-def fake() -> Iterator[tuple[FakeService, str]]:
+def fake() -> Iterator[Fake]:
     with run_fake() as fake:
         yield fake

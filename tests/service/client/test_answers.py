@@ -24,6 +24,7 @@ NEWER = {"map", "overlay", "explain"}
         (answers.Timings, schemas.TimingsAnswer),
         (answers.Answer, schemas.PredictAnswer),
         (answers.LabelSetSummary, schemas.LabelSetSummary),
+        (answers.LabelSetList, schemas.LabelSetsAnswer),
         (answers.RegisteredLabel, schemas.RegisteredLabel),
         (answers.LabelSet, schemas.LabelSetAnswer),
         (answers.Info, schemas.InfoAnswer),

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.client import (
-    Answer,
-    AsyncClient,
-    Client,
-    NewLabel,
-    ServiceProblem,
-    ServiceUnreachable,
-)
-from tests.fake_service import FakeService
+from service.client import Answer, NewLabel, ServiceProblem
 from tests.photos import make_photo
 
-Fake = tuple[FakeService, str]
 PHOTO = make_photo()
-
-
-class Awaited:
-    """An `AsyncClient` that is used like a `Client`, so that one test serves both."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._runner = asyncio.Runner()
-        self._client = AsyncClient(*arguments, **options)
-
-    def __enter__(self) -> Awaited:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._client.close())
-        self._runner.close()
-
-    def predict_many(self, *arguments: Any, **options: Any) -> list[Any]:
-        async def collect() -> list[Any]:
-            return [found async for found in self._client.predict_many(*arguments, **options)]
-
-        return self._runner.run(collect())
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
-
-
-@pytest.fixture(params=[Client, Awaited])
-def kind(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture
@@ -141,66 +100,32 @@ def test_card_is_read(client: Any) -> None:
     assert info.runtime["device"] == "cpu"
 
 
-def test_refused_call_is_sent_again_when_the_service_says(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(429, {"Retry-After": "1"}), (503, {"Retry-After": "0"}), (200, {})]
-    started = time.monotonic()
-    with kind(url) as client:
-        assert client.predict(PHOTO).request_id == "1"
-    assert time.monotonic() - started >= 1.0
-    assert len(service.requests) == 3
+def test_photo_of_any_file_name_is_labelled(client: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / os.fsdecode(name) for name in (b"\xff.png", b"a\n.png", b'".png')]
+    for path in paths:
+        path.write_bytes(PHOTO)
+    answers = list(client.predict_many(paths, top_k=1))
+    assert [type(answer) for answer in answers] == [Answer] * 3
 
 
-def test_refusals_end_in_the_last_problem(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(429, {"Retry-After": "0"})]
-    service.body = json.dumps({"title": "The service is busy", "code": "queue_full"}).encode()
-    with kind(url, retries=2) as client, pytest.raises(ServiceProblem, match="busy") as caught:
-        client.predict(PHOTO)
-    assert caught.value.code == "queue_full"
-    assert len(service.requests) == 3
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_path_that_cannot_be_one_costs_only_itself(client: Any, name: str) -> None:
+    with pytest.raises(OSError, match="Errno 22"):
+        client.predict(name)
+    bad, good = client.predict_many([name, PHOTO], top_k=1)
+    assert (type(bad), type(good)) == (OSError, Answer)
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 504])
-def test_other_errors_are_not_sent_again(kind: Any, fake: Fake, status: int) -> None:
-    service, url = fake
-    service.answers = [(status, {})]
-    service.body = b"<html>not ours"
-    with kind(url) as client, pytest.raises(ServiceProblem, match=f"HTTP {status}"):
-        client.predict(PHOTO)
-    assert len(service.requests) == 1
+def test_lists_longer_than_a_form_may_be_are_sent_too(client: Any) -> None:
+    question = {"top_k": 9, "threshold": 0.0, "explain": False, "min_version": 0}
+    labels = client.predict(PHOTO, include=["cat", "dog"] * 1500, **question).labels
+    assert {label.label for label in labels} == {"cat", "dog"}
+    with pytest.raises(ServiceProblem) as caught:
+        client.predict(PHOTO, exclude=["unicorn"] * 3000)
+    assert caught.value.code == "unknown_label"
 
 
-def test_broken_connection_is_tried_again(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(0, {}), (200, {})]
-    with kind(url) as client:
-        assert client.predict(PHOTO).request_id == "1"
-
-
-def test_service_that_is_away_is_one_error(kind: Any) -> None:
-    client = kind("http://127.0.0.1:9", retries=0)
-    with client, pytest.raises(ServiceUnreachable, match=r"127\.0\.0\.1:9"):
-        client.info()
-
-
-def test_connections_are_kept(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    with kind(url, connections=2) as client:
-        list(client.predict_many([PHOTO] * 12, at_once=4))
-    assert len(service.requests) == 12
-    assert len(service.connections) <= 2
-
-
-def test_key_and_path_are_sent_below_the_address(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    with kind(f"{url}/tags/", api_key="sesame") as client:
-        client.predict(PHOTO)
-        client.delete_label_set("a/b", if_version="7")
-    assert [request[:2] for request in service.requests] == [
-        ("POST", "/tags/predict"),
-        ("DELETE", "/tags/labels/a%2Fb"),
-    ]
-    for _, _, headers in service.requests:
-        assert headers["Authorization"] == "Bearer sesame"
-    assert service.requests[1][2]["If-Match"] == '"7"'
+@pytest.mark.parametrize("at_once", [0, -1])
+def test_many_photos_none_at_once_is_refused(client: Any, at_once: int) -> None:
+    with pytest.raises(ValueError, match="at_once must be at least 1"):
+        list(client.predict_many([PHOTO], at_once=at_once))

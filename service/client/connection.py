@@ -1,0 +1,141 @@
+"""Connection: what both clients hand to httpx, and what it means when no answer comes.
+
+In: arguments of the clients' constructors. Out: address, headers, time-outs and retries, checked.
+Next: `blocking.py` and `awaiting.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import aclosing, closing
+
+import httpx
+from httpx_retries import Retry
+
+from service.client.errors import ClientError, ServiceUnreachable, UnreadableAnswer
+
+# A request that was refused, or that a broken connection left without an answer. A time-out is
+# not among them: who was too slow for one request is not helped by a second.
+_RETRIED_STATUSES = (429, 502, 503)
+_RETRIED_ERRORS = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.ReadError,
+    httpx.RemoteProtocolError,
+    httpx.WriteError,
+)
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 300.0
+_KEY = re.compile("[!-~]([ -~]*[!-~])?")
+
+
+class WholeTransport(httpx.HTTPTransport):
+    """Reads each answer to its end, so that one cut short is a broken connection like any other.
+
+    Threads wait here for a connection: where they wait in httpcore 1.0.9, it sometimes closes one
+    that another thread has just taken (its issue 1110).
+    """
+
+    def __init__(self, connections: int) -> None:
+        """Opens nothing yet; `connections` is the most at a time."""
+        super().__init__(limits=make_limits(connections))
+        self._places = threading.Semaphore(connections)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends the request; the answer has its body."""
+        with self._places, closing(super().handle_request(request)) as response:
+            response.read()
+            return response
+
+
+class AsyncWholeTransport(httpx.AsyncHTTPTransport):
+    """The same for asyncio, whose tasks may wait in httpcore."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Sends the request; the answer has its body."""
+        async with aclosing(await super().handle_async_request(request)) as response:
+            await response.aread()
+            return response
+
+
+def make_retry(retries: int) -> Retry:
+    """Returns the retries of a client: after `Retry-After`, else after doubling waits.
+
+    Every call may be sent twice: a set that is registered once more is no error.
+
+    Raises:
+        ValueError: `retries` is negative.
+    """
+    return Retry(
+        total=retries,
+        allowed_methods=("GET", "POST", "PUT", "DELETE"),
+        status_forcelist=_RETRIED_STATUSES,
+        retry_on_exceptions=_RETRIED_ERRORS,
+        backoff_factor=_FIRST_WAIT_SECONDS,
+        max_backoff_wait=_LONGEST_WAIT_SECONDS,
+    )
+
+
+def make_limits(connections: int) -> httpx.Limits:
+    """Returns the limits of a client's pool, which keeps all of its connections.
+
+    Raises:
+        ValueError: there is to be none.
+    """
+    if connections < 1:
+        raise ValueError("connections must be at least 1")
+    return httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+
+
+def make_timeout(seconds: float, more_seconds: float) -> httpx.Timeout:
+    """Returns the time-outs of one try; the service may work on it for `more_seconds`.
+
+    None strikes while a call waits for a connection: others have them, which end in time.
+    """
+    return httpx.Timeout(seconds, read=seconds + more_seconds, pool=None)
+
+
+def read_url(url: str) -> httpx.URL:
+    """Returns the address of the service.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        address = httpx.URL()
+    if not (address.scheme in ("http", "https") and address.host):
+        raise ValueError(f"{url!r} is no address like http://localhost:8000")
+    return address
+
+
+def make_headers(api_key: str | None) -> dict[str, str]:
+    """Returns the headers of every request.
+
+    Raises:
+        ValueError: the key cannot stand in a header.
+    """
+    if api_key is None:
+        return {}
+    if not _KEY.fullmatch(api_key):
+        raise ValueError("api_key is not printable ASCII without spaces around it")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def explain_failure(
+    error: httpx.RequestError, url: httpx.URL, timeout: httpx.Timeout
+) -> ClientError:
+    """Returns what a call raises that has no answer."""
+    match error:
+        case httpx.DecodingError():
+            return UnreadableAnswer(f"the answer of {url} cannot be decoded: {error}")
+        case httpx.TimeoutException():
+            seconds = timeout.read if isinstance(error, httpx.ReadTimeout) else timeout.connect
+            reason = f"no answer from {url} within {seconds:g} s: timeout_seconds"
+        case httpx.ConnectError():
+            reason = f"nothing answers at {url}: {error}"
+        case _:
+            reason = f"the connection to {url} broke: {str(error) or type(error).__name__}"
+    return ServiceUnreachable(reason)

@@ -1,0 +1,196 @@
+"""What goes wrong between a client and a service; every test of `kind` runs for both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import httpx
+import pytest
+
+from service.client import AsyncClient, ServiceProblem, ServiceUnreachable
+from service.client.connection import make_retry
+from tests.photos import make_photo
+from tests.service.client.conftest import Fake
+
+PHOTO = make_photo()
+LABEL_SET = {
+    **{"name": "set", "version": "1", "origin": "registered", "read_only": False},
+    **{"num_labels": 0, "labels": []},
+}
+NAMES = [f"name {number}" for number in range(1000)]
+
+
+@pytest.fixture
+def held(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The fake answers nothing until this is set."""
+    service, _ = fake
+    answer, event = service.answer, threading.Event()
+
+    def wait_and_answer(handler: BaseHTTPRequestHandler) -> None:
+        event.wait()
+        answer(handler)
+
+    monkeypatch.setattr(service, "answer", wait_and_answer)
+    yield event
+    event.set()
+
+
+def test_refused_call_is_sent_again_when_the_service_says(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    service.answers = [(429, {"Retry-After": "1"}), (503, {"Retry-After": "0"}), (200, {})]
+    started = time.monotonic()
+    with kind(url) as client:
+        assert client.predict(PHOTO).request_id == "1"
+    assert time.monotonic() - started >= 1.0
+    assert len(service.requests) == 3
+
+
+def test_refusals_end_in_the_last_problem(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    service.answers = [(429, {"Retry-After": "0"})]
+    service.body = json.dumps({"title": "The service is busy", "code": "queue_full"}).encode()
+    with kind(url, retries=2) as client, pytest.raises(ServiceProblem, match="busy") as caught:
+        client.predict(PHOTO)
+    assert caught.value.code == "queue_full"
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 504])
+def test_other_errors_are_not_sent_again(kind: Any, fake: Fake, status: int) -> None:
+    service, url = fake
+    service.answers = [(status, {})]
+    service.body = b"<html>not ours"
+    with kind(url) as client, pytest.raises(ServiceProblem, match=f"HTTP {status}"):
+        client.predict(PHOTO)
+    assert len(service.requests) == 1
+
+
+def test_broken_connection_is_tried_again(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    service.answers = [(0, {}), (200, {})]
+    with kind(url) as client:
+        assert client.predict(PHOTO).request_id == "1"
+
+
+def test_answer_cut_short_is_a_broken_connection_too(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    cut = (200, {"Content-Length": "10000", "Connection": "close"})
+    service.answers = [cut, (200, {})]
+    with kind(url) as client:
+        assert client.predict(PHOTO).request_id == "1"
+    assert len(service.requests) == 2
+    service.answers = [cut]
+    with kind(url, retries=0) as client, pytest.raises(ServiceUnreachable, match="broke: peer"):
+        client.predict(PHOTO)
+
+
+def test_wait_that_the_service_demands_is_kept_to_five_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for demanded in ("60", "300", "86400"):
+        make_retry(5).sleep(httpx.Response(429, headers={"Retry-After": demanded}))
+    assert waits == [60, 300, 300]
+
+
+def test_service_that_is_away_is_told_in_words(kind: Any) -> None:
+    client = kind("http://127.0.0.1:9", retries=0)
+    words = r"nothing answers at http://127\.0\.0\.1:9: .*(refused|failed)"
+    with client, pytest.raises(ServiceUnreachable, match=words):
+        client.info()
+
+
+def test_service_that_does_not_answer_in_time_is_told_in_words(
+    kind: Any, fake: Fake, held: threading.Event
+) -> None:
+    _, url = fake
+    words = rf"^no answer from {url} within 0\.5 s: timeout_seconds$"
+    with kind(url, timeout_seconds=0.5) as client, pytest.raises(ServiceUnreachable, match=words):
+        client.info()
+    held.set()
+    with kind(url) as client:
+        assert client.predict(PHOTO).request_id == "1"
+
+
+def test_label_set_has_time_for_each_label(kind: Any, fake: Fake, held: threading.Event) -> None:
+    service, url = fake
+    service.body = json.dumps(LABEL_SET).encode()
+    with kind(url, timeout_seconds=0.5, retries=0) as client:
+        for write in (client.register_label_set, client.replace_label_set):
+            held.clear()
+            threading.Timer(0.8, held.set).start()
+            assert write("set", NAMES).version == "1"
+
+
+@pytest.mark.anyio
+async def test_wait_for_a_connection_of_the_pool_has_no_time_out(
+    fake: Fake, held: threading.Event
+) -> None:
+    service, url = fake
+    service.body = json.dumps(LABEL_SET).encode()
+    client = AsyncClient(url, timeout_seconds=0.5, retries=0, connections=1)
+    calls = [asyncio.create_task(client.register_label_set("set", NAMES)) for _ in range(3)]
+    done, _ = await asyncio.wait(calls, timeout=0.8)
+    assert not done, "one has the connection, two wait for it"
+    held.set()
+    assert [made.version for made in await asyncio.gather(*calls)] == ["1"] * 3
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost:abc", "localhost:8000", "", "ftp://localhost", "http://", "http://\udcff"],
+)
+def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str) -> None:
+    with pytest.raises(ValueError, match="is no address like http://localhost:8000"):
+        kind(url)
+    with kind(fake[1]) as client:
+        assert client.predict(PHOTO).request_id == "1"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"api_key": "clé"}, "api_key is not printable ASCII"),
+        ({"api_key": "key\n"}, "api_key is not printable ASCII"),
+        ({"api_key": ""}, "api_key is not printable ASCII"),
+        ({"connections": 0}, "connections must be at least 1"),
+        ({"retries": -1}, "total must be non-negative"),
+    ],
+)
+def test_argument_out_of_range_is_refused_at_once(
+    kind: Any, fake: Fake, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        kind(fake[1], **options)
+    with kind(fake[1], api_key="two words") as client:
+        assert client.predict(PHOTO).request_id == "1"
+
+
+def test_connections_are_kept(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    with kind(url, connections=2) as client:
+        list(client.predict_many([PHOTO] * 40, at_once=8))
+    assert len(service.requests) == 40
+    assert len(service.connections) <= 2
+
+
+def test_key_and_path_are_sent_below_the_address(kind: Any, fake: Fake) -> None:
+    service, url = fake
+    with kind(f"{url}/tags/", api_key="sesame") as client:
+        client.predict(PHOTO)
+        client.delete_label_set("a/b", if_version="7")
+    assert [request[:2] for request in service.requests] == [
+        ("POST", "/tags/predict"),
+        ("DELETE", "/tags/labels/a%2Fb"),
+    ]
+    for _, _, headers in service.requests:
+        assert headers["Authorization"] == "Bearer sesame"
+    assert service.requests[1][2]["If-Match"] == '"7"'
