@@ -6,7 +6,6 @@ which win. Out: a frozen `Settings`. Next: `pipeline.py`, which opens what is as
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -188,6 +187,8 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         setting = variable.removeprefix(prefix)
         if setting == variable or setting in known or _OTHER_VARIABLES.fullmatch(variable):
             continue
+        import difflib  # a start without such a variable does without it
+
         near = difflib.get_close_matches(setting, known, 1)
         told = f"{name} is no setting" + "".join(f"; is {prefix}{other} meant?" for other in near)
         if "KEY" in setting:

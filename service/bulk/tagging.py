@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from service.http.problems import describe_failure
 from service.pipeline import Pipeline, Prediction
 from service.selection import Selection
 from service.settings import Settings
+from service.under_way import run_in_order
 
 # A full batch in every worker, one waiting, and as many being read or decoded.
 _BATCHES_UNDER_WAY = 4
@@ -60,9 +60,9 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
     }
 
 
-async def tag_photos(
+def tag_photos(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
-) -> AsyncIterator[Record | None]:
+) -> AsyncGenerator[Record | None]:
     """Tags photos and yields their records in order.
 
     In the place of a photo whose file cannot be read comes None; the log says why.
@@ -76,18 +76,8 @@ async def tag_photos(
         _LEAST_PHOTOS_UNDER_WAY, _BATCHES_UNDER_WAY * engine.workers * engine.max_batch_size
     )
     under_way = min(under_way, pipeline.settings.queue_size)
-    tasks: deque[asyncio.Task[Record | None]] = deque()
-    try:
-        for name in names:
-            tasks.append(asyncio.create_task(_tag_photo(pipeline, selection, store, name)))
-            if len(tasks) >= under_way:
-                yield await tasks.popleft()
-        while tasks:
-            yield await tasks.popleft()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    works = (_tag_photo(pipeline, selection, store, name) for name in names)
+    return run_in_order(works, under_way)
 
 
 async def _tag_photo(

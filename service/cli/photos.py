@@ -7,7 +7,6 @@ cannot be used costs only itself. Next: `console.py`, which shows them.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from service.http.problems import describe_failure
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
+from service.under_way import run_in_order
 
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
 _PHOTOS_AT_ONCE = 16
@@ -89,18 +89,10 @@ async def label_with(
     """
     selection = await pipeline.select(query)
     at_once = min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size)
-    tasks: deque[asyncio.Task[LabelledPhoto]] = deque()
-    try:
-        for path in paths:
-            tasks.append(asyncio.create_task(_label_photo(pipeline, path, selection)))
-            if len(tasks) >= at_once:
-                yield await tasks.popleft()
-        while tasks:
-            yield await tasks.popleft()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    works = (_label_photo(pipeline, path, selection) for path in paths)
+    async with aclosing(run_in_order(works, at_once)) as labelled:
+        async for photo in labelled:
+            yield photo
 
 
 async def _label_photo(pipeline: Pipeline, path: Path, selection: Selection) -> LabelledPhoto:

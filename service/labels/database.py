@@ -155,8 +155,7 @@ def _take_wal(connection: sqlite3.Connection, patience_seconds: float) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() >= give_up:
+            if not _is_sqlite(error, sqlite3.SQLITE_BUSY) or time.monotonic() >= give_up:
                 raise
         time.sleep(_WAL_RETRY_SECONDS)
 
@@ -202,7 +201,7 @@ def _naming_failures() -> Iterator[None]:
     except sa.exc.DBAPIError as error:
         if _is_full(error.orig):
             raise StoreFull("the store's disk is full") from error
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
+        if _is_sqlite(error.orig, sqlite3.SQLITE_NOTADB):
             raise StoreIncompatible("label_store: the file is no SQLite database") from error
         raise StoreUnavailable("the store does not answer") from error
     except sa.exc.SQLAlchemyError as error:  # no free connection in time, for example
@@ -210,6 +209,10 @@ def _naming_failures() -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
+    on_postgres = getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
+    return on_postgres or _is_sqlite(error, sqlite3.SQLITE_FULL)
+
+
+def _is_sqlite(error: BaseException | None, code: int) -> bool:
+    """Tells whether an error is SQLite's of this code, whatever the details in its upper bits."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

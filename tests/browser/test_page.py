@@ -190,25 +190,26 @@ def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
     expect(page.locator("#map")).to_be_hidden()
 
 
-def test_map_goes_as_soon_as_another_photo_is_chosen(visit: Visit) -> None:
-    page = open_with_map(visit)
+def press_while_held(page: Page, button: str) -> Route:
+    """Presses what asks for a prediction; returns that request, held back, once no map is shown."""
     held = hold(page, "**/predict")
     with page.expect_request("**/predict"):
-        page.get_by_role("button", name="Sample: rocket at night").click()
+        page.get_by_role("button", name=button).click()
     expect(page.locator("#map")).to_be_hidden()
     expect(page.locator("#map-caption")).to_be_empty()
-    held.pop().fallback()
+    return held.pop()
+
+
+def test_map_goes_as_soon_as_another_photo_is_chosen(visit: Visit) -> None:
+    page = open_with_map(visit)
+    press_while_held(page, "Sample: rocket at night").fallback()
     settle(page, visit, 4)
 
 
 def test_map_that_fails_is_told_and_the_one_before_is_gone(visit: Visit) -> None:
     page = open_with_map(visit)
-    held = hold(page, "**/predict")
-    with page.expect_request("**/predict"):
-        page.get_by_role("button", name="table").click()
-    expect(page.locator("#map")).to_be_hidden()
-    expect(page.locator("#map-caption")).to_be_empty()
-    held.pop().fulfill(status=500, json={"title": "The model could not be run"})
+    held = press_while_held(page, "table")
+    held.fulfill(status=500, json={"title": "The model could not be run"})
     expect(page.get_by_role("alert")).to_have_text("The model could not be run")
     expect(page.locator("#map")).to_be_hidden()
     expect(page.locator("[aria-pressed=true]")).to_have_count(0)
