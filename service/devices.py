@@ -13,7 +13,7 @@ import onnxruntime as ort
 from service.bundle import Bundle
 from service.card import CPU_DEVICES, Device, RunPrecision
 from service.errors import StartError
-from service.openvino import is_installed, multiplies_bf16
+from service.openvino import find_processor, is_installed, multiplies_bf16
 from service.sessions import PROVIDERS
 
 
@@ -26,6 +26,7 @@ def check_device(device: Device) -> None:
     if device == "openvino":
         if not is_installed():
             raise StartError("device openvino: the extra `openvino` is not installed")
+        find_processor()
         return
     if device not in CPU_DEVICES:
         ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way

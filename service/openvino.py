@@ -66,20 +66,29 @@ def add_openvino(
     if sizes_vary:
         settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_KERNELS_KEPT)
     options.add_provider_for_devices(
-        [_find_processor()], {"load_config": json.dumps({"CPU": settings})}
+        [find_processor()], {"load_config": json.dumps({"CPU": settings})}
     )
 
 
+def find_processor() -> ort.OrtEpDevice:
+    """Returns the device that is the CPU.
+
+    Raises:
+        StartError: the plug-in does not load, or does not take this processor.
+    """
+    _load_plugin()
+    for device in ort.get_ep_devices():
+        if device.ep_name == PROVIDER and device.ep_metadata.get("ov_device") == "CPU":
+            return device
+    # OpenVINO itself runs on others too: github.com/microsoft/onnxruntime/pull/31981.
+    raise StartError("device openvino: the plug-in takes Intel's processors alone")
+
+
 @cache
-def _find_processor() -> ort.OrtEpDevice:
-    """Loads the plug-in, once a process, and returns the device that is the CPU."""
+def _load_plugin() -> None:
     import onnxruntime_ep_openvino as plugin
 
     try:
         ort.register_execution_provider_library(_PLUGIN, plugin.get_library_path())
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise StartError(f"device openvino: the plug-in does not load: {error}") from error
-    for device in ort.get_ep_devices():
-        if device.ep_name == PROVIDER and device.ep_metadata.get("ov_device") == "CPU":
-            return device
-    raise StartError("device openvino: OpenVINO does not know this processor")

@@ -13,7 +13,7 @@ from service.engine import Engine, open_engine
 from service.errors import BundleError, StartError
 from service.images import PixelArray, decode_image
 from service.lanes import LABELS_PER_RUN
-from service.openvino import multiplies_bf16
+from service.openvino import is_installed, multiplies_bf16
 from service.settings import Settings
 from tests.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
 from tests.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
@@ -23,6 +23,8 @@ PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
 
 # Sums in another order move a float32 logit of the tiny bundle by less.
 TOLERANCE = 1e-4
+
+needs_plugin = pytest.mark.skipif(not is_installed(), reason="the extra `openvino` is not here")
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,19 @@ def test_device_whose_extra_is_absent_stops_the_start(
 
     with pytest.raises(StartError, match="extra `openvino` is not installed"):
         open_engine(tiny_bundle, device="openvino")
+
+    assert open_engine(tiny_bundle, device="cpu").device == "cpu"
+
+
+@needs_plugin
+def test_processor_that_the_plugin_does_not_take_stops_the_start_each_time(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.openvino.ort.get_ep_devices", list)
+
+    for _ in range(2):
+        with pytest.raises(StartError, match="takes Intel's processors alone"):
+            open_engine(tiny_bundle, device="openvino")
 
     assert open_engine(tiny_bundle, device="cpu").device == "cpu"
 
