@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from service.card import CPU_DEVICES, Device, RunPrecision
 from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.lanes import LABELS_PER_RUN, LogitsArray, open_encoder, open_lane
+from service.lanes import LABELS_PER_RUN, Lane, LogitsArray, open_encoder, open_lane
 from service.selection import Head
 from service.sessions import PROVIDERS, Place, first_line
 
@@ -53,33 +52,21 @@ class Engine:
         workers: runs that are worth having at the same time.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        device: Device,
-        precision: RunPrecision,
-        max_batch_size: int,
-        threads: int,
-    ) -> None:
+    def __init__(self, bundle: Bundle, place: Place, max_batch_size: int) -> None:
         """Opens and checks the sessions; `open_engine` is what to call."""
-        self.device = device
-        self.provider = PROVIDERS[device][0][0]
-        self.precision = precision
-        self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[device]
-        on_cpu = device in CPU_DEVICES
-        self.workers = threads if on_cpu else 1
+        self.device = place.device
+        self.provider = PROVIDERS[place.device][0][0]
+        self.precision = place.precision
+        self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[place.device]
+        on_cpu = place.device in CPU_DEVICES
+        self.workers = place.threads if on_cpu else 1
         self._card = bundle.card
-        place = Place(device, precision, threads)
-        shared = replace(place, threads=1, runs=threads) if on_cpu else place
+        shared = replace(place, threads=1, runs=place.threads) if on_cpu else place
         self._shared = open_lane(bundle, shared)
         self._wide = self._shared
         if self.workers > 1:
             self._wide = open_lane(bundle, replace(place, spinning=True))
-        others = self._batch_sizes[:-1] if device == "cuda" else ()
-        self._sized = {
-            size: replace(self._shared, encoder=open_encoder(bundle, place)) for size in others
-        }
+        self._sized = self._open_sizes(bundle, place) if place.device == "cuda" else {}
 
     def run(
         self,
@@ -147,6 +134,16 @@ class Engine:
         for size in self._batch_sizes[1:-1]:
             self._warm_up_size(size, heads)
 
+    def _open_sizes(self, bundle: Bundle, place: Place) -> dict[int, Lane]:
+        """Returns a lane for each batch size, which differ in their encoders alone."""
+        *smaller, largest = self._batch_sizes
+        encoders = {size: open_encoder(bundle, place) for size in smaller}
+        lanes = {size: replace(self._shared, encoder=encoder) for size, encoder in encoders.items()}
+        lanes[largest] = self._shared
+        if not place.cuda_graphs:
+            return lanes
+        return {size: lane.replaying(size) for size, lane in lanes.items()}
+
     def _fill_up(self, images: PixelArray, size: int) -> PixelArray:
         """Returns the images and as many black ones as the batch size lacks."""
         missing = size - len(images)
@@ -197,13 +194,14 @@ class Engine:
         return 0 if head is None else head.num_labels
 
 
-def open_engine(
+def open_engine(  # noqa: PLR0913 - a parameter for each setting
     bundle: Bundle,
     *,
     device: Literal["auto"] | Device = "auto",
     precision: Literal["auto"] | RunPrecision = "auto",
     max_batch_size: int = 0,
     threads: int = 1,
+    cuda_graphs: bool = False,
 ) -> Engine:
     """Opens a bundle's graphs.
 
@@ -214,39 +212,37 @@ def open_engine(
         precision: variant of the graphs; `auto` is the bundle's choice for the device.
         max_batch_size: most images in one run; 0 is the device's default.
         threads: CPU threads that compute, all runs together.
+        cuda_graphs: whether CUDA captures the encoder's kernels and replays them as one graph.
 
     Raises:
         StartError: the device does not work here, or the bundle lacks the precision.
         BundleError: the graphs are damaged or are not what the manifest says.
     """
-    open_on = partial(
-        _open_on, bundle, precision=precision, max_batch_size=max_batch_size, threads=threads
-    )
+
+    def open_on(device: Device, *, cuda_graphs: bool) -> Engine:
+        check_device(device)
+        chosen = choose_precision(bundle, device, precision)
+        place = Place(device, chosen, threads, cuda_graphs=cuda_graphs)
+        return _open_in(bundle, place, max_batch_size)
+
     if device != "auto":
-        return open_on(device)
+        return open_on(device, cuda_graphs=cuda_graphs)
     try:
-        return open_on("cuda")
+        return open_on("cuda", cuda_graphs=cuda_graphs)
     except StartError as error:
         _log.warning("device auto: %s; FALLING BACK to the CPU", error)
-        return open_on("cpu")
+        return open_on("cpu", cuda_graphs=False)
 
 
-def _open_on(
-    bundle: Bundle,
-    device: Device,
-    *,
-    precision: Literal["auto"] | RunPrecision,
-    max_batch_size: int,
-    threads: int,
-) -> Engine:
-    check_device(device)
-    chosen = choose_precision(bundle, device, precision)
-    engine = Engine(
-        bundle, device=device, precision=chosen, max_batch_size=max_batch_size, threads=threads
-    )
-    if device not in CPU_DEVICES:
+def _open_in(bundle: Bundle, place: Place, max_batch_size: int) -> Engine:
+    """Returns an engine; one on a GPU has run an image."""
+    if place.cuda_graphs and place.device != "cuda":
+        raise StartError(f"cuda_graphs: device {place.device} has none, cuda does")
+    engine = Engine(bundle, place, max_batch_size)
+    if place.device not in CPU_DEVICES:
         try:
             engine.try_out()  # a GPU that is too old for this CUDA, or full, opens all the same
         except InferenceFailed as error:
-            raise StartError(f"device {device}: {first_line(error.__cause__ or error)}") from error
+            reason = first_line(error.__cause__ or error)
+            raise StartError(f"device {place.device}: {reason}") from error
     return engine

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from service.bundle import MAP_GRAPHS, Bundle
 from service.card import CPU_DEVICES
 from service.images import PixelArray
 from service.labels.label_set import QueryArray
+from service.replay import Replay
 from service.selection import Head
 from service.sessions import Place, check_tensors, open_session
 from service.stages import time_stage
@@ -42,7 +43,7 @@ class Lane:
     """Sessions of one bundle; several threads may run the same lane at once.
 
     Attributes:
-        encoder: images -> tokens.
+        encoder: images -> tokens; a `Replay` where CUDA replays it.
         trained_head: tokens -> logits; None where the bundle has none.
         open_head: tokens and queries -> logits; None where the bundle has none.
         token_device: ONNX Runtime's name of the device that the tokens stay on between encoder
@@ -50,7 +51,7 @@ class Lane:
         one_by_one: whether the encoder runs for each image of a batch by itself.
     """
 
-    encoder: ort.InferenceSession
+    encoder: ort.InferenceSession | Replay
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
     token_device: str | None = None
@@ -75,6 +76,16 @@ class Lane:
         with time_stage("head"):
             return self._run_heads(tokens, asked, explained)
 
+    def replaying(self, size: int) -> Lane:
+        """Returns this lane for batches of one size, whose encoder CUDA replays.
+
+        Raises:
+            StartError: this encoder cannot be replayed.
+        """
+        assert isinstance(self.encoder, ort.InferenceSession)
+        assert self.token_device is not None
+        return replace(self, encoder=Replay(self.encoder, size, self.token_device))
+
     def _run_heads(
         self, tokens: Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
     ) -> list[tuple[LogitsArray, ...]]:
@@ -98,6 +109,8 @@ class Lane:
         return [tuple(answer) for answer in answers]
 
     def _encode(self, images: PixelArray) -> Tokens:
+        if isinstance(self.encoder, Replay):
+            return self.encoder.run(images)
         if self.token_device is not None:
             return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
         step = 1 if self.one_by_one else len(images)

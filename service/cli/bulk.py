@@ -39,7 +39,14 @@ EXIT_SOME_FAILED = 1
 
 BULK_SETTINGS = (
     *("bundle", "device", "precision", "intra_op_threads", "decode_threads", "max_batch_size"),
-    *("max_pixels", "max_body_bytes", "label_store", "label_sets", "default_label_set"),
+    *(
+        "cuda_graphs",
+        "max_pixels",
+        "max_body_bytes",
+        "label_store",
+        "label_sets",
+        "default_label_set",
+    ),
 )
 
 

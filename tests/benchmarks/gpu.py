@@ -3,9 +3,10 @@
     python -m tests.benchmarks.gpu [--bundle BUNDLE] [--precision fp32,fp16]
 
 In: a bundle, and a machine where ONNX Runtime has CUDA. Out: images a second of the engine at each
-batch size and their ratio to a bare loop over the same sessions, whose copies go through the CPU's
-memory; the same of sizes that change with every run, as they do under load; and the largest
-difference to the CPU's scores. Exits with 1 where that is too large, with 2 where there is no GPU.
+batch size, without CUDA graphs and with them, and their ratio to a bare loop over the same
+sessions, whose copies go through the CPU's memory; the same of sizes that change with every run, as
+they do under load; and the largest difference to the CPU's scores. Exits with 1 where that is too
+large, with 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from service.bundle import Bundle, load_bundle
 from service.card import Precision
-from service.engine import open_engine
+from service.engine import Engine, open_engine
 from service.errors import StartError
 from service.images import PixelArray
 from service.scoring import compute_scores
@@ -45,14 +46,24 @@ def time_a_run(run: Callable[[], object], seconds: float) -> float:
 
 def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     """Prints a row for each batch size."""
-    engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=max(_SIZES))
-    engine.warm_up()
+    plain, replaying = (
+        open_engine(
+            bundle,
+            device="cuda",
+            precision=precision,
+            max_batch_size=max(_SIZES),
+            cuda_graphs=cuda_graphs,
+        )
+        for cuda_graphs in (False, True)
+    )
+    for engine in (plain, replaying):
+        engine.warm_up()
     encoder, head = (
         open_session(bundle, graph, Place("cuda", precision))
         for graph in ("encoder", "trained_head")
     )
 
-    def run_ours(sizes: Sequence[int]) -> None:
+    def run_ours(engine: Engine, sizes: Sequence[int]) -> None:
         for size in sizes:
             engine.run(images[:size], [[None]] * size)
 
@@ -63,10 +74,12 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
 
     images = make_images(bundle, max(_SIZES))
     for sizes in (*((size,) for size in _SIZES), _CHANGING):
-        ours = time_a_run(partial(run_ours, sizes), seconds)
         bare = time_a_run(partial(run_bare, sizes), seconds)
-        name = " ".join(map(str, sizes))
-        print(f"| {precision} | {name} | {sum(sizes) / ours:.0f} | {bare / ours:.2f} |", flush=True)
+        cells = [precision, " ".join(map(str, sizes))]
+        for engine in (plain, replaying):
+            ours = time_a_run(partial(run_ours, engine, sizes), seconds)
+            cells += [f"{sum(sizes) / ours:.0f}", f"{bare / ours:.2f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def make_images(bundle: Bundle, size: int) -> PixelArray:
@@ -78,13 +91,16 @@ def make_images(bundle: Bundle, size: int) -> PixelArray:
 
 def compare_scores(bundle: Bundle, precision: Precision) -> float:
     """Returns the largest difference of a score between GPU and CPU, which runs in fp32."""
-    found = []
-    for device, variant in (("cuda", precision), ("cpu", "fp32")):
-        engine = open_engine(bundle, device=device, precision=variant)  # type: ignore[arg-type]
-        images = make_images(bundle, 4)
+    images, found = make_images(bundle, 4), []
+    for engine in (
+        open_engine(bundle, device="cpu", precision="fp32"),
+        open_engine(bundle, device="cuda", precision=precision),
+        open_engine(bundle, device="cuda", precision=precision, cuda_graphs=True),
+    ):
+        engine.warm_up()
         logits = np.stack([one for (one,) in engine.run(images, [[None]] * 4)])
         found.append(compute_scores(logits, "sigmoid"))
-    return float(np.abs(found[0] - found[1]).max())
+    return float(max(np.abs(scores - found[0]).max() for scores in found[1:]))
 
 
 def main() -> int:
@@ -95,7 +111,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0)
     given = parser.parse_args()
     bundle, worst = load_bundle(given.bundle), 0.0
-    print("| precision | batch | images/s | of bare sessions |\n|---|---|---|---|")
+    print(
+        "| precision | batch | images/s | of bare sessions | with CUDA graphs | of bare sessions |"
+    )
+    print("|---|---|---|---|---|---|")
     try:
         for precision in given.precision.split(","):
             measure_sizes(bundle, precision, given.seconds)

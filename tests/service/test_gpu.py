@@ -33,20 +33,25 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return write_bundle(Path(tmp_path_factory.mktemp("gpu")) / "tiny-half", draft)
 
 
-def open_on_gpu(bundle: Bundle, precision: Precision) -> Engine:
+def open_on_gpu(bundle: Bundle, precision: Precision, *, cuda_graphs: bool) -> Engine:
     """Opens an engine on the GPU; skips the test where there is none that works."""
     try:
-        engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=6)
+        open_engine(bundle, device="cuda", precision=precision)
     except StartError as error:
         pytest.skip(str(error))
+    engine = open_engine(
+        bundle, device="cuda", precision=precision, max_batch_size=6, cuda_graphs=cuda_graphs
+    )
     engine.warm_up(QUERY_WIDTH)
     return engine
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_answers_equal_the_cpus_in_any_mixture_of_heads(
-    bundle: Bundle, precision: Precision
+    bundle: Bundle, precision: Precision, cuda_graphs: bool
 ) -> None:
-    gpu, tolerance = open_on_gpu(bundle, precision), TOLERANCES[precision]
+    gpu = open_on_gpu(bundle, precision, cuda_graphs=cuda_graphs)
+    tolerance = TOLERANCES[precision]
     assert_gives_the_cpus_logits(gpu, bundle, num_queries=9, tolerance=tolerance)
     assert_gives_the_cpus_memories(gpu, bundle, num_queries=9, tolerance=tolerance)
