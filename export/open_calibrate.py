@@ -77,12 +77,12 @@ def calibrate_label_sets(
 
 
 def _calibrate(record: LabelSetRecord, thresholds: Mapping[str, float]) -> LabelSetRecord:
-    labels = tuple(
+    labels = [
         label
         if label.threshold is not None or label.prompt or label.embedding
         else label.model_copy(update={"threshold": thresholds.get(label.name)})
         for label in record.labels
-    )
+    ]
     own = sum(label.threshold is not None for label in labels)
     _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
     return record.model_copy(update={"labels": labels})

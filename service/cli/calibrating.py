@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from service.calibration import MIN_POSITIVES, Operating, find_best_f1
 from service.cli.photos import label_with
-from service.errors import StartError
+from service.errors import LabelSetReadOnly, StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Query
 from service.settings import Settings
@@ -57,18 +57,16 @@ async def calibrate_set(
         ServiceError: the set cannot be changed, or a photo cannot be used.
     """
     labelled = read_labelled_folder(folder)
-    photos = {
-        folder / "images" / file: set(image.labels)
-        for file, image in labelled.images.items()
-        if split is None or image.split == split
-    }
+    photos = _choose_photos(folder, labelled, split)
     pipeline = open_pipeline(settings)
     await pipeline.start()
     try:
         labels = pipeline.catalogue.find(name)
+        if labels.read_only:  # before the photos, which may take minutes
+            raise LabelSetReadOnly(name)
         common = tuple(label for label in labels.names if label in set(labelled.label_names))
-        if not common or not photos:
-            raise StartError(f"{folder} has no photo or no label of the set {name}")
+        if not common:
+            raise StartError(f"{folder} has no label of the set {name}")
         query = Query(label_set=(name,), include=common, top_k=len(common))
         found = _find_thresholds(common, photos, await _score(pipeline, photos, query))
         if not found:
@@ -85,14 +83,33 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     """Reads the labels of a folder.
 
     Raises:
-        StartError: it is no labelled folder.
+        StartError: it is no labelled folder, or a photo has a label that is not among its names.
     """
     try:
-        return LabelledFolder.model_validate(json.loads((folder / LABELS_FILE).read_bytes()))
+        found = LabelledFolder.model_validate(json.loads((folder / LABELS_FILE).read_bytes()))
     except OSError as error:
         raise StartError(f"{folder / LABELS_FILE}: {error.strerror or 'unreadable'}") from error
     except (ValueError, RecursionError) as error:  # pydantic's error is a ValueError
         raise StartError(f"{folder / LABELS_FILE} does not list labelled images") from error
+    used = {label for image in found.images.values() for label in image.labels}
+    unknown = used - set(found.label_names)
+    if unknown:  # a slip of the pen would count as a photo without the label
+        raise StartError(f"{folder / LABELS_FILE} uses a label it does not name: {min(unknown)}")
+    return found
+
+
+def _choose_photos(
+    folder: Path, labelled: LabelledFolder, split: str | None
+) -> dict[Path, set[str]]:
+    photos = {
+        folder / "images" / file: set(image.labels)
+        for file, image in labelled.images.items()
+        if split is None or image.split == split
+    }
+    if not photos:
+        wanted = "" if split is None else f" of the split {split}"
+        raise StartError(f"{folder} has no photo{wanted}")
+    return photos
 
 
 async def _score(

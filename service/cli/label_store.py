@@ -19,7 +19,7 @@ from service.errors import StartError
 from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
-from service.labels.files import read_label_set_file
+from service.labels.files import read_label_set_file, tell_first_error
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
 from service.logs import configure_logs
@@ -41,7 +41,7 @@ def define_set(name: str, names: list[str] | None, file: Path | None) -> Definit
     try:
         return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
     except ValidationError as error:
-        raise StartError(error.errors(include_url=False)[0]["msg"]) from error
+        raise StartError(tell_first_error(error)) from error
 
 
 def add_set(settings: Settings, definition: Definition, *, replace: bool) -> LabelSet:

@@ -210,7 +210,7 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
     for error in islice(told, _SHOWN_VALUES):
         place, *names = error["loc"] if where is None else (where, *error["loc"])
         name = ".".join(map(str, names)) or str(place)
-        values.append(InvalidValue(str(place), name, error["msg"].replace("Tuple", "List")))
+        values.append(InvalidValue(str(place), name, error["msg"]))
     return values
 
 

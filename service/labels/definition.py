@@ -10,12 +10,23 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from service.card import EmbeddingSpace, Record
 from service.errors import InvalidLabelSet
@@ -32,8 +43,25 @@ _JOINERS = frozenset("\u200c\u200d")
 
 Embeddings = NDArray[np.float32]
 
+
+def _check_set_name(value: object, check: ValidatorFunctionWrapHandler) -> str:
+    try:
+        name: str = check(value)
+    except ValidationError as error:  # a pattern tells few people what is wrong
+        raise PydanticCustomError(
+            "label_set_name",
+            "The name of a label set should be 1 to 100 letters, digits or ._- of ASCII, the first "
+            "a letter or digit",
+        ) from error
+    return name
+
+
 # A name is a part of URLs and, with an ending, a file name.
-LabelSetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+LabelSetName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
+    WrapValidator(_check_set_name),
+]
 
 
 def normalise_text(text: str) -> str:
@@ -44,26 +72,39 @@ def normalise_text(text: str) -> str:
     """
     normal = unicodedata.normalize("NFC", text).strip()
     if not normal:
-        raise ValueError("Text should not be empty")
+        raise PydanticCustomError("empty_text", "Text should not be empty")
     if any(unicodedata.category(c) in _HIDDEN_CATEGORIES and c not in _JOINERS for c in normal):
-        raise ValueError("Text should have no control characters")
+        raise PydanticCustomError("hidden_text", "Text should have no control characters")
     return normal
 
 
 # The form NFC of combining marks takes time by the square of their number, in which no other thread
 # runs: what is far too long is refused before. NFC shortens no real text to a quarter.
 _RAW_SHARE = 4
+
+
+def _normalise_up_to(most: int) -> Callable[[str], str]:
+    def normalise(text: str) -> str:
+        normal = normalise_text(text) if len(text) <= _RAW_SHARE * most else text
+        if len(normal) > most:
+            limit = {"most": most}
+            raise PydanticCustomError(
+                "long_text", "Text should have at most {most} characters", limit
+            )
+        return normal
+
+    return normalise
+
+
 LabelText = Annotated[
     str,
-    StringConstraints(max_length=_RAW_SHARE * MAX_NAME_CHARACTERS),
-    AfterValidator(normalise_text),
-    StringConstraints(max_length=MAX_NAME_CHARACTERS),
+    AfterValidator(_normalise_up_to(MAX_NAME_CHARACTERS)),
+    WithJsonSchema({"type": "string", "maxLength": MAX_NAME_CHARACTERS}),
 ]
 PromptText = Annotated[
     str,
-    StringConstraints(max_length=_RAW_SHARE * MAX_PROMPT_CHARACTERS),
-    AfterValidator(normalise_text),
-    StringConstraints(max_length=MAX_PROMPT_CHARACTERS),
+    AfterValidator(_normalise_up_to(MAX_PROMPT_CHARACTERS)),
+    WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT_CHARACTERS}),
 ]
 
 
@@ -80,17 +121,23 @@ class OpenLabel(Record):
     name: LabelText
     prompt: PromptText | None = None
     threshold: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
-    embedding: Annotated[tuple[float, ...], Field(max_length=65_536, fail_fast=True)] | None = None
+    embedding: Annotated[list[float], Field(max_length=65_536, fail_fast=True)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _take_bare_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict | cls):
+            raise PydanticCustomError("label", "A label should be a text or an object")
+        return value
 
     @model_validator(mode="after")
     def _take_one_source(self) -> OpenLabel:
         if self.prompt is not None and self.embedding is not None:
-            raise ValueError("A label takes a prompt or an embedding, not both")
+            raise PydanticCustomError(
+                "two_sources", "A label takes a prompt or an embedding, not both"
+            )
         return self
 
 
@@ -104,7 +151,7 @@ class LabelSetRecord(Record):
     """
 
     name: LabelSetName
-    labels: tuple[OpenLabel, ...] = Field(min_length=1)
+    labels: list[OpenLabel] = Field(min_length=1)
     embedding_space: str | None = Field(default=None, max_length=200)
 
 
@@ -190,9 +237,13 @@ def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
     """
     if len(embeddings) and embeddings.shape[1:] != (width,):
         raise InvalidLabelSet(f"An embedding needs {width} values")
-    if not np.isfinite(embeddings).all():
-        raise InvalidLabelSet("An embedding has a value that is not finite")
+    _refuse_rows(~np.isfinite(embeddings).all(axis=-1), "has a value that is not finite")
     lengths = np.sqrt(np.einsum("me,me->m", embeddings, embeddings, dtype=np.float64))
     shortest, longest = EMBEDDING_LENGTHS
-    if not ((lengths >= shortest) & (lengths <= longest)).all():
-        raise InvalidLabelSet(f"An embedding's length is not between {shortest:g} and {longest:g}")
+    unusual = (lengths < shortest) | (lengths > longest)
+    _refuse_rows(unusual, f"has a length that is not between {shortest:g} and {longest:g}")
+
+
+def _refuse_rows(wrong: NDArray[np.bool_], reason: str) -> None:
+    if wrong.any():  # of thousands, nobody would find the one
+        raise InvalidLabelSet(f"Embedding {wrong.argmax() + 1} of {len(wrong)} {reason}")

@@ -88,7 +88,7 @@ def parse_label_set(content: bytes, ending: str, name: str) -> Definition:
     try:
         _set_name.validate_python(name)
     except ValidationError as error:
-        raise InvalidLabelSet(f"'{name[:80]}' is no name for a label set") from error
+        raise InvalidLabelSet(f"'{name[:80]}': {tell_first_error(error)}") from error
     if ending == ".npz":
         return _parse_npz(content, name)
     if ending == ".json":
@@ -125,15 +125,18 @@ def _parse_json(content: bytes, name: str) -> Definition:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InvalidLabelSet("The file is not valid JSON") from error
-    if isinstance(value, dict) and value.setdefault("name", name) != name:
+    if not isinstance(value, dict):
+        raise InvalidLabelSet("The file is not a JSON object")
+    if value.setdefault("name", name) != name:
         raise InvalidLabelSet(f"The set's name is not '{name}'")
     try:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
-        raise InvalidLabelSet(_first_error(error)) from error
+        raise InvalidLabelSet(tell_first_error(error)) from error
 
 
-def _first_error(error: ValidationError) -> str:
+def tell_first_error(error: ValidationError) -> str:
+    """Returns the first thing that is wrong, after its place where it has one."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
@@ -149,7 +152,7 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     try:
         labels = _label_names.validate_python(names.tolist())
     except ValidationError as error:
-        raise InvalidLabelSet(f"names: {_first_error(error)}") from error
+        raise InvalidLabelSet(f"names: {tell_first_error(error)}") from error
     space = arrays.get("embedding_space")
     with np.errstate(over="ignore"):
         return Definition(
@@ -171,7 +174,7 @@ def _read_prompts(values: NDArray[Any] | None, count: int) -> tuple[str | None, 
     try:
         return tuple(_prompt.validate_python(text) if text else None for text in values.tolist())
     except ValidationError as error:
-        raise InvalidLabelSet(f"prompts: {_first_error(error)}") from error
+        raise InvalidLabelSet(f"prompts: {tell_first_error(error)}") from error
 
 
 def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | None, ...]:

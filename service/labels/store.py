@@ -84,6 +84,13 @@ class LabelStore:
             revision: int = connection.execute(sa.select(STATE.c.revision)).scalar_one()
             return revision
 
+    def count_others(self) -> int:
+        """Returns how many sets there are of other embedding spaces, which are not read here."""
+        with self._reading() as connection:
+            others = sa.select(sa.func.count()).where(SETS.c.space != self._space)
+            count: int = connection.execute(others).scalar_one()
+            return count
+
     def read(self, name: str) -> StoredSet | None:
         """Returns a set; None where there is none of that name.
 

@@ -124,6 +124,8 @@ class StoredSets:
                 if known is not None:
                     loaded[name] = known
             self._tell_hidden(loaded)
+            if self._revision < 0:
+                await self._tell_others()
             self._sets, self._revision = MappingProxyType(loaded), revision
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
@@ -184,9 +186,11 @@ class StoredSets:
             self._revision = written.version
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
-        sets = [self._sets[name] for name in names if name in self._sets]
-        seen = bool(sets) and all(int(labels.version) >= version for labels in sets)
-        return seen or self._revision >= version
+        if self._revision >= version:
+            return True
+        # A set that is not here yet may be one that another process has written since.
+        sets = [self._sets.get(name) for name in names if name not in self._hidden]
+        return bool(sets) and all(known and int(known.version) >= version for known in sets)
 
     async def _load(self, name: str) -> LabelSet | None:
         try:
@@ -232,3 +236,12 @@ class StoredSets:
     def _tell_hidden(self, loaded: Mapping[str, LabelSet]) -> None:
         for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
             _log.warning("label set %s in the store is hidden by one that came with us", name)
+
+    async def _tell_others(self) -> None:
+        count = await self.call(self._store.count_others)
+        if count:
+            _log.warning(
+                "%d label set(s) in the store are of another embedding space than the bundle's, "
+                "which cannot use them: register them again, or serve the bundle they are of",
+                count,
+            )

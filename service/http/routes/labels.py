@@ -37,10 +37,13 @@ from service.http.schemas import (
 )
 from service.http.uploads import read_json_object
 from service.labels.catalogue import Catalogue
-from service.labels.definition import Definition, LabelSetRecord, define_label_set
+from service.labels.definition import (
+    Definition,
+    LabelSetName,
+    LabelSetRecord,
+    define_label_set,
+)
 from service.labels.label_set import LabelSet
-
-# A body may hold thousands of labels; who made one mistake in all of them needs no more.
 
 _READ_PROBLEMS = (
     errors.NotReady,
@@ -89,7 +92,7 @@ _ON_REPLACING = document_conditions(
 )
 _ON_DELETING = document_conditions(if_match=_IF_MATCH)
 
-Name = Annotated[str, Path(max_length=100, description="Name of the label set.")]
+Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
 

@@ -59,7 +59,8 @@ def test_labels_of_a_file_are_added(run: Run, tmp_path: Path) -> None:
         (("add", "zoo"), "either --label or --file"),
         (("add", "zoo", "--file", "none.json"), "none.json"),
         (("add", "zoo", "--label", "a", "--label", "a"), "stands twice"),
-        (("add", "../zoo", "--label", "a"), "pattern"),
+        (("add", "../zoo", "--label", "a"), "name: The name of a label set should be 1 to 100"),
+        (("add", "zoo", "--label", "a", "--label", ""), "labels.1.name: Text should not be empty"),
         (("add", "trained", "--label", "a"), "cannot be changed"),
         (("add", "everyday", "--label", "a"), "cannot be changed"),
         (("remove", "none"), "no such label set"),
@@ -97,6 +98,28 @@ def test_photos_too_few_to_calibrate_are_told_and_nothing_changes(run: Run, tmp_
     code, _, err = run("labels", "calibrate", "zoo", "--photos", tmp_path)
     assert (code, "no label of the set zoo has 5 photos" in err) == (2, True)
     assert before in run("labels", "list", "--json")[1]
+
+
+def test_set_that_cannot_be_changed_is_refused_before_its_photos_are_scored(
+    run: Run, tmp_path: Path
+) -> None:
+    listing = {"label_names": ["yak"], "images": {"absent.png": {"split": "val", "labels": []}}}
+    (tmp_path / "labels.json").write_text(json.dumps(listing))
+    calibrate = ("labels", "calibrate", "everyday", "--photos", tmp_path)
+    assert "cannot be changed" in run(*calibrate)[2]
+    assert run(*calibrate, "--split", "vall")[2].endswith("has no photo of the split vall\n")
+    assert list_names(run) == ["trained", "everyday"]
+
+
+def test_label_of_a_photo_that_the_folder_does_not_name_stops_the_calibration(
+    run: Run, tmp_path: Path
+) -> None:
+    listing = {"label_names": ["yak"], "images": {"absent.png": {"labels": ["Yak"]}}}
+    (tmp_path / "labels.json").write_text(json.dumps(listing))
+    run("labels", "add", "zoo", "--label", "yak")
+    code, _, err = run("labels", "calibrate", "zoo", "--photos", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "uses a label it does not name: Yak" in err
 
 
 def test_other_set_of_the_name_needs_replace(run: Run) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 
 from service.bundle import Bundle
 from service.errors import (
+    Draining,
     InvalidLabelSet,
+    LabelSetChanged,
     LabelSetNotFound,
     LabelSetReadOnly,
     NoOpenHead,
@@ -24,7 +27,7 @@ from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
 from service.labels.store import LabelStore, Limits
 from service.selection import Query
-from tests.tiny_bundle import SPACE, TINY_LABELS
+from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +38,17 @@ def define(name: str, *labels: str) -> Definition:
     return Definition(name, labels, (None,) * len(labels), (None,) * len(labels))
 
 
-def make_catalogue(bundle: Bundle, *, default: tuple[str, ...] = ()) -> Catalogue:
+def make_store() -> LabelStore:
+    return LabelStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
+
+
+def make_catalogue(
+    bundle: Bundle, *, default: tuple[str, ...] = (), store: LabelStore | None = None
+) -> Catalogue:
     encoding = open_encoding(bundle, threads=1, remembered=9, queue_size=9)
-    store = LabelStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
     fixed = [FixedSet(define("everyday", "chair"), "1.0", "bundle")] if encoding else []
     rules = CatalogueRules(default, labels_per_set=50, candidates=3, poll_seconds=60.0)
-    return Catalogue(TRAINED, fixed, encoding, store, rules)
+    return Catalogue(TRAINED, fixed, encoding, store or make_store(), rules)
 
 
 @pytest.fixture
@@ -92,9 +100,56 @@ async def test_candidates_of_other_names_are_another_version(catalogue: Catalogu
     (same,) = await catalogue.pin(Query(candidate_labels=("yak",)))
     (other,) = await catalogue.pin(Query(candidate_labels=("newt",)))
     assert one.version == same.version != other.version
+    (most,) = await catalogue.pin(Query(candidate_labels=("a", "b", "c")))
+    assert most.names == ("a", "b", "c")
     for names in (("a", "a"), ("a", "b", "c", "d")):
         with pytest.raises(InvalidLabelSet):
             await catalogue.pin(Query(candidate_labels=names))
+
+
+async def test_only_the_version_that_is_demanded_is_replaced_or_deleted(
+    catalogue: Catalogue,
+) -> None:
+    made, _ = await catalogue.register(define("pets", "cat"))
+    with pytest.raises(LabelSetChanged):
+        await catalogue.replace(define("pets", "dog"), int(made.version) + 1)
+    with pytest.raises(LabelSetChanged):
+        await catalogue.delete("pets", int(made.version) + 1)
+    assert catalogue.find("pets") is made
+    replaced, _ = await catalogue.replace(define("pets", "dog"), int(made.version))
+    assert catalogue.store_revision == int(replaced.version)
+    await catalogue.delete("pets", int(replaced.version))
+    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
+
+
+async def test_threshold_of_its_own_is_a_labels_from_then_on(catalogue: Catalogue) -> None:
+    await catalogue.register(define("pets", "cat", "dog"))
+    changed = await catalogue.set_thresholds("pets", {"dog": 0.25})
+    assert catalogue.find("pets") is changed
+    assert changed.thresholds[changed.calibrated].tolist() == [0.25]
+
+
+async def test_stored_set_of_a_fixed_ones_name_stays_hidden(open_bundle: Bundle) -> None:
+    store = make_store()
+    embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
+    store.write(define("everyday", "cat"), embeddings, replace=True)
+    catalogue = make_catalogue(open_bundle, store=store)
+    assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
+    await catalogue.start()
+    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
+    assert catalogue.find("everyday").names == ("chair",)
+    await catalogue.stop()
+
+
+async def test_stopped_catalogue_lets_go_of_store_and_encoders(open_bundle: Bundle) -> None:
+    catalogue = make_catalogue(open_bundle)
+    await catalogue.start()
+    await catalogue.stop()
+    with pytest.raises(Draining):
+        await catalogue.refresh()
+    with pytest.raises(Draining):
+        await catalogue.pin(Query(candidate_labels=("yak",)))
+    assert await pin_names(catalogue, Query()) == ["trained"]
 
 
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])

@@ -53,8 +53,10 @@ def test_json_and_npz_give_the_same_set() -> None:
     [
         (b"", ".json", "not valid JSON"),
         (b"[" * 100_000, ".json", "not valid JSON"),
-        (b"[]", ".json", "valid dictionary"),
+        (b"[]", ".json", "not a JSON object"),
         (b'{"labels": []}', ".json", "labels"),
+        (b'{"labels": "a"}', ".json", "labels: Input should be a valid list"),
+        (b'{"labels": ["a", " "]}', ".json", "labels.1.name: Text should not be empty"),
         (b'{"labels": ["a"], "x": 1}', ".json", "x"),
         (b'{"name": "vets", "labels": ["a"]}', ".json", "not 'pets'"),
         (b'{"labels": ["a", "a"]}', ".json", "stands twice"),
@@ -148,6 +150,12 @@ def test_header_that_claims_more_than_there_is_allocates_nothing() -> None:
     for damaged in (content, buffer.getvalue()):
         with pytest.raises(InvalidLabelSet, match="readable"):
             parse_label_set(damaged, ".npz", "pets")
+
+
+def test_name_that_no_set_can_have_is_refused_with_the_rule() -> None:
+    with pytest.raises(InvalidLabelSet, match=r"'my pets': .* 1 to 100 letters, digits"):
+        parse_label_set(good_npz(), ".npz", "my pets")
+    assert parse_label_set(good_npz(), ".npz", "my-pets").name == "my-pets"
 
 
 def test_folder_gives_every_set_by_name(tmp_path: Path) -> None:

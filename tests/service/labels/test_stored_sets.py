@@ -25,7 +25,7 @@ from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
 from service.labels.store import LabelStore, Limits
 from service.labels.stored_sets import StoredSets
-from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE
+from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
 
 pytestmark = pytest.mark.anyio
 
@@ -171,6 +171,39 @@ async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: Fl
         await sets.reach(version, ["pets"])  # nobody has to be asked
         with pytest.raises(VersionNotReached):
             await sets.reach(version + 1, ["pets"])
+
+
+async def test_version_is_not_reached_while_a_named_set_is_not_there_yet(
+    path: Path, encoding: Encoding, other: FlakyStore
+) -> None:
+    async with following(path, encoding, hidden=("everyday",)) as (sets, store):
+        put(other, "cars", "van")
+        embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
+        made, written = await sets.write(
+            lambda version: encoding.make_set(
+                define("pets", "cat"), random_queries(0, 1), str(version), "store"
+            ),
+            lambda: store.write(define("pets", "cat"), embeddings, replace=False),
+        )
+        assert made is not None
+        await sets.reach(written.version, ["pets", "everyday", "cars"])
+        assert set(sets.by_name) == {"pets", "cars"}
+
+
+async def test_sets_of_another_embedding_space_are_told_once(
+    path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(other, "pets", "cat")
+    elsewhere = LabelStore(open_database(str(path)), "0" * 64, Limits(sets=9, labels=9))
+    put(elsewhere, "cars", "van")
+    elsewhere.close()
+    caplog.set_level(logging.WARNING)
+    async with following(path, encoding) as (sets, _):
+        put(other, "more", "dog")
+        await sets.refresh()
+        assert set(sets.by_name) == {"pets", "more"}
+    (told,) = [r.message for r in caplog.records if "embedding space" in r.message]
+    assert told.startswith("1 label set(s) in the store")
 
 
 async def test_damaged_set_costs_only_itself(

@@ -398,17 +398,37 @@ def test_many_wrong_labels_are_told_in_a_short_answer(client: TestClient) -> Non
     [
         (["a", {"name": "b", "treshold": 1}], "labels.1.treshold", "Extra inputs are not"),
         (["a", ""], "labels.1.name", "Text should not be empty"),
-        (["a", 7], "labels.1", "Input should be a valid dictionary"),
+        (["a", 7], "labels.1", "A label should be a text or an object"),
+        ([{"name": "a", "prompt": "a", "embedding": [1]}], "labels.0", "A label takes a prompt or"),
+        ([{"name": "a", "embedding": "1"}], "labels.0.embedding", "Input should be a valid list"),
         ([], "labels", "List should have at least 1 item"),
+        ("a", "labels", "Input should be a valid list"),
     ],
 )
 def test_wrong_label_is_named_by_its_place_and_nothing_else_is_told(
-    client: TestClient, labels: list[Any], name: str, reason: str
+    client: TestClient, labels: object, name: str, reason: str
 ) -> None:
     response = client.post("/labels", json={"name": "x", "labels": labels})
     (told,) = assert_problem(response, 422, "invalid_parameters")["errors"]
     assert told["name"] == name
-    assert reason in told["reason"]
+    assert told["reason"].startswith(reason)
+    assert_still_serving(client)
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "x" * 101, "caf\u00e9"])
+def test_name_that_no_set_can_have_is_refused_with_the_rule(client: TestClient, name: str) -> None:
+    body = {"labels": ["a"]}
+    answers = {
+        "path": client.put(f"/labels/{name}", json=body),
+        "body": client.post("/labels", json={"name": name, **body}),
+        "query": send_image(client, params={"label_set": name}),
+    }
+    for where, answer in answers.items():
+        (told,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
+        assert told["where"] == where
+        assert "1 to 100 letters, digits or ._- of ASCII" in told["reason"]
+    for method in ("GET", "DELETE"):
+        assert_problem(client.request(method, f"/labels/{name}"), 422, "invalid_parameters")
     assert_still_serving(client)
 
 
