@@ -229,7 +229,7 @@ class Pipeline:
     async def _select(self, sets: Sequence[LabelSet], query: Query) -> Selection:
         if len(query.include) + len(query.exclude) <= _NAMES_RESOLVED_AT_ONCE:
             return select_labels(sets, query)
-        return await self._run_aside(self._set_deadline(), select_labels, sets, query)
+        return await self._run_aside(self.set_deadline(), select_labels, sets, query)
 
     @property
     def is_full(self) -> bool:
@@ -258,12 +258,15 @@ class Pipeline:
             # until Python looks for garbage.
             raise self.turn_away()
 
-    async def predict(self, data: bytes, selection: Selection) -> Prediction:
+    async def predict(
+        self, data: bytes, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
         """Predicts the labels of one photo.
 
         Args:
             data: the photo's file content, any supported format.
             selection: which labels to answer with, from `select`.
+            deadline: from `set_deadline`; None sets one now.
 
         Raises:
             ImageError: the photo cannot be used.
@@ -275,7 +278,7 @@ class Pipeline:
             # A photo takes its place in the queue before it is decoded: under a burst the
             # surplus is refused at once, not after it has cost a decode.
             self.check_room()
-            deadline = self._set_deadline()
+            deadline = deadline or self.set_deadline()
             started = time.perf_counter()
             if self._decodes_apart(data):
                 image = await self._decode(data, deadline)
@@ -286,12 +289,15 @@ class Pipeline:
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
-    async def predict_pixels(self, pixels: PixelArray, selection: Selection) -> Prediction:
+    async def predict_pixels(
+        self, pixels: PixelArray, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
         """Predicts the labels of one photo that is decoded already.
 
         Args:
             pixels: uint8 [H, W, 3], RGB, upright, H and W as in the bundle's input contract.
             selection: which labels to answer with, from `select`.
+            deadline: from `set_deadline`; None sets one now.
 
         Raises:
             BusyError: the queue is full, or the deadline passed.
@@ -302,11 +308,16 @@ class Pipeline:
             self.check_room()
             height, width = pixels.shape[:2]
             image = DecodedImage(pixels, width, height)
-            prediction = await self._answer(image, selection, self._set_deadline())
+            deadline = deadline or self.set_deadline()
+            prediction = await self._answer(image, selection, deadline)
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
-    def _set_deadline(self) -> float:
+    def set_deadline(self) -> float:
+        """Returns when nobody wants the answer of a request any more that comes now.
+
+        On the event loop's clock, seconds. `select` has as long from its own start.
+        """
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 
     async def _answer(

@@ -2,9 +2,9 @@
 
 In: bytes of a client. Out: requests, as uvicorn makes them. uvicorn lets a client take for ever
 over its request line and headers, over the rest of a body whose answer is already sent and over
-the reading of its answers, and send any number of headers and of requests ahead; here such a
-connection is closed. The body of a request that is being answered has its own limit in
-`uploads.py`. What `shedding.py` refuses is answered here.
+the reading of its answers, and send any number of headers, behind a body too, and of requests
+ahead; here such a connection is closed. The body of a request that is being answered has its own
+limit in `uploads.py`. What `shedding.py` refuses is answered here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class ImpatientProtocol(HttpToolsProtocol):
     _reading_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _in_hand: RequestResponseCycle | None = None
-    _in_head = False
     _in_message = False
     _head_bytes = 0
 
@@ -76,7 +75,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Starts the timer where bytes came that no request is waiting for."""
-        if self._in_head:
+        if self._in_message:
             self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > _MOST_HEAD_BYTES:
@@ -87,13 +86,13 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Notes that the client owes us a request."""
-        self._in_head = self._in_message = True
+        self._in_message = True
         # What came before it in these bytes, most of a body perhaps, is none of its head.
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts; what stands behind the body counts too.
+        """Counts; those behind the body are counted apart.
 
         Raises:
             ValueError: there are too many; the parser makes it an error of its own.
@@ -108,11 +107,19 @@ class ImpatientProtocol(HttpToolsProtocol):
         Raises:
             ValueError: too many requests wait for the one in hand.
         """
-        self._in_head, self._head_bytes = False, 0
+        self._head_bytes = 0
         self._stop_header_timer()
         if len(self.pipeline) == _MOST_AHEAD:
             raise ValueError("too many requests ahead")
         super().on_headers_complete()
+        # What stands behind the body is no header of the request (RFC 9110, section 6.5.1).
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body; what is not body may be as long as a head."""
+        # The parser keeps a header behind the body, and copies it with each piece that comes.
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Lets a connection rest whose answer was there before the body."""

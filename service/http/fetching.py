@@ -14,6 +14,8 @@ import ipaddress
 import re
 import socket
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import httpcore2 as httpcore
@@ -32,6 +34,9 @@ _HEADERS = (
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"ml-decoder-serve"),
 )
+# All that is given out of IPv6 for the public internet; there is more that Python's tables take for
+# public, such as a translator's own prefix to the IPv4 addresses of its network (RFC 8215).
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 # IPv6 addresses that carry an IPv4 one in their last 32 bits (RFC 6052, section 2.1).
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -58,12 +63,16 @@ class Fetcher:
             timeout_seconds: for all of one fetch, redirects included.
             places: fetches at the same time; more are refused.
             network: what opens connections.
-            resolve: host and port -> its IP addresses.
+            resolve: host and port -> its IP addresses; None asks the system.
         """
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
         self._places = places
-        self._network = _PublicNetwork(network or httpcore.AnyIOBackend(), resolve or _resolve)
+        # Reading the system's certificates takes the time of several predictions.
+        self._context = httpcore.default_ssl_context()
+        self._network = _PublicNetwork(
+            network or httpcore.AnyIOBackend(), resolve or _LookUps(places).resolve
+        )
 
     async def fetch(self, url: str) -> bytes:
         """Returns the bytes behind a URL.
@@ -89,9 +98,9 @@ class Fetcher:
             self._places += 1
 
     async def _follow(self, url: str) -> bytes:
-        context = httpcore.default_ssl_context()
         # One connection for one fetch: none is kept that was checked some time ago.
-        async with httpcore.AsyncConnectionPool(context, network_backend=self._network) as pool:
+        connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
+        async with connections as pool:
             for _ in range(1 + MAX_REDIRECTS):
                 target = check_url(url)
                 async with pool.stream("GET", target, headers=_HEADERS) as response:
@@ -169,7 +178,12 @@ def is_public(address: str) -> bool:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    return all(one.is_global and not one.is_multicast for one in _unwrap(found))
+    return all(_is_public(one) for one in _unwrap(found))
+
+
+def _is_public(address: Address) -> bool:
+    in_use = isinstance(address, ipaddress.IPv4Address) or address in _PUBLIC_IPV6
+    return in_use and address.is_global and not address.is_multicast
 
 
 def _unwrap(address: Address) -> list[Address]:
@@ -177,15 +191,27 @@ def _unwrap(address: Address) -> list[Address]:
         return [address]
     if address.ipv4_mapped is not None:
         return [address.ipv4_mapped]
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
     carried: list[Address] = [address, *(address.teredo or ())]
     if address.sixtofour is not None:
         carried.append(address.sixtofour)
-    if address in _NAT64:
-        carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return carried
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+class _LookUps:
+    """Looks names up as the system does, in threads of their own.
+
+    A name server that does not answer keeps a thread for longer than anyone waits; of the threads
+    that read bodies and write answers none would be left.
+    """
+
+    def __init__(self, places: int) -> None:
+        """Looks up so many names at the same time; more wait."""
+        self._threads = ThreadPoolExecutor(places, thread_name_prefix="look-up")
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """Returns the IP addresses of a host."""
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return [str(address[0]) for *_, address in found]

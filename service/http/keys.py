@@ -24,6 +24,8 @@ from service.settings import Settings
 _FEWEST_CHARACTERS = 16
 _FROM_FILE = "@"
 _DIGEST_SHOWN = 16
+# Around the value of a header, and no part of it (RFC 9110, section 5.5).
+_WHITE_SPACE = " \t"
 # A home or an office has this much of the IPv6 address space to itself.
 _IPV6_PREFIX = 64
 
@@ -103,9 +105,12 @@ def _identify(request: Request) -> tuple[KeyRing, str | None]:
     return ring, key
 
 
-def _read_key(request: Request) -> str | None:
+def _read_key(request: Request) -> str:
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key if key and scheme.lower() == "bearer" else request.headers.get("X-API-Key")
+    if scheme.lower() != "bearer" or not key.strip(_WHITE_SPACE):
+        key = request.headers.get("X-API-Key", "")
+    # Starlette takes every byte for a character; the keys of the settings are UTF-8.
+    return key.strip(_WHITE_SPACE).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
@@ -114,7 +119,7 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
     text = secret.get_secret_value()
     if text.startswith(_FROM_FILE):
         try:
-            text = Path(text[len(_FROM_FILE) :]).read_text(encoding="utf-8")
+            text = Path(text[len(_FROM_FILE) :]).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise StartError(f"{setting}: the file cannot be read") from error
     keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]

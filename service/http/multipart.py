@@ -27,6 +27,7 @@ from service.http.request_errors import (
 
 MAX_TEXT_BYTES = 4096
 MAX_TEXT_PARTS = 2048
+_ANY_BYTES = "latin-1"
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,14 @@ class FormShape:
         max_images: how many of those.
         single_fields: text fields that may be given once.
         list_fields: text fields that may be repeated.
+        takes_list: whether the images are a list where they are JSON, be it of one.
     """
 
     image_field: str
     max_images: int
     single_fields: frozenset[str]
     list_fields: frozenset[str]
+    takes_list: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,7 +84,8 @@ async def read_multipart(chunks: AsyncIterator[bytes], content_type: str, shape:
         raise MalformedBody("The multipart Content-Type names no boundary")
     collector = _PartCollector(shape)
     try:
-        parser = PushMultipartParser(boundary)
+        # The name of a file, which nobody asks for, is in whatever its system writes names in.
+        parser = PushMultipartParser(boundary, header_charset=_ANY_BYTES)
         async for chunk in chunks:
             for event in parser.parse(chunk):
                 collector.take(event)
@@ -106,7 +110,7 @@ class _PartCollector:
     def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
         """Takes the head of a part, a piece of its content, or its end (None)."""
         if isinstance(event, MultipartSegment):
-            self._open_part(event.name)
+            self._open_part(event.name.encode(_ANY_BYTES).decode("utf-8", "replace"))
         elif event is None:
             self._close_part()
         else:

@@ -128,7 +128,7 @@ def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
         "required": [shape.image_field],
         "additionalProperties": False,
         "properties": {
-            shape.image_field: many if shape.max_images > 1 else image,
+            shape.image_field: many if shape.takes_list else image,
             **parameters,
         },
     }

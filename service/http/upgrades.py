@@ -12,6 +12,7 @@ from array import array
 from typing import Protocol
 
 import httptools
+from uvicorn._types import HTTPScope
 
 _OF_THE_BODY = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -21,11 +22,11 @@ class Reader(Protocol):
 
     Attributes:
         parser: what reads them now.
-        headers: of the request that is being read, names in lower case.
+        scope: of the request that is being read.
     """
 
     parser: httptools.HttpRequestParser
-    headers: list[tuple[bytes, bytes]]
+    scope: HTTPScope
 
 
 class SteadyParser(httptools.HttpRequestParser):
@@ -78,7 +79,7 @@ def _read_on(reader: Reader) -> SteadyParser:
     """Sets a parser that expects the body of the request whose head the last one has read."""
     callbacks = _Muted(reader)
     parser = reader.parser = SteadyParser(reader, callbacks)
-    headers = [header for header in reader.headers if header[0] in _OF_THE_BODY]
+    headers = [header for header in reader.scope["headers"] if header[0] in _OF_THE_BODY]
     lines = b"".join(b"%b: %b\r\n" % header for header in headers)
     parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % lines)
     callbacks.muted = False

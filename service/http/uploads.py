@@ -266,9 +266,9 @@ def _from_json(fields: dict[str, Any], upload: UploadShape) -> Upload:
     if shape.image_field not in fields:
         raise MissingField(shape.image_field)
     value = fields.pop(shape.image_field)
-    texts = value if shape.max_images > 1 else [value]
+    texts = value if shape.takes_list else [value]
     if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        kind = "a list of base64 texts" if shape.max_images > 1 else "a base64 text"
+        kind = "a list of base64 texts" if shape.takes_list else "a base64 text"
         raise MalformedBody(f"Field '{shape.image_field}' is not {kind}")
     if not texts:
         raise MissingField(shape.image_field)
@@ -290,7 +290,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """Returns a JSON object; nothing in it is given twice.
 
     Raises:
-        MalformedBody: this is no JSON, or no object.
+        MalformedBody: this is no JSON, or no object, or something in it is given twice.
     """
     try:
         value = json.loads(
@@ -310,7 +310,7 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise MalformedBody("An object of the body has too many members")
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a member is given twice")
+        raise MalformedBody("An object of the body has a member twice")
     for name in members:
         name.encode()  # a lone surrogate has no UTF-8 and raises a ValueError here
     return members

@@ -347,6 +347,21 @@ async def test_deadline_covers_decoding_and_the_queue(
     await pipeline.drain()
 
 
+async def test_photo_whose_request_had_its_time_is_not_run(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection, passed = await pipeline.select(ALL), asyncio.get_running_loop().time()
+    with monkeypatch.context() as patch:
+        gate = Gate(patch, Engine, "run")
+        gate.open()
+        for file_format in ("PNG", "JPEG"):
+            with pytest.raises(DeadlineExceeded):
+                await pipeline.predict(make_photo(0, file_format), selection, passed)
+        assert gate.arrivals == 0
+
+    await assert_good_photo_is_answered(pipeline)
+
+
 async def test_client_that_leaves_while_decoding_frees_its_place(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

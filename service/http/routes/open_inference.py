@@ -163,13 +163,14 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 
 
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
+    deadline = pipeline.set_deadline()
     selection = await pipeline.select(asked.query)
-    return selection, await run_together(_predict_each(pipeline, asked, selection))
+    return selection, await run_together(_predict_each(pipeline, asked, selection, deadline))
 
 
 def _predict_each(
-    pipeline: Pipeline, asked: InferRequest, selection: Selection
+    pipeline: Pipeline, asked: InferRequest, selection: Selection, deadline: float
 ) -> Iterator[Coroutine[Any, Any, Prediction]]:
     if isinstance(asked.photos, tuple):
-        return (pipeline.predict(photo, selection) for photo in asked.photos)
-    return (pipeline.predict_pixels(pixels, selection) for pixels in asked.photos)
+        return (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
+    return (pipeline.predict_pixels(pixels, selection, deadline) for pixels in asked.photos)

@@ -7,6 +7,7 @@ their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -28,7 +29,7 @@ from service.http.parameters import (
 from service.http.prediction_json import write_batch, write_prediction
 from service.http.problems import describe_problem
 from service.http.rates import LIMITED
-from service.http.request_errors import MalformedBody, TooManyImages, UrlInputOff
+from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
@@ -46,7 +47,7 @@ _ONE_IMAGE = UploadShape(
     FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True, takes_url=True
 )
 _MANY_IMAGES = UploadShape(
-    FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS),
+    FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS, takes_list=True),
     takes_raw_image=False,
 )
 REQUEST_PROBLEMS = (
@@ -123,15 +124,13 @@ async def predict_batch(request: Request) -> Response:
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
-    upload = await read_upload(request, _MANY_IMAGES, host.settings)
-    most = limit_images(host.settings)
-    if len(upload.images) > most:
-        raise TooManyImages(most)
+    form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
+    upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
     query = merge_parameters(parameters, upload.fields)
     images = [image for image in upload.images if not isinstance(image, ImageUrl)]
     work = _label_all(pipeline, images, query)
     selection, results = await finish_or_leave(request, work)
-    answer = write_batch(pipeline, selection, results, request.state.request_id)
+    answer = await write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
 
 
@@ -149,23 +148,25 @@ async def _label_one(
         data = await fetcher.fetch(image.url)
     else:
         data = image.decode()
+    deadline = pipeline.set_deadline()
     selection = await pipeline.select(query)
-    return selection, await pipeline.predict(data, selection)
+    return selection, await pipeline.predict(data, selection, deadline)
 
 
 async def _label_all(
     pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
+    deadline = pipeline.set_deadline()
     selection = await pipeline.select(query)
-    results = await run_together(_try_one(pipeline, image, selection) for image in images)
-    return selection, results
+    trying = (_try_one(pipeline, image, selection, deadline) for image in images)
+    return selection, await run_together(trying)
 
 
 async def _try_one(
-    pipeline: Pipeline, image: UploadedImage, selection: Selection
+    pipeline: Pipeline, image: UploadedImage, selection: Selection, deadline: float
 ) -> Prediction | ImageFailure:
     try:
-        return await pipeline.predict(image.decode(), selection)
+        return await pipeline.predict(image.decode(), selection, deadline)
     except (ImageError, MalformedBody) as error:
         return ImageFailure(error=describe_problem(error))
 

@@ -122,10 +122,12 @@ class FailingPipeline(Pipeline):
 
     failures: dict[bytes, Exception]
 
-    async def predict(self, data: bytes, selection: Selection) -> Prediction:
+    async def predict(
+        self, data: bytes, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
         if data in self.failures:
             raise self.failures[data]
-        return await super().predict(data, selection)
+        return await super().predict(data, selection, deadline)
 
 
 def open_failing(settings: Settings) -> Pipeline:

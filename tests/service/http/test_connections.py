@@ -125,3 +125,52 @@ async def test_head_without_end_is_refused_at_its_limit(before: bytes) -> None:
 
     assert transport.sent.endswith(b"The head of the request is too long.")
     assert transport.is_closing()
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"0\r\nX-Endless: ", b"5;extension=", b"5\r\nhello\r\n0000"],
+    ids=["trailer", "extension", "length"],
+)
+async def test_what_stands_beside_a_body_without_end_is_refused_at_its_limit(start: bytes) -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    protocol.data_received(CHUNKED + start)
+    for _ in range(65):
+        protocol.data_received(1000 * b"0")
+        assert not transport.sent.endswith(b"too long.")
+
+    protocol.data_received(1000 * b"0")
+
+    assert transport.sent.endswith(b"too long.")
+    assert transport.is_closing()
+
+
+async def test_long_body_may_come_in_any_number_of_small_chunks() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    protocol.data_received(CHUNKED)
+    for _ in range(20_000):
+        protocol.data_received(b"1;some=extension\r\n")
+        protocol.data_received(b"x\r\n")
+    protocol.data_received(b"0\r\nX-Checksum: 1\r\n\r\n")
+    await answer_all(protocol)
+
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 1
+    assert b" 400 " not in transport.sent
+
+
+@pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_what_stands_behind_a_body_is_no_header(offer: bytes) -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    head = CHUNKED.removesuffix(b"\r\n") + offer + b"\r\n"
+    protocol.data_received(head + b"5\r\nhello\r\n0\r\nX-API-Key: someone's\r\n\r\n")
+    names = [name for name, _ in protocol.scope["headers"]]
+    assert b"host" in names
+    assert b"x-api-key" not in names
+    await answer_all(protocol)
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections import defaultdict
 from typing import Any
 
@@ -126,7 +128,7 @@ NOT_PUBLIC = [
     "100.64.0.1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "192.0.2.1", "198.18.0.1",
     "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1",
     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "2002:a00:1::1", "64:ff9b::7f00:1",
-    "64:ff9b::a00:1", "2001:0:a00:1::", "junk", "",
+    "64:ff9b::a00:1", "64:ff9b:1::a00:1", "2001:0:a00:1::", "::a00:1", "fec0::1", "junk", "",
 ]  # fmt: skip
 
 
@@ -140,7 +142,10 @@ async def test_name_that_leads_inside_is_refused_without_a_connection(address: s
         assert network.called == []
 
 
-@pytest.mark.parametrize("address", [PUBLIC, "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8"])
+@pytest.mark.parametrize(
+    "address",
+    [PUBLIC, "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"],
+)
 async def test_public_addresses_are_public(address: str) -> None:
     assert is_public(address)
 
@@ -249,6 +254,31 @@ async def test_fetches_beyond_the_places_are_refused_and_places_come_back() -> N
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await fetcher.fetch("https://a.example/") == PHOTO
+
+
+async def test_name_server_that_does_not_answer_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(30))
+    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=0.01, places=64)
+    try:
+        # As many as there are threads for everything else at the most.
+        fetches = [fetcher.fetch(f"https://{name}.example/") for name in range(32)]
+        failures = await asyncio.gather(*fetches, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {OriginTimeout}
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(str, "others") == "others"
+    finally:
+        answers.set()
+
+
+async def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = [httpcore.default_ssl_context()]
+    monkeypatch.setattr(httpcore, "default_ssl_context", contexts.pop)
+    fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
+    for _ in range(2):
+        assert await fetcher.fetch("https://a.example/") == PHOTO
 
 
 @given(st.text(max_size=60))

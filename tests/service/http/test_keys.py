@@ -70,6 +70,23 @@ def test_predict_and_admin_keys_predict_in_either_header(client: TestClient, key
         assert client.get("/labels", headers=headers).status_code == 200
 
 
+def test_white_space_around_a_key_is_none_of_it(client: TestClient) -> None:
+    for headers in ({"Authorization": f"Bearer  {PREDICT} \t"}, {"X-API-Key": f" {PREDICT} "}):
+        assert send_image(client, headers=headers).status_code == 200
+    both = {"Authorization": "Bearer ", "X-API-Key": PREDICT}
+    assert send_image(client, headers=both).status_code == 200
+
+
+def test_key_may_have_any_letters(tiny_bundle: Bundle) -> None:
+    key = "geheimer Schlüssel à"
+    with serve_app(tiny_bundle.path, predict_keys=key) as client:
+        headers: dict[str, Any] = {"X-API-Key": key.encode()}
+        assert send_image(client, headers=headers).status_code == 200
+        assert_problem(
+            send_image(client, headers={"X-API-Key": key[:-1].encode()}), 401, "unauthorized"
+        )
+
+
 def test_only_admin_keys_change_label_sets(client: TestClient) -> None:
     for refused in (
         client.post("/labels", json=PETS, headers=bearing(PREDICT)),
@@ -110,19 +127,26 @@ def test_with_admin_keys_alone_anyone_predicts(open_bundle: Bundle) -> None:
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"{PREDICT}\n\n{OTHER}\n")
-    ring = KeyRing(Settings.model_validate({"predict_keys": f"@{file}"}))
-    ring.check_predict(PREDICT)
-    ring.check_predict(OTHER)
+    for encoding in ("utf-8", "utf-8-sig"):  # the second is how Windows saves a text
+        file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
+        ring = KeyRing(Settings.model_validate({"predict_keys": f"@{file}"}))
+        ring.check_predict(PREDICT)
+        ring.check_predict(OTHER)
 
 
-@pytest.mark.parametrize("text", ["short", ",", " ", "@/no/such/file", f"{PREDICT},short"])
+@pytest.mark.parametrize(
+    "text", ["short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]]
+)
 def test_keys_that_are_none_stop_the_start_without_being_told(text: str) -> None:
     with pytest.raises(StartError) as caught:
         KeyRing(Settings.model_validate({"admin_keys": text}))
     assert "admin_keys" in str(caught.value)
     assert "short" not in str(caught.value)
     assert PREDICT not in str(caught.value)
+
+
+def test_shortest_key_has_sixteen_characters() -> None:
+    KeyRing(Settings.model_validate({"predict_keys": PREDICT[:16]})).check_predict(PREDICT[:16])
 
 
 def test_settings_never_show_a_key() -> None:

@@ -98,10 +98,12 @@ def test_refused_request_is_counted_by_its_reason(client: TestClient) -> None:
 class FullPipeline(Pipeline):
     """Has no place in its queue for a photo called `full`."""
 
-    async def predict(self, data: bytes, selection: Selection) -> Prediction:
+    async def predict(
+        self, data: bytes, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
         if data == b"full":
             raise QueueFull("no place")
-        return await super().predict(data, selection)
+        return await super().predict(data, selection, deadline)
 
 
 def open_full(settings: Settings) -> Pipeline:

@@ -107,3 +107,17 @@ def test_reader_stops_at_the_first_part_too_many() -> None:
     # What follows the surplus part is not even valid.
     with pytest.raises(TooManyImages):
         read(b"".join([make_part("image", b"")] * 3) + b"\0" * 1000, chunk_size=10)
+
+
+@pytest.mark.parametrize(
+    "name", ["käse.jpg".encode("latin-1"), "写真.jpg".encode("shift_jis"), b"\xff\xfe", b"\xc3"]
+)
+@pytest.mark.parametrize("extra", [b'; filename="%b"', b"; filename=%b", b"; filename*=UTF-8''%b"])
+def test_name_of_a_file_may_be_any_bytes(name: bytes, extra: bytes) -> None:
+    head = b'--frontier\r\nContent-Disposition: form-data; name="image"' + extra % name
+    assert read(make_body(head + b"\r\n\r\nphoto\r\n")).images == [b"photo"]
+
+
+def test_unknown_field_is_named_as_it_was_sent() -> None:
+    with pytest.raises(UnknownField, match="'größe'"):
+        read(make_body(make_part("größe", b"")))

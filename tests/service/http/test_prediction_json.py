@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -10,7 +11,10 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from service.bundle import Bundle
+from service.http.parameters import Parameters, merge_parameters
+from service.http.prediction_json import write_batch
 from service.http.schemas import BatchAnswer, PredictAnswer
+from service.pipeline import Pipeline
 from tests.serving import PHOTO, send_image, send_images, serve_app
 
 
@@ -58,3 +62,20 @@ def test_names_in_every_script_arrive_as_they_are(client: TestClient) -> None:
     names = ["Füchse 🦊", 'quo"te\\', "赤い"]
     response = send_image(client, params={"candidate_labels": names, "threshold": 0.0})
     assert {label["label"] for label in response.json()["labels"]} == set(names)
+
+
+def test_others_have_their_turn_between_the_images_of_a_batch(client: TestClient) -> None:
+    pipeline: Pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
+
+    async def count_turns() -> int:
+        selection = await pipeline.select(merge_parameters(Parameters(), {}))
+        results = [await pipeline.predict(PHOTO, selection)] * 5
+        writing = asyncio.create_task(write_batch(pipeline, selection, results, "id"))
+        turns = 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert client.portal is not None
+    assert client.portal.call(count_turns) >= 5

@@ -127,3 +127,12 @@ def test_odd_json_values_are_422(client: TestClient, member: bytes) -> None:
     headers = {"Content-Type": "application/json; charset=utf-8"}
     response = client.post("/predict", content=body, headers=headers)
     assert_problem(response, 422, "invalid_parameters")
+
+
+def test_member_that_is_given_twice_is_told_apart_from_broken_json(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json"}
+    twice = client.post("/predict", content=b'{"top_k": 1, "top_k": 2}', headers=headers)
+    assert "twice" in assert_problem(twice, 400, "malformed_body")["detail"]
+    broken = client.post("/predict", content=b'{"top_k": 1', headers=headers)
+    assert "valid JSON" in assert_problem(broken, 400, "malformed_body")["detail"]
+    assert labels_of(client.post("/predict", json={"image": to_base64(PHOTO)})) != []

@@ -181,10 +181,19 @@ def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
     assert problem["detail"] == "'cat'."
 
 
+@pytest.mark.parametrize("places", [1, 3])
+@pytest.mark.parametrize("surplus", [1, 16])
 def test_more_images_than_the_queue_has_places_are_not_told_to_come_back(
-    tiny_bundle: Bundle,
+    tiny_bundle: Bundle, places: int, surplus: int
 ) -> None:
-    with serve_app(tiny_bundle.path, queue_size=3) as client:
-        problem = assert_problem(send_images(client, [PHOTO] * 4), 422, "too_many_images")
-        assert "at most 3 image(s)" in problem["detail"]
-        assert send_images(client, [PHOTO] * 3).status_code == 200
+    with serve_app(tiny_bundle.path, queue_size=places) as client:
+        texts = [to_base64(PHOTO)] * places
+        too_many = {"images": texts + [to_base64(PHOTO)] * surplus}
+        for answer in (
+            send_images(client, [PHOTO] * (places + surplus)),
+            client.post("/predict/batch", json=too_many),
+        ):
+            problem = assert_problem(answer, 422, "too_many_images")
+            assert f"at most {places} image(s)" in problem["detail"]
+        assert send_images(client, [PHOTO] * places).status_code == 200
+        assert client.post("/predict/batch", json={"images": texts}).status_code == 200
