@@ -196,7 +196,10 @@ def read_manifest(path: Path) -> Manifest:
     try:
         text = _read_plain(path / MANIFEST_FILE)
     except OSError as error:
-        raise BundleError(f"{path} is not a bundle: no readable {MANIFEST_FILE}") from error
+        reason = f"{path} is not a bundle: no readable {MANIFEST_FILE}"
+        if not path.exists():
+            reason += "; there is no such folder: --bundle or ML_DECODER_BUNDLE names another"
+        raise BundleError(reason) from error
     try:
         version = json.loads(text).get("schema_version")
     except (ValueError, AttributeError, RecursionError) as error:

@@ -29,6 +29,8 @@ class RateLimiter:
             self._rate: RateLimitItem = parse(rate)
         except ValueError as error:
             raise StartError("rate_limit: not a rate such as 100/minute") from error
+        if not self._rate.amount:
+            raise StartError("rate_limit: nobody could ask anything")
         self._window = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     async def count(self, caller: str) -> None:

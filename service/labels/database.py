@@ -104,6 +104,8 @@ def _open_sqlite(path: str, patience_seconds: float) -> sa.Engine:
         except OSError as error:
             reason = error.strerror or "not possible"
             raise StartError(f"label_store: no folder for {path}: {reason}") from error
+        if Path(path).is_dir():
+            raise StartError(f"label_store: {path} is a folder; a file in it may be named")
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=path),
         connect_args={"timeout": patience_seconds, "check_same_thread": False},

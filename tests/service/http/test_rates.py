@@ -41,7 +41,7 @@ def test_without_keys_each_address_has_its_rate(tiny_bundle: Bundle) -> None:
         assert_problem(send_image(client), 429, "rate_limited")
 
 
-@pytest.mark.parametrize("rate", ["", "often", "0", "-1/minute", "1/fortnight"])
+@pytest.mark.parametrize("rate", ["", "often", "0", "0/minute", "-1/minute", "1/fortnight"])
 def test_rate_that_is_none_stops_the_start(rate: str) -> None:
     with pytest.raises(StartError, match="rate_limit"):
         RateLimiter(rate)

@@ -80,6 +80,13 @@ def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         open_database(str(tmp_path / "file" / "t.db"))
 
 
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="is a folder"):
+        open_database(str(tmp_path))
+
+    open_database(str(tmp_path / "t.db")).close()
+
+
 def test_sqlite_writes_through_to_the_disk(tmp_path: Path) -> None:
     database = open_database(str(tmp_path / "t.db"))
     with database.read() as connection:
