@@ -1,7 +1,7 @@
 # Three images from one file; none holds torch or a compiler.
 #   docker build -t ml-decoder-serve .                     CPU (the last stage)
 #   docker build -t ml-decoder-serve:openvino --target openvino .
-#                                                          CPU, with OpenVINO's kernels
+#                                                          Intel's CPUs, with OpenVINO's kernels
 #   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA 13: the host needs the driver, 580
 #                                                          or later, and the NVIDIA container
 #                                                          toolkit
@@ -60,7 +60,8 @@ RUN groupadd --gid 10001 ml-decoder \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin ml-decoder \
     && install --directory --owner=ml-decoder --group=ml-decoder /var/lib/ml-decoder
 WORKDIR /app
-COPY bundles/ bundles/
+# Whatever the umask of the checkout: not root, but the user above reads them.
+COPY --chmod=755 bundles/ bundles/
 ENV ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
     ML_DECODER_HOST=0.0.0.0 \
     ML_DECODER_LABEL_STORE=/var/lib/ml-decoder/labels.db \

@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     url_timeout_seconds: float = Field(default=10.0, gt=0.0)
     """Seconds that fetching an image by its URL may take, redirects included (default 10)."""
 
-    drain_seconds: float = Field(default=20.0, ge=0.0)
+    drain_seconds: float = Field(default=20.0, ge=0.0, allow_inf_nan=False)
     """Seconds that running requests get to finish when the service stops (default 20)."""
 
     header_timeout_seconds: float = Field(default=10.0, gt=0.0)
@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     """Seconds that a client may take to send the body of a request, or take nothing of its answer
     (default 30)."""
 
-    keep_alive_seconds: float = Field(default=75.0, ge=0.0)
+    keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
     """Seconds that an idle connection is kept open (default 75)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

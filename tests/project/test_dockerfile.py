@@ -83,6 +83,13 @@ def test_image_does_not_run_as_root(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_user_of_the_image_reads_the_bundles_whatever_the_umask_of_the_checkout(
+    target: str,
+) -> None:
+    assert "--chmod=755 bundles/ bundles/" in values(target, "COPY")
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_image_serves_the_default_bundle_on_every_interface(target: str) -> None:
     environment = read_environment(target)
     assert environment["ML_DECODER_HOST"] == "0.0.0.0"
@@ -119,7 +126,7 @@ def test_no_stage_takes_the_parts_that_need_torch() -> None:
 def _copied_from_context(stage: str) -> Iterator[str]:
     for line in values(stage, "COPY"):
         if not line.startswith("--from="):
-            yield from line.split()[:-1]
+            yield from (word for word in line.split()[:-1] if not word.startswith("--"))
 
 
 def test_build_context_holds_everything_that_is_copied() -> None:

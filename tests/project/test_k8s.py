@@ -134,6 +134,15 @@ def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any
 
 
 @pytest.mark.parametrize("pod", pods())
+def test_bodies_that_are_held_leave_the_memory_to_model_and_photos(pod: dict[str, Any]) -> None:
+    given = {each["name"]: each["value"] for each in container(pod)["env"] if "value" in each}
+    held = Settings(max_held_bytes=given["ML_DECODER_MAX_HELD_BYTES"]).max_held_bytes
+    limit = container(pod)["resources"]["limits"]["memory"]
+    # Beside them the model took 300 MiB and the largest photos 700 when they came all at once.
+    assert held * 8 <= int(limit.removesuffix("Gi")) * 1024**3
+
+
+@pytest.mark.parametrize("pod", pods())
 def test_names_of_services_do_not_become_settings(pod: dict[str, Any]) -> None:
     """Kubernetes tells pods of a Service `ml-decoder` in `ML_DECODER_PORT` and the like."""
     assert pod["enableServiceLinks"] is False
@@ -178,6 +187,7 @@ def test_example_of_the_secrets_is_what_the_pods_ask_for() -> None:
         render("base")["Deployment"]["spec"]["template"]["spec"],
         kserve["spec"]["predictor"],
     ):
-        references = [each["valueFrom"]["secretKeyRef"] for each in container(pod)["env"]]
+        taken = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
+        references = [each["secretKeyRef"] for each in taken]
         assert {(asked["name"], asked["key"]) for asked in references} == given
         assert [asked.get("optional", False) for asked in references] == [False, True, True]

@@ -133,10 +133,11 @@ def _take_step(root: Root, keyword: str, rest: str, built: dict[str, Root]) -> N
 
 
 def _copy(root: Root, words: list[str], built: dict[str, Root]) -> None:
-    origin = ROOT
-    if words[0].startswith("--from="):
-        origin = built[words.pop(0).removeprefix("--from=")].folder
-    *sources, target = words
+    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+    *sources, target = (word for word in words if not word.startswith("--"))
+    origin = built[options["from"]].folder if "from" in options else ROOT
+    # As if the checkout had been made under umask 077; the Dockerfile has to mend that.
+    mode = options.get("chmod", None if "from" in options else "go=")
     for source in sources:
         start = origin / source.lstrip("/")
         goal = Path(f"{root.folder}{os.path.join(root.workdir, target)}")
@@ -147,6 +148,8 @@ def _copy(root: Root, words: list[str], built: dict[str, Root]) -> None:
             goal = goal / start.name if is_folder else goal
             goal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(start, goal)
+        if mode is not None:
+            _run(["chmod", "--recursive", mode, str(goal)])
 
 
 def _ignore(folder: str, names: list[str]) -> list[str]:

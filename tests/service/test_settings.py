@@ -50,6 +50,8 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
         {"queue_size": 0},
         {"deadline_ms": 0},
         {"max_wait_ms": -1},
+        {"drain_seconds": "inf"},
+        {"keep_alive_seconds": "inf"},
         {"unknown": 1},
     ],
 )
