@@ -52,11 +52,13 @@ def run_bench(plan: Plan) -> Load:
     """Sends photos for a while and returns the figures.
 
     Raises:
-        StartError: the address or the key is none, or the first photo, which is not counted, was
-            not answered.
+        StartError: the address, the key or a label set is none, or the first photo, which is not
+            counted, was not answered.
     """
     try:
         return asyncio.run(_measure_load(plan))
+    except UnicodeEncodeError as error:
+        raise StartError(f"{error.object!a} is no name of a label set") from error
     except ClientError as error:
         raise StartError(str(error)) from error
 

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 
+from service.card import InputContract
 from service.cli.photos import LabelledPhoto
+from service.errors import ImageError
 from service.formats import name_overlay
+from service.images import decode_image
 from service.pipeline import Prediction
 
 _LONGEST_SIDE = 1024
@@ -30,14 +33,14 @@ def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
     try:
         return replace(photo, overlays=tuple(_write(photo.path, photo.prediction)))
     except OSError as error:
-        reason = error.strerror or "the photo cannot be read again"
+        reason = error.strerror or "the pictures cannot be made"
         return LabelledPhoto(photo.path, None, f"its maps cannot be written: {reason}")
+    except ImageError:  # another file than the one that was labelled
+        return LabelledPhoto(photo.path, None, "its maps cannot be written: it has changed")
 
 
 def _write(path: Path, prediction: Prediction) -> Iterator[Path]:
-    with Image.open(path) as opened:
-        upright = ImageOps.exif_transpose(opened).convert("RGBA")
-    upright.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    upright = _read_upright(path, prediction.width, prediction.height)
     found = zip(prediction.labels, prediction.explanations, strict=False)
     for rank, (label, explanation) in enumerate(found, start=1):
         assert explanation.overlay is not None
@@ -46,3 +49,16 @@ def _write(path: Path, prediction: Prediction) -> Iterator[Path]:
         target = path.with_name(name_overlay(path.name, rank, label.label))
         Image.alpha_composite(upright, layer).convert("RGB").save(target, quality=90)
         yield target
+
+
+def _read_upright(path: Path, width: int, height: int) -> Image.Image:
+    """Reads the photo as the model saw it, but for its size: turned and flattened as there."""
+    shrink = min(1.0, _LONGEST_SIDE / max(width, height))
+    shown = InputContract(
+        width=max(1, round(width * shrink)),
+        height=max(1, round(height * shrink)),
+        resize_mode="squash",
+        interpolation="bicubic",
+    )
+    decoded = decode_image(path.read_bytes(), shown, max_pixels=width * height)
+    return Image.fromarray(decoded.pixels).convert("RGBA")

@@ -20,9 +20,9 @@ from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewL
 from service.client.calls import Call, Photo, Question
 from service.client.connection import (
     AsyncWholeTransport,
+    check_timeout,
     explain_failure,
     make_headers,
-    make_limits,
     make_retry,
     make_timeout,
     read_url,
@@ -60,8 +60,8 @@ class AsyncClient:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        transport = AsyncWholeTransport(limits=make_limits(connections))
-        self._timeout_seconds = timeout_seconds
+        transport = AsyncWholeTransport(connections)
+        self._timeout_seconds = check_timeout(timeout_seconds)
         self._http = httpx.AsyncClient(
             base_url=read_url(url),
             headers=make_headers(api_key),

@@ -20,6 +20,7 @@ from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewL
 from service.client.calls import Call, Photo, Question
 from service.client.connection import (
     WholeTransport,
+    check_timeout,
     explain_failure,
     make_headers,
     make_retry,
@@ -59,7 +60,7 @@ class Client:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds = check_timeout(timeout_seconds)
         self._http = httpx.Client(
             base_url=read_url(url),
             headers=make_headers(api_key),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -177,20 +178,22 @@ def _read_photo(photo: Photo) -> bytes:
 
 
 def _write_question(data: bytes, question: Question) -> dict[str, Any]:
-    fields = {name: _write_value(value) for name, value in question.items()}
+    fields = {name: _write_value(name, value) for name, value in question.items()}
     if sum(len(value) for value in fields.values() if isinstance(value, list)) > _MOST_ENTRIES:
         return {"json": {"image": base64.b64encode(data).decode(), **fields}}
     # A name of our own: the file's may be one that no header can hold, and nobody reads it.
     return {"files": {"image": ("image", data)}, "data": fields}
 
 
-def _write_value(value: object) -> str | list[str]:
+def _write_value(name: str, value: object) -> str | list[str]:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | Real):  # Real are numpy's numbers too
         return str(value)
-    assert isinstance(value, Sequence)
-    return [str(item) for item in value]
+    # Not what can be gone through once: `predict_many` asks the same of every photo.
+    if isinstance(value, Collection) and not isinstance(value, bytes):
+        return [str(item) for item in value]
+    raise TypeError(f"{name} cannot be a {type(value).__name__}")
 
 
 def _set_path(name: str) -> str:
@@ -198,6 +201,8 @@ def _set_path(name: str) -> str:
 
 
 def _set_body(labels: Sequence[str | NewLabel], embedding_space: str | None) -> dict[str, Any]:
+    if isinstance(labels, str):  # else each letter would be a label
+        raise TypeError("labels are a list of names, not one name")
     listed = [
         label if isinstance(label, str) else label.model_dump(exclude_none=True) for label in labels
     ]

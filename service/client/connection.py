@@ -6,8 +6,11 @@ Next: `blocking.py` and `awaiting.py`.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import threading
+import weakref
 from contextlib import aclosing, closing
 
 import httpx
@@ -27,6 +30,8 @@ _RETRIED_ERRORS = (
 )
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 300.0
+_LONGEST_TIMEOUT_SECONDS = 86_400.0
+_MOST_PORT = 65_535
 _KEY = re.compile("[!-~]([ -~]*[!-~])?")
 
 
@@ -35,12 +40,22 @@ class WholeTransport(httpx.HTTPTransport):
 
     Threads wait here for a connection: where they wait in httpcore 1.0.9, it sometimes closes one
     that another thread has just taken (its issue 1110).
+
+    A forked process opens connections of its own: on those of its parent, either would read
+    answers to the other's photos.
     """
 
     def __init__(self, connections: int) -> None:
         """Opens nothing yet; `connections` is the most at a time."""
-        super().__init__(limits=make_limits(connections))
-        self._places = threading.Semaphore(connections)
+        self._connections = connections
+        self._tls = httpx.create_ssl_context()
+        self.open()
+        _transports.add(self)
+
+    def open(self) -> None:
+        """Begins without any connection, and with nobody waiting for one."""
+        super().__init__(self._tls, limits=make_limits(self._connections))
+        self._places = threading.Semaphore(self._connections)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Sends the request; the answer has its body."""
@@ -49,14 +64,58 @@ class WholeTransport(httpx.HTTPTransport):
             return response
 
 
-class AsyncWholeTransport(httpx.AsyncHTTPTransport):
-    """The same for asyncio, whose tasks may wait in httpcore."""
+_transports: weakref.WeakSet[WholeTransport] = weakref.WeakSet()
+
+
+def _leave_connections() -> None:
+    for transport in _transports:
+        transport.open()
+
+
+if hasattr(os, "register_at_fork"):  # Windows forks nothing
+    os.register_at_fork(after_in_child=_leave_connections)
+
+
+class AsyncWholeTransport(httpx.AsyncBaseTransport):
+    """The same for asyncio.
+
+    Each connection has a pool of its own here, and one that was not used to the end of an answer
+    is closed: where a task is cancelled at the wrong moment, a pool of httpcore 1.0.9 keeps its
+    connection for nobody, until there is none left to wait for.
+    """
+
+    def __init__(self, connections: int) -> None:
+        """Opens nothing yet; `connections` is the most at a time."""
+        self._limits = make_limits(connections)
+        self._tls = httpx.create_ssl_context()
+        self._places = asyncio.Semaphore(connections)
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._is_closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Sends the request; the answer has its body."""
-        async with aclosing(await super().handle_async_request(request)) as response:
-            await response.aread()
-            return response
+        async with self._places:
+            connection = self._idle.pop() if self._idle else self._open()
+            is_kept = False
+            try:
+                async with aclosing(await connection.handle_async_request(request)) as response:
+                    await response.aread()
+                is_kept = not self._is_closed
+                return response
+            finally:
+                if is_kept:
+                    self._idle.append(connection)
+                else:
+                    await connection.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections; one that is used, when its answer is there."""
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    def _open(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(self._tls, limits=self._limits)
 
 
 def make_retry(retries: int) -> Retry:
@@ -104,11 +163,25 @@ def read_url(url: str) -> httpx.URL:
     """
     try:
         address = httpx.URL(url)
+        address.raw_host.decode().encode("idna")  # as whoever looks the name up does
     except (httpx.InvalidURL, ValueError):
         address = httpx.URL()
-    if not (address.scheme in ("http", "https") and address.host):
+    # What looks a port up takes 65,616 for 80.
+    has_port = address.port is None or 0 < address.port <= _MOST_PORT
+    if not (address.scheme in ("http", "https") and address.host and has_port) or address.query:
         raise ValueError(f"{url!r} is no address like http://localhost:8000")
     return address
+
+
+def check_timeout(seconds: float) -> float:
+    """Returns the seconds of a time-out.
+
+    Raises:
+        ValueError: no socket could keep it.
+    """
+    if not 0 < seconds <= _LONGEST_TIMEOUT_SECONDS:
+        raise ValueError(f"timeout_seconds must be above 0, at most {_LONGEST_TIMEOUT_SECONDS:g}")
+    return seconds
 
 
 def make_headers(api_key: str | None) -> dict[str, str]:

@@ -40,6 +40,7 @@ class ServiceProblem(ClientError):
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
         """Reads the body of an `application/problem+json` answer; takes of any other what fits."""
+        self._body = body
         self.status = status
         self.code = _read_text(body, "code") or ""
         self.title = _read_text(body, "title") or f"HTTP {status}"
@@ -48,6 +49,10 @@ class ServiceProblem(ClientError):
         self.request_id = _read_text(body, "request_id")
         values = "; ".join(f"{value['name']}: {value['reason']}" for value in self.errors)
         super().__init__(": ".join(filter(None, (self.title, values or self.detail))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tells pickle how to make it again: a pool of processes waits for ever where it cannot."""
+        return type(self), (self.status, self._body)
 
 
 def _read_text(body: dict[str, Any], name: str) -> str | None:

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 from multipart import MultipartParser
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from service.bundle import Bundle
 from service.http.multipart import MAX_TEXT_PARTS
@@ -82,6 +90,7 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
+        expect.set_options(timeout=PATIENCE_MS)  # the context's patience is not that of `expect`
         # Its sandbox does not start for root, which is what containers run tests as.
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 

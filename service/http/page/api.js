@@ -6,6 +6,7 @@
 const KEY = "ml-decoder-key";
 const MOST_TRIES = 3;
 const LONGEST_WAIT_SECONDS = 10;
+const UNREACHED = "The service cannot be reached.";
 
 /** What the service answers instead of labels (RFC 9457), or that it does not answer. */
 export class Problem extends Error {
@@ -33,6 +34,7 @@ export function writeKey(key) {
 
 /** Labels of one photo. `query` holds lists of values by parameter. */
 export async function predict(photo, query, signal) {
+  await checkReadable(photo.file);
   // A thousand long labels fit into a form, but not into a query string.
   const body = new FormData();
   for (const [name, values] of Object.entries(query)) {
@@ -40,6 +42,13 @@ export async function predict(photo, query, signal) {
   }
   body.append("image", photo.file, photo.name);
   return (await send("predict", { method: "POST", body, signal })).body;
+}
+
+/** Tells of a file that is gone, or a folder: else the request fails as if nobody answered. */
+async function checkReadable(file) {
+  await file.slice(0, 1).arrayBuffer().catch(() => {
+    throw new Problem(0, { title: "The photo cannot be read: choose it again." });
+  });
 }
 
 /** The file of a sample photo. */
@@ -70,7 +79,11 @@ function sendJson(method, value, headers = {}) {
 
 async function send(path, options) {
   const response = await reach(path, options);
-  return { body: await response.json(), tag: response.headers.get("etag") };
+  const body = await response.json().catch((error) => {
+    const isCut = !(error instanceof SyntaxError);
+    throw new Problem(0, { title: isCut ? UNREACHED : "Something else answers in the service's place." });
+  });
+  return { body, tag: response.headers.get("etag") };
 }
 
 async function reach(path, options = {}) {
@@ -78,7 +91,7 @@ async function reach(path, options = {}) {
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   for (let tries = 1; ; tries += 1) {
     const response = await fetch(path, { ...options, headers }).catch(() => {
-      throw new Problem(0, { title: "The service cannot be reached." });
+      throw new Problem(0, { title: UNREACHED });
     });
     if (response.ok) return response;
     const wait = Number(response.headers.get("retry-after"));

@@ -23,6 +23,7 @@ const shown = {
   info: null,
   columns: [], // { photo, sets, candidates, answer }, one or two
   pressed: null, // { column, label }
+  hasMapProblem: false, // whether the alert tells of a map
 };
 let asking = new AbortController();
 let speaking = 0;
@@ -53,7 +54,7 @@ async function greet() {
   byId("model").textContent = `${info.model.name} ${info.model.version}`;
   fillCard(byId("card-body"), info);
   byId("own").hidden = !info.open_head?.encodes_text;
-  await showSets(chosenSets());
+  await showSets();
   byId("alert").hidden = true;
   shown.info = info;
 }
@@ -142,7 +143,9 @@ async function pressLabel(column, label) {
   } catch (error) {
     if (shown.pressed !== pressed) return;
     hideMap();
-    if (!signal.aborted) showProblem(error);
+    if (signal.aborted) return;
+    showProblem(error);
+    shown.hasMapProblem = true;
   }
 }
 
@@ -150,6 +153,8 @@ function hideMap() {
   shown.pressed = null;
   byId("map").hidden = true;
   byId("map-caption").textContent = "";
+  if (shown.hasMapProblem) byId("alert").hidden = true;
+  shown.hasMapProblem = false;
   render();
 }
 
@@ -255,6 +260,7 @@ function openKey(isOpen) {
 }
 
 function showProblem(error) {
+  shown.hasMapProblem = false;
   byId("alert").textContent = error.message;
   byId("alert").hidden = false;
   if (error.needsKey) openKey(true);

@@ -21,9 +21,10 @@ export function typedLabels() {
   return splitLabels(byId("candidates").value);
 }
 
-/** Lists the sets; those in `chosen` are ticked. */
-export async function showSets(chosen) {
+/** Lists the sets; those that are ticked stay so, and those in `also` are ticked too. */
+export async function showSets(also = []) {
   const sets = await listLabelSets();
+  const chosen = [...chosenSets(), ...also]; // not before: a box may be ticked meanwhile
   byId("sets").replaceChildren(...sets.map((set) => makeChoice(set, chosen.includes(set.name))));
   const compared = comparedSet();
   const options = sets.map((set) => new Option(set.name, set.name));
@@ -66,7 +67,7 @@ async function keep(replace, onChange, onProblem) {
     byId("candidates").value = dropLabels(byId("candidates").value, labels);
     if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
     showKeepStatus(`Kept ${kept.num_labels} labels as ${kept.name}, version ${kept.version}.`, false);
-    await showSets([...chosenSets(), kept.name]);
+    await showSets([kept.name]);
     onChange();
   } catch (error) {
     const isTaken = error.code === "label_set_exists";

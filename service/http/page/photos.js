@@ -27,7 +27,12 @@ export function startPhotos(onChoose, onProblem) {
     take(input.files);
     input.value = "";
   });
-  document.addEventListener("paste", (event) => take(event.clipboardData?.files ?? []));
+  document.addEventListener("paste", (event) => {
+    const { files, types } = event.clipboardData ?? { files: [], types: [] };
+    // Cells of a spreadsheet come as text and as a picture of it: a text field wants the text.
+    const isText = types.includes("text/plain") && event.target.matches?.("input, textarea");
+    if (!isText) take(files);
+  });
   listenForDrops(take);
   return { chooseFirst: () => strip.querySelector("button").click() };
 }

@@ -105,7 +105,7 @@ def test_photo_that_is_not_there_is_reported(run: Run, tiny_bundle: Bundle, tmp_
         (("--top-k", "0"), "top_k: Input should be greater than or equal to 1"),
         (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
         (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
-        (("--bundle", "/none"), "/none is not a bundle"),
+        (("--bundle", "/none"), "no readable manifest.json; there is no such folder: --bundle"),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
     ],
@@ -235,10 +235,12 @@ def test_bench_without_a_service_or_a_client_is_one_line(
     ("flags", "reason"),
     [
         (("--url", "http://localhost:abc"), "'http://localhost:abc' is no address like http://"),
+        (("--url", "http://localhost:65616"), "'http://localhost:65616' is no address like"),
         (("--api-key", "clé"), "api_key is not printable ASCII"),
+        (("--label-set", "\udcff"), r"'\udcff' is no name of a label set"),
     ],
 )
-def test_bench_with_an_address_or_a_key_that_is_none_is_one_line(
+def test_bench_with_an_address_a_key_or_a_set_that_is_none_is_one_line(
     run: Run, flags: tuple[str, str], reason: str
 ) -> None:
     with run_fake() as (_, url):

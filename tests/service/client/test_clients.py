@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.client import Answer, NewLabel, ServiceProblem
@@ -41,6 +42,36 @@ def test_every_parameter_reaches_the_service(client: Any) -> None:
     assert set(names(include=["cat", "dog"], threshold=0.0)) == {"cat", "dog"}
     assert "cat" not in names(exclude=["cat"], threshold=0)
     assert names(min_version=0, threshold="calibrated") == names()
+
+
+def test_numbers_and_names_of_numpy_and_sets_of_names_are_taken(client: Any) -> None:
+    plain = client.predict(PHOTO, include=["cat", "dog"], threshold=0.25, top_k=1)
+    names = (np.array(["cat", "dog"]), {"cat", "dog"}, {"cat": 1, "dog": 2}.keys())
+    for include in names:
+        numbers = {"threshold": np.float32(0.25), "top_k": np.int64(1)}
+        assert client.predict(PHOTO, include=include, **numbers).labels == plain.labels
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ({"top_k": None}, "top_k cannot be a NoneType"),
+        ({"include": (name for name in ["cat"])}, "include cannot be a generator"),
+        ({"exclude": b"cat"}, "exclude cannot be a bytes"),
+    ],
+)
+def test_parameter_that_cannot_be_sent_is_refused_in_words(
+    client: Any, question: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TypeError, match=reason):
+        client.predict(PHOTO, **question)
+
+
+def test_one_name_is_no_list_of_labels(client: Any) -> None:
+    for write in (client.register_label_set, client.replace_label_set):
+        with pytest.raises(TypeError, match="not one name"):
+            write("pets", "cat")
+    assert "pets" not in {found.name for found in client.list_label_sets()}
 
 
 def test_many_photos_come_back_in_order_and_a_bad_one_costs_only_itself(client: Any) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +19,7 @@ import pytest
 
 from service.client import AsyncClient, ServiceProblem, ServiceUnreachable
 from service.client.connection import make_retry
+from tests.e2e.server_process import ROOT
 from tests.photos import make_photo
 from tests.service.client.conftest import Fake
 
@@ -144,9 +149,27 @@ async def test_wait_for_a_connection_of_the_pool_has_no_time_out(
     await client.close()
 
 
+@pytest.mark.anyio
+async def test_calls_that_are_cancelled_keep_no_connection(fake: Fake) -> None:
+    async with AsyncClient(fake[1], retries=0, connections=2) as client:
+        for steps in range(60):
+            calls = [asyncio.create_task(client.info()) for _ in range(6)]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        answer = await asyncio.wait_for(client.predict(PHOTO), timeout=30)
+        assert answer.request_id == "1"
+
+
 @pytest.mark.parametrize(
     "url",
-    ["http://localhost:abc", "localhost:8000", "", "ftp://localhost", "http://", "http://\udcff"],
+    [
+        *("http://localhost:abc", "localhost:8000", "", "ftp://localhost", "http://"),
+        *("http://localhost:65616", "http://localhost:-1", "http://localhost:0"),
+        *("http://\udcff", "http://a..b", f"http://{'a' * 64}", "http://localhost/?key=1"),
+    ],
 )
 def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str) -> None:
     with pytest.raises(ValueError, match="is no address like http://localhost:8000"):
@@ -163,6 +186,10 @@ def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str
         ({"api_key": ""}, "api_key is not printable ASCII"),
         ({"connections": 0}, "connections must be at least 1"),
         ({"retries": -1}, "total must be non-negative"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be above 0"),
+        ({"timeout_seconds": -1}, "timeout_seconds must be above 0"),
+        ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0"),
+        ({"timeout_seconds": math.inf}, "timeout_seconds must be above 0, at most 86400"),
     ],
 )
 def test_argument_out_of_range_is_refused_at_once(
@@ -180,6 +207,30 @@ def test_connections_are_kept(kind: Any, fake: Fake) -> None:
         list(client.predict_many([PHOTO] * 40, at_once=8))
     assert len(service.requests) == 40
     assert len(service.connections) <= 2
+
+
+_FORKED = """
+import os, sys
+from service.client import Client
+
+client = Client(sys.argv[1])
+client.predict(b"photo")
+child = os.fork()
+client.predict(b"photo")
+if child:
+    _, status = os.waitpid(child, 0)
+    client.predict(b"photo")
+    sys.exit(status)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_process_has_connections_of_its_own(fake: Fake) -> None:
+    service, url = fake
+    subprocess.run([sys.executable, "-c", _FORKED, url], cwd=ROOT, check=True, timeout=60)
+    assert len(service.requests) == 4
+    assert len(service.connections) == 2, "one of the parent, which it keeps, and one of the child"
 
 
 def test_key_and_path_are_sent_below_the_address(kind: Any, fake: Fake) -> None:

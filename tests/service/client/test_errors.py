@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -47,6 +48,15 @@ def test_error_of_another_shape_is_a_problem_of_what_fits(
     problem = meet(kind, fake, 422, json.dumps(body).encode())
     assert isinstance(problem, ServiceProblem)
     assert (problem.status, problem.code, str(problem)) == (422, "", text)
+
+
+def test_problem_of_another_process_is_told_in_this_one() -> None:
+    values = [{"where": "query", "name": "top_k", "reason": "too small"}]
+    body = {"title": "No", "code": "no", "errors": values, "request_id": "7"}
+    problem = ServiceProblem(422, body)
+    again = pickle.loads(pickle.dumps(problem))
+    assert (type(again), str(again)) == (ServiceProblem, "No: top_k: too small")
+    assert vars(again) == vars(problem)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 200_000, b""])
