@@ -59,8 +59,16 @@ app = typer.Typer(
 
 
 @app.callback()
-def show_help(context: typer.Context) -> None:
+def show_help(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
     """Multi-label tags for photos, by ML-Decoder."""
+    if version:
+        from importlib.metadata import version as find_version
+
+        typer.echo(f"ml-decoder-serve {find_version('ml-decoder-serve')}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -78,6 +86,8 @@ def main() -> None:
         _fail(str(error))
     except ServiceBroken as error:
         _fail(str(error), EXIT_BROKE)
+    except ModuleNotFoundError as error:
+        _fail(_name_extra(error))
     except OSError as error:  # of stdout, mostly: a full disk
         _fail(error.strerror or str(error))
     except ServiceError as error:
@@ -210,6 +220,13 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
         write_json(load.dump())
     else:
         show_load(load)
+
+
+def _name_extra(error: ModuleNotFoundError) -> str:
+    """Tells what brings ONNX Runtime; of two packages one has it, so that neither is required."""
+    if error.name != "onnxruntime":
+        raise error
+    return "ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
 
 
 def _fail(reason: str, code: int = EXIT_CANNOT_START) -> NoReturn:

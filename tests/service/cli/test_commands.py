@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,27 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
     )
     run("export", "--out", "x", "--help", "y")
     assert passed == [("export", ["ml-decoder export", "--out", "x", "--help", "y"])]
+
+
+@pytest.mark.parametrize(
+    "command", [["serve"], ["predict", "x.jpg"], ["labels", "list"], ["bulk", "in", "out"]]
+)
+def test_command_without_onnx_runtime_names_the_extra(command: list[str]) -> None:
+    script = (
+        "import sys; sys.modules['onnxruntime'] = None; "
+        f"sys.argv = ['ml-decoder', *{command}]; from service.__main__ import main; main()"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert found.returncode == 2
+    assert found.stderr.splitlines()[-1] == (
+        "ml-decoder: ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
+    )
+    assert "Traceback" not in found.stderr
+
+
+def test_version_is_the_packages(run: Run) -> None:
+    assert run("--version") == (0, f"ml-decoder-serve {version('ml-decoder-serve')}\n", "")
 
 
 def test_bare_command_shows_its_help(run: Run) -> None:
