@@ -81,7 +81,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, action="append", default=[], help="a checkout")
     parser.add_argument("--clients", default="1,32")
     parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--seconds", type=float, default=1)
+    parser.add_argument("--seconds", type=int, default=1)  # `wrk` counts whole ones
     return parser.parse_args()
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from export.errors import VerificationError
-from export.graphs import GraphName, Graphs, PixelArray
+from export.graphs import Chain, GraphName, Graphs, PixelArray
 from export.half import halve
 from export.verify import FP32_TOLERANCE, make_noise, verify_graphs
 from models.network import Network
@@ -37,6 +37,35 @@ def test_graph_with_a_wrong_weight_is_refused(
     with pytest.raises(VerificationError, match="deviates from torch"):
         verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
     verify_graphs(network, graphs, INPUT, pixels, FP32_TOLERANCE)
+
+
+def _wrong_at_other_counts(model: onnx.ModelProto, right_count: int) -> onnx.ModelProto:
+    """Adds to the logits by how much the number of tokens is not the right one."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    (last,) = (node for node in changed.graph.node if "logits" in node.output)
+    last.output[list(last.output).index("logits")] = "right_logits"
+    for name, value in (("one", 1), ("right_count", right_count)):
+        changed.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    changed.graph.node.extend(
+        [
+            helper.make_node("Shape", ["tokens"], ["shape"]),
+            helper.make_node("Gather", ["shape", "one"], ["count"]),
+            helper.make_node("Sub", ["count", "right_count"], ["excess"]),
+            helper.make_node("Cast", ["excess"], ["error"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Add", ["right_logits", "error"], ["logits"]),
+        ]
+    )
+    return changed
+
+
+def test_head_that_is_right_at_the_encoders_tokens_alone_is_refused(
+    network: Network, graphs: Graphs, pixels: PixelArray
+) -> None:
+    count = Chain(graphs).encode(pixels[:1]).shape[1]
+    wrong = {**graphs, "trained_head": _wrong_at_other_counts(graphs["trained_head"], count)}
+    with pytest.raises(VerificationError, match="logits of tokens"):
+        verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
 
 
 def test_graph_with_another_normalisation_is_refused(

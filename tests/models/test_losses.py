@@ -26,6 +26,16 @@ def test_unknown_labels_give_neither_loss_nor_gradient(kind: str) -> None:
     assert (logits.grad[targets >= 0] != 0).all()
     moved = logits.detach() + 3 * (targets == -1)
     torch.testing.assert_close(loss(moved, targets), value.detach())
+    assert float(loss(moved, torch.full_like(targets, -1))) == pytest.approx(0, abs=1e-6)
+
+
+def test_bce_is_a_mean_over_labels_whose_mixed_targets_are_0_or_1() -> None:
+    loss = make_loss(Recipe(loss="bce", bce_threshold=0.2))
+    logits, targets = torch.tensor([[2.0, 2, -1, 0]]), torch.tensor([[0.3, 0.1, 1, 0]])
+    costs = [math.log1p(math.exp(margin)) for margin in (-2, 2, 1, 0)]
+    for photos in (1, 8):
+        found = loss(logits.repeat(photos, 1), targets.repeat(photos, 1))
+        assert float(found) == pytest.approx(sum(costs) / 4, rel=1e-5)
 
 
 class SummingLoss(nn.Module):
@@ -66,6 +76,20 @@ def test_asymmetric_loss_is_summed_over_labels_and_a_mean_over_photos_with_every
     # A probability of 0.9, less the margin: 1 - 0.9 + 0.05 are left for being absent.
     found = loss(torch.tensor([[math.log(9)]]), torch.zeros(1, 1))
     assert float(found) == pytest.approx(0.85**4 * -math.log(0.15), rel=1e-5)
+
+
+# An absent label at a logit of 0 costs p^2 * -ln(1 - p); the slope of p is 1/4 there.
+@pytest.mark.parametrize(
+    ("passes", "expected"), [(False, 0.5**2 * 0.5), (True, 0.5**3 + 2 * 0.5 * 0.25 * math.log(2))]
+)
+def test_focusing_weight_passes_gradients_only_where_the_recipe_says_so(
+    passes: bool, expected: float
+) -> None:
+    loss = make_loss(Recipe(gamma_neg=2.0, clip=0.0, focal_gradient=passes))
+    logits = torch.zeros(1, 1, requires_grad=True)
+    loss(logits, torch.zeros(1, 1)).backward()
+    assert logits.grad is not None
+    assert logits.grad.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

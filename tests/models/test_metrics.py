@@ -78,6 +78,17 @@ def test_class_and_overall_rates_are_the_papers() -> None:
     assert overall.f1 == pytest.approx(2 * 75 * 60 / 135)
 
 
+def test_label_is_predicted_at_its_threshold_and_counts_by_class_where_it_has_a_positive() -> None:
+    by_class, overall = class_and_overall_rates(SCORES, TARGETS, threshold=0.9)
+    # Predicted: a in 1 alone.
+    assert (by_class.precision, by_class.recall) == pytest.approx((100 / 3, 100 / 9))
+    nowhere = torch.zeros(3, 1)
+    more = class_and_overall_rates(
+        torch.cat([SCORES, nowhere], dim=1), torch.cat([TARGETS, nowhere], dim=1), threshold=0.9
+    )
+    assert more == (by_class, overall)
+
+
 def test_top_k_rates_take_only_the_best_above_the_threshold() -> None:
     _, overall = class_and_overall_rates(SCORES, TARGETS, top_k=1)
     # Predicted: a in 1, c in 2; nothing in 3, where the best is below the threshold.

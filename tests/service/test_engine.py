@@ -75,6 +75,24 @@ def write_with(tmp_path: Path, **replaced: bytes) -> Bundle:
     return write_tiny_bundle(tmp_path, graphs=graphs)
 
 
+def test_lone_image_runs_on_every_thread_and_what_has_company_on_one(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(tiny_bundle, device="cpu", max_batch_size=4, threads=2)
+    threads, run_lane = [], Lane.run
+
+    def run(lane: Lane, *arguments: Any) -> list[tuple[LogitsArray, ...]]:
+        assert isinstance(lane.encoder, ort.InferenceSession)
+        threads.append(lane.encoder.get_session_options().intra_op_num_threads)
+        return run_lane(lane, *arguments)
+
+    monkeypatch.setattr(Lane, "run", run)
+    for count, alone in ((1, True), (1, False), (2, True)):
+        run_trained(engine, random_images(0, count), alone=alone)
+
+    assert threads == [2, 1, 1]
+
+
 def test_engine_gives_float32_logits_for_each_image_and_label(engine: Engine) -> None:
     logits = run_trained(engine, random_images(0, 3))
 

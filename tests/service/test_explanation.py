@@ -189,9 +189,12 @@ def test_maps_in_another_precision_or_without_their_head_are_refused(tmp_path: P
     assert write_mapped_bundle(tmp_path)
 
 
-def test_head_without_memory_is_refused_beside_maps(tmp_path: Path) -> None:
-    graphs = {**mapped_graphs(), "trained_head": {"fp32": tiny_head()}}
-    with pytest.raises(BundleError, match="trained_head has logits where it should have only"):
+@pytest.mark.parametrize(
+    ("name", "head"), [("trained_head", tiny_head()), ("open_head", tiny_open_head())]
+)
+def test_head_without_memory_is_refused_beside_maps(tmp_path: Path, name: str, head: bytes) -> None:
+    graphs = {**mapped_graphs(), name: {"fp32": head}}
+    with pytest.raises(BundleError, match=f"{name} has logits where it should have only"):
         open_engine(write_mapped_bundle(tmp_path, graphs), device="cpu")
 
 

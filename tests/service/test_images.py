@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
@@ -131,6 +131,18 @@ def test_oriented_photo_equals_the_upright_one(orientation: int, file_format: st
     assert largest <= (4 if file_format == "JPEG" else 0)
 
 
+def test_orientation_behind_the_pixels_of_a_png_counts_too() -> None:
+    upright = make_picture(6, 64, 32)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    block = chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    plain = encode_picture(upright.transpose(CAMERA_TURNS[6]))
+
+    data = plain[:-12] + block + plain[-12:]  # the last chunk, IEND, has 12 bytes
+
+    np.testing.assert_array_equal(decode(data), decode(encode_picture(upright)))
+
+
 @pytest.mark.parametrize(
     "exif",
     [
@@ -201,6 +213,8 @@ def test_extreme_shapes_are_accepted(size: tuple[int, int], resize_mode: Any) ->
         make_photo(0, "GIF")[:-100],
         make_photo(0, "WEBP")[:-20],
         make_photo(0, "BMP")[:-100],
+        make_photo(0, "PPM"),
+        make_photo(0, "PCX"),
     ],
     ids=[
         "empty",
@@ -213,6 +227,8 @@ def test_extreme_shapes_are_accepted(size: tuple[int, int], resize_mode: Any) ->
         "gif cut",
         "webp cut",
         "bmp cut",
+        "ppm",
+        "pcx",
     ],
 )
 def test_junk_and_truncated_files_are_invalid(data: bytes) -> None:
@@ -263,12 +279,25 @@ def test_pixel_bomb_is_refused_before_it_is_decoded() -> None:
     assert_good_photo_still_decodes()
 
 
-def test_pixel_limit_is_the_last_size_that_passes() -> None:
-    data = encode_picture(Image.new("RGB", (50, 40)))
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("resize_mode", ["squash", "crop"])
+def test_pixel_limit_is_the_last_size_that_passes(file_format: str, resize_mode: Any) -> None:
+    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode})
+    data = encode_picture(Image.new("RGB", (50, 40)), file_format)
 
-    assert decode_image(data, CONTRACT, 2000).width == 50
+    assert decode_image(data, contract, 2000).width == 50
     with pytest.raises(TooManyPixels):
-        decode_image(data, CONTRACT, 1999)
+        decode_image(data, contract, 1999)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+def test_nearest_takes_single_pixels_of_the_photo(file_format: str) -> None:
+    contract = CONTRACT.model_copy(update={"interpolation": "nearest"})
+    data = make_photo(2, file_format)
+    stored = Image.open(io.BytesIO(data)).convert("RGB")
+
+    expected = np.asarray(stored.resize((24, 16), Image.Resampling.NEAREST))
+    np.testing.assert_array_equal(decode(data, contract), expected)
 
 
 def test_png_with_compressed_text_that_explodes_is_invalid_or_read() -> None:
@@ -360,6 +389,37 @@ def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mo
     difference = np.abs(decode(data, contract) - expected)
     assert difference.any(), "the JPEG was decoded in full"
     assert difference.mean() < 2.0
+
+
+def test_sideways_jpeg_is_decoded_as_large_as_it_is_needed_upright() -> None:
+    contract = InputContract(height=16, width=96, resize_mode="crop", interpolation="bilinear")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = make_picture(8, 160, 960).transpose(CAMERA_TURNS[6])
+    data = encode_picture(stored, "JPEG", exif=exif)
+
+    full = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(decode(data, contract), resize_image(full, contract))
+
+
+@pytest.mark.parametrize("turn", [None, Image.Transpose.TRANSPOSE])
+def test_long_strip_is_cut_to_its_middle_before_it_is_resized(
+    turn: Image.Transpose | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = InputContract(height=16, width=16, resize_mode="crop", interpolation="bilinear")
+    strip = np.zeros((1, 1001, 3), np.uint8)
+    strip[:, 496:504] = 255
+    picture = Image.fromarray(strip)
+    picture = picture if turn is None else picture.transpose(turn)
+    whole, sizes = Image.Image.resize, []
+
+    def resize(image: Image.Image, size: tuple[int, int], *rest: Any) -> Image.Image:
+        sizes.append(size)
+        return whole(image, size, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    assert (decode(encode_picture(picture), contract) == 255).all()
+    assert [max(size) for size in sizes] == [8 * 16]
 
 
 def test_crop_takes_the_centre_of_the_resized_picture() -> None:

@@ -72,8 +72,9 @@ def test_usual_jpegs_go_the_short_way(
     [
         encode(Image.open(PHOTOS[0]).convert("CMYK")),
         encode(Image.open(PHOTOS[0]).resize((40, 200))),  # narrower than the encoder wants
+        encode(Image.open(PHOTOS[0]).resize((200, 40))),
     ],
-    ids=["CMYK", "narrow"],
+    ids=["CMYK", "narrow", "low"],
 )
 def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = decode_image(data, CONTRACT, 10**9).pixels
@@ -159,12 +160,14 @@ PLAIN = encode(Image.new("RGB", (64, 48)))
         (make_photo(0, "PNG"), False),
         (PLAIN + bytes(2**21), False),
         (PLAIN[:20], False),
+        (PLAIN[: PLAIN.index(b"\xff\xc0") + 6], False),
+        (b"\xff\xd8\xff\xc0\0\2", False),
         (b"\xff\xd8", False),
         (b"", False),
     ],
     ids=[
         *("colour", "grey", "2 MP", "over 2 MP", "progressive", "thumbnail"),
-        *("PNG", "long", "cut", "start only", "empty"),
+        *("PNG", "long", "cut", "frame cut", "frame of no size", "start only", "empty"),
     ],
 )
 def test_quick_are_baseline_jpegs_of_up_to_two_megapixels(data: bytes, quick: bool) -> None:

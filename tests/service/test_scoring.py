@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from service.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
-from service.labels.label_set import FALLBACK_THRESHOLD, make_trained_set
+from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
 from service.scoring import ScoredLabel, compute_scores, score_labels
 from service.selection import Query, select_labels
+from tests.tiny_bundle import random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),
@@ -75,10 +76,30 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
 
 
+def test_sets_together_answer_best_first_and_equal_scores_in_the_order_of_the_sets() -> None:
+    ours, others = (LABELS, LOGITS), (random_label_set(0, ["x", "y"]), np.array([0.0, 9.0]))
+
+    def ask_both(*sets: tuple[LabelSet, Any], top_k: int) -> list[str]:
+        selection = select_labels([labels for labels, _ in sets], Query(top_k=top_k))
+        return [found.label for found in score_labels([v for _, v in sets], selection)]
+
+    assert ask_both(ours, others, top_k=9) == ["y", "a", "c", "d", "x", "b"]
+    assert ask_both(others, ours, top_k=9) == ["y", "a", "x", "c", "d", "b"]
+    assert ask_both(ours, others, top_k=3) == ["y", "a", "c"]
+
+
 def test_softmax_answers_with_its_best_label_when_asked_for_nothing() -> None:
     assert names(Query(), activation="softmax") == ["a"]
     assert names(Query(top_k=2), activation="softmax") == ["a", "c"]
     assert names(Query(threshold=0.0), activation="softmax") == ["a", "c", "d", "b"]
+
+
+def test_softmax_beside_another_set_answers_by_thresholds_as_that_does() -> None:
+    sets = [make_trained_set(TRAINED, activation="softmax"), random_label_set(0, ["x", "y"])]
+
+    answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Query()))
+
+    assert [label.label for label in answer] == ["x", "y"]
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))

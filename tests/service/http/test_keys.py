@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from service.bundle import Bundle
 from service.errors import StartError
 from service.http.keys import KeyRing
+from service.http.request_errors import Unauthorized
 from service.settings import Settings
 from tests.serving import assert_problem, assert_still_serving, send_image, serve_app
 
@@ -145,6 +146,13 @@ def test_keys_that_are_none_stop_the_start_without_being_told(text: str) -> None
     assert PREDICT not in str(caught.value)
 
 
+def test_bytes_that_are_no_text_are_no_key() -> None:
+    ring = KeyRing(Settings.model_validate({"predict_keys": PREDICT}))
+    with pytest.raises(Unauthorized):
+        ring.check_predict(b"k\xe9y".decode("utf-8", "surrogateescape"))
+    ring.check_predict(PREDICT)
+
+
 def test_shortest_key_has_sixteen_characters() -> None:
     KeyRing(Settings.model_validate({"predict_keys": PREDICT[:16]})).check_predict(PREDICT[:16])
 
@@ -164,3 +172,4 @@ def test_caller_is_a_known_key_or_an_address() -> None:
     assert ring.name_caller(None, "2001:db8::1") == ring.name_caller(None, "2001:db8::2")
     assert ring.name_caller(None, "2001:db8::1") != ring.name_caller(None, "2001:db8:1::1")
     assert ring.name_caller(None, "::ffff:1.2.3.4") != ring.name_caller(None, "::ffff:1.2.3.5")
+    assert ring.name_caller(None, "unknown") == "address unknown"  # behind a Unix socket

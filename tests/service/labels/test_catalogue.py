@@ -118,6 +118,7 @@ async def test_only_the_version_that_is_demanded_is_replaced_or_deleted(
     assert catalogue.find("pets") is made
     replaced, _ = await catalogue.replace(define("pets", "dog"), int(made.version))
     assert catalogue.store_revision == int(replaced.version)
+    assert catalogue.list_sets()[-1] is replaced
     await catalogue.delete("pets", int(replaced.version))
     assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
 
@@ -185,6 +186,8 @@ async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bu
     catalogue = make_catalogue(tiny_bundle)
     await catalogue.start()
     assert await pin_names(catalogue, Query()) == ["trained"]
+    assert catalogue.list_sets() == (TRAINED,)
+    assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
     with pytest.raises(NoOpenHead):
         await catalogue.pin(Query(candidate_labels=("yak",)))
     with pytest.raises(NoOpenHead):

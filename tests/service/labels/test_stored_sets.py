@@ -33,12 +33,12 @@ SECONDS = 30.0
 
 
 class FlakyStore(LabelStore):
-    """A store that is away while `away` is set, and tells whenever it is asked."""
+    """A store that is away or faulty while it is told to be, and tells whenever it is asked."""
 
     def __init__(self, path: Path) -> None:
         database = open_database(str(path), patience_seconds=20)
         super().__init__(database, SPACE.fingerprint, Limits(sets=50, labels=500))
-        self.away = False
+        self.away = self.faulty = False
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
@@ -52,6 +52,8 @@ class FlakyStore(LabelStore):
 
     def _answer(self) -> None:
         self.loop.call_soon_threadsafe(self.asked.set)
+        if self.faulty:
+            raise ZeroDivisionError
         if self.away:
             raise StoreUnavailable("away")
 
@@ -151,13 +153,25 @@ async def test_store_that_is_away_leaves_the_sets_and_is_told_once(
             store.asked.clear()
             await asyncio.wait_for(store.asked.wait(), SECONDS)
         assert set(sets.by_name) == {"pets"}
+        assert not sets.answers
         with pytest.raises(StoreUnavailable):
             await sets.refresh()
         put(other, "cars", "van")
         store.away = False
-        await wait_for(store, lambda: "cars" in sets.by_name)
+        await wait_for(store, lambda: "cars" in sets.by_name and sets.answers)
     told = [record.message for record in caplog.records if "label store is" in record.message]
     assert told == ["the label store is away: away", "the label store is back"]
+
+
+async def test_store_is_followed_through_a_fault_of_ours(
+    path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(path, encoding, poll_seconds=0.01) as (sets, store):
+        store.faulty = True
+        await wait_for(store, lambda: "looking at the label store failed" in caplog.text)
+        put(other, "pets", "cat")
+        store.faulty = False
+        await wait_for(store, lambda: "pets" in sets.by_name)
 
 
 async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: FlakyStore) -> None:
