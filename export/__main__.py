@@ -170,7 +170,11 @@ def _make_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="Query2Label's norms stand before the attention; a file without encoder cannot tell",
     )
-    add("--plain-pixels", action="store_true", help="no mean and std (Query2Label's --orid_norm)")
+    add(
+        "--plain-pixels",
+        action="store_true",
+        help="trained on pixels in 0..1, without mean and std",
+    )
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
     add("--embedding-encoder", help="open head: name of what makes the label embeddings")

@@ -22,7 +22,7 @@ from export.open_source import OpenRequest, OpenSource, describe_head, read_open
 from export.open_variants import add_open_head
 from export.photos import Splits, read_splits
 from export.ready_sets import embed_label_set
-from export.search import signal_to_noise
+from export.search import variation_to_noise
 from export.source import Source, SourceHints, read_source
 from export.text import TextEmbedder, build_text_graph
 from export.variants import Variants, make_variants
@@ -164,8 +164,8 @@ def _measure(variants: Variants, source: Source, splits: Splits) -> tuple[Metric
         value = round(measure_map(found, photos, source.config.activation), 2)
         _log.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
         if precision != "fp32":
-            noise = signal_to_noise(logits["fp32"], found)
-            _log.info("%s: logits %.1f dB above their deviation from fp32", precision, noise)
+            noise = variation_to_noise(logits["fp32"], found)
+            _log.info("%s: logits vary %.1f dB above their deviation from fp32", precision, noise)
         metrics.append(
             Metric(
                 name="mAP",

@@ -103,6 +103,17 @@ def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
+def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
+    """Returns the same of what tells photos apart: each label's mean of `expected` is taken off.
+
+    Args:
+        expected: logits [n, N].
+        actual: the same by other graphs.
+    """
+    mean = expected.mean(axis=0)
+    return signal_to_noise(expected - mean, actual - mean)
+
+
 def _open_quantisers(
     graphs: Graphs, samples: PixelArray, folder: Path
 ) -> dict[GraphName, Quantiser]:

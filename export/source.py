@@ -161,8 +161,7 @@ def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
     """Puts into the configuration what the weights do not depend on."""
     changes: dict[str, object] = {}
     if hints.plain_pixels:
-        plain = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        changes["input"] = config.input.model_copy(update=plain)
+        changes["input"] = config.input.with_plain_pixels()
     if hints.single_label:
         changes["activation"] = "softmax"
     told = {

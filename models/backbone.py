@@ -7,9 +7,11 @@ put behind it by `network.py`. `pretrained.py` fills in weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast, get_args
 
 import timm
+import torch
 from timm.models.tresnet import TResNet
 from torch import Tensor, nn
 
@@ -23,7 +25,7 @@ _TRESNET_V2_XL_LAYERS = [3, 8, 34, 5]
 
 
 class BackboneError(ValueError):
-    """timm knows no such model; the message is one line for a person."""
+    """There is no such backbone, or not of this size; the message is one line for a person."""
 
 
 class Backbone(nn.Module):
@@ -44,7 +46,7 @@ class Backbone(nn.Module):
                 to it; others ignore it.
 
         Raises:
-            BackboneError: timm knows no such model.
+            BackboneError: timm knows no such model, or cannot build it at this size.
         """
         super().__init__()
         self.name = name
@@ -89,6 +91,23 @@ class Backbone(nn.Module):
         """Encodes normalised images float [B, 3, H, W] to tokens [B, S, C]."""
         return self.as_tokens(cast("Any", self.body).forward_features(images))
 
+    @torch.inference_mode()
+    def count_tokens(self, image_size: tuple[int, int]) -> int:
+        """Returns S, the tokens of an image of (H, W) pixels, in eval mode.
+
+        Raises:
+            BackboneError: it takes no such image, or does not give one map of features.
+        """
+        image = torch.zeros(1, 3, *image_size, device=next(self.parameters()).device)
+        try:
+            tokens = self.eval()(image)
+        except Exception as error:  # each of timm's models fails in its own way
+            raise BackboneError(
+                f"{self.name} gives no map of features of {image_size[0]} x {image_size[1]} "
+                "pixels: give another image size or backbone"
+            ) from error
+        return int(tokens.shape[1])
+
 
 def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     if name == _TRESNET_V2_XL:
@@ -97,7 +116,20 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
         return Cvt(name)
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
-    return create_timm(name, image_size, {"num_classes": 0, "global_pool": ""})
+    try:
+        return _create_without_head(name, image_size)
+    except Exception as error:  # each of timm's models fails in its own way
+        size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
+        raise BackboneError(f"timm cannot build {name}{size}") from error
+
+
+def _create_without_head(name: str, image_size: tuple[int, int] | None) -> nn.Module:
+    try:
+        return create_timm(name, image_size, {"num_classes": 0, "global_pool": ""})
+    except AssertionError:  # some insist on their pooling, which is no part of the features
+        body = create_timm(name, image_size, {"num_classes": 0})
+        body.head = nn.Identity()
+        return body
 
 
 def create_timm(
@@ -138,32 +170,40 @@ class _TrailingStages(nn.Module):
         return self.as_tokens(self.stages(features))
 
 
-def input_config(name: str, image_size: tuple[int, int] | None = None) -> InputConfig:
+def input_config(
+    name: str,
+    image_size: tuple[int, int] | None = None,
+    told: Mapping[str, object] = MappingProxyType({}),
+) -> InputConfig:
     """Reads a timm model's own preparation of photos from timm's configuration.
 
     Args:
         name: timm name.
         image_size: (H, W) in pixels; None takes the model's own.
+        told: what is known to differ, in timm's words: `img_size`, `mean` and the like.
 
     Returns:
         The preparation, with the whole photo squashed to the input: a multi-label answer
         must not lose what a centre crop cuts off.
 
     Raises:
-        BackboneError: timm knows no such model.
+        BackboneError: timm knows no such model, or what is told cannot be.
     """
     if name != _TRESNET_V2_XL and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
-    data = timm.data.resolve_data_config(pretrained_cfg=_pretrained_cfg(name))
-    height, width = image_size or data["input_size"][1:]
-    interpolation = data["interpolation"]
-    return InputConfig(
-        height=height,
-        width=width,
-        mean=tuple(data["mean"]),
-        std=tuple(data["std"]),
-        interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
-    )
+    try:
+        data = timm.data.resolve_data_config(dict(told), _pretrained_cfg(name))
+        height, width = image_size or data["input_size"][1:]
+        interpolation = data["interpolation"]
+        return InputConfig(
+            height=height,
+            width=width,
+            mean=tuple(data["mean"]),
+            std=tuple(data["std"]),
+            interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
+        )
+    except (AssertionError, TypeError, ValueError) as error:  # timm's and pydantic's
+        raise BackboneError(f"photos cannot be prepared as told for {name}") from error
 
 
 def _pretrained_cfg(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import argparse
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from models.config import NetworkConfig
-from models.hub import locate, read_architecture
+from models.hub import locate, read_description
 from models.layouts import (
     CheckpointError,
     ForeignState,
@@ -102,13 +102,12 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     Raises:
         CheckpointError: with a one-line reason.
     """
-    if hints.backbone is None:
-        hints = replace(hints, backbone=read_architecture(path))
+    beside = read_description(path)
     path = locate(path)
     metadata, content = _read_file(path)
     if _CONFIG_KEY in metadata:
         return _read_own(path.name, metadata, content)
-    return _build_foreign(read_foreign(content, hints))
+    return _build_foreign(read_foreign(content, hints, beside))
 
 
 def read_backbone(path: Path | str) -> dict[str, Tensor] | None:
@@ -212,7 +211,8 @@ def _unpickle(path: Path) -> object:
             content: object = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path.name} is not a file of plain tensors (code in a pickle is refused)"
+            f"{path.name} is not a file of plain tensors (code in a pickle is refused): store "
+            "them alone, with torch.save(model.state_dict(), FILE)"
         ) from error
     except Exception as error:  # torch's reader fails in as many ways as bytes can be wrong
         raise CheckpointError(f"{path.name} is damaged or not a torch checkpoint") from error

@@ -43,6 +43,10 @@ class InputConfig(_Config):
     resize_mode: ResizeMode = "squash"
     crop_pct: float = Field(default=1.0, gt=0.0, le=1.0)
 
+    def with_plain_pixels(self) -> Self:
+        """Returns the same preparation of pixels in 0..1, without mean and deviation."""
+        return self.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+
 
 class DecoderConfig(_Config):
     """Widths of an attention decoder over image tokens; each head below adds its own.

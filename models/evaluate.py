@@ -10,6 +10,7 @@ import argparse
 import pkgutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     hints = Hints(given.backbone, given.image_size, given.num_heads, given.pre_norm)
     try:
         folder = read_labelled_folder(given.data)
-        checkpoint = read_checkpoint(given.checkpoint, hints)
+        checkpoint = _complete(read_checkpoint(given.checkpoint, hints), given)
         lines = list(report(checkpoint, folder, given.split))
     except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -59,7 +60,27 @@ def _make_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="Query2Label's norms stand before the attention, where the file does not tell",
     )
+    parser.add_argument(
+        "--plain-pixels",
+        action="store_true",
+        help="trained on pixels in 0..1, without mean and std",
+    )
+    parser.add_argument(
+        "--single-label", action="store_true", help="one label a photo: prints accuracy"
+    )
     return parser
+
+
+def _complete(checkpoint: Checkpoint, given: argparse.Namespace) -> Checkpoint:
+    """Puts into the configuration what a file cannot tell, as the export does."""
+    if checkpoint.config is None:
+        return checkpoint
+    changes: dict[str, object] = {}
+    if given.plain_pixels:
+        changes["input"] = checkpoint.config.input.with_plain_pixels()
+    if given.single_label:
+        changes["activation"] = "softmax"
+    return replace(checkpoint, config=checkpoint.config.model_copy(update=changes))
 
 
 def _evaluate_bundle(given: argparse.Namespace) -> int:
@@ -113,24 +134,31 @@ def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple
     """
     if checkpoint.config is None:
         raise CheckpointError("the checkpoint holds a head alone, which takes no photos")
-    _check_labels(checkpoint, folder)
+    columns = _match_labels(checkpoint, folder)
     images = folder.split(split)
     check_photos(images)
     photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
     embeddings = _embeddings(checkpoint, folder)
     logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
-    return torch.cat(logits), photos.targets
+    return torch.cat(logits)[:, columns], photos.targets
 
 
-def _check_labels(checkpoint: Checkpoint, folder: LabelledFolder) -> None:
+def _match_labels(checkpoint: Checkpoint, folder: LabelledFolder) -> list[int]:
+    """Returns the logits' column of each label of the folder."""
     assert checkpoint.config is not None
     count, names = checkpoint.config.num_classes, checkpoint.label_names
-    if count is None:
-        return
-    if names is not None and names != folder.label_names:
-        raise CheckpointError("the checkpoint was trained on other labels than the data set's")
-    if count != len(folder.label_names):
-        raise CheckpointError("the checkpoint has another number of labels than the data set")
+    wanted = folder.label_names
+    if count is None or names is None:
+        if count not in (None, len(wanted)):
+            raise CheckpointError(f"the checkpoint has {count} labels, the data set {len(wanted)}")
+        return list(range(len(wanted)))  # a file without names is taken at its word
+    others = sorted(set(names) ^ set(wanted))
+    if others:
+        raise CheckpointError(
+            "the checkpoint was trained on other labels than the data set's: "
+            f"{others[0]!r} is in one only"
+        )
+    return [names.index(name) for name in wanted]
 
 
 def _embeddings(checkpoint: Checkpoint, folder: LabelledFolder) -> tuple[Tensor, ...]:

@@ -13,7 +13,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import logging
 
-from models.layouts import CheckpointError
+from models.layouts import CheckpointError, Description
+from models.layouts.state import read_names
 
 _PREFIX = "hf-hub:"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -34,20 +35,23 @@ def locate(checkpoint: Path | str) -> Path:
     raise CheckpointError(f"{checkpoint} holds neither {' nor '.join(_WEIGHTS)}")
 
 
-def read_architecture(checkpoint: Path | str) -> str | None:
-    """Returns the timm name that a repository on the hub gives, or None.
+def read_description(checkpoint: Path | str) -> Description:
+    """Returns what a repository on the hub says of its weights, as timm writes it there.
 
     Raises:
-        CheckpointError: the hub or the repository cannot be reached.
+        CheckpointError: the hub or the repository cannot be reached, or its words are damaged.
     """
     path = _fetch(checkpoint, _CONFIG) if _is_on_hub(checkpoint) else None
     if path is None:
-        return None
+        return Description()
     try:
-        name = json.loads(path.read_text(encoding="utf-8")).get("architecture")
-    except (ValueError, AttributeError) as error:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        name, prepared = told.get("architecture"), dict(told.get("pretrained_cfg") or {})
+    except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint} has a {_CONFIG} that is damaged") from error
-    return name if isinstance(name, str) else None
+    return Description(
+        name if isinstance(name, str) else None, read_names(told.get("label_names")), prepared
+    )
 
 
 def _is_on_hub(checkpoint: Path | str) -> bool:

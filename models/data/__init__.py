@@ -12,6 +12,7 @@ from models.data.records import (
     LabelledImage,
     check_negatives,
     check_photos,
+    check_single_labels,
 )
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "LabelledImage",
     "check_negatives",
     "check_photos",
+    "check_single_labels",
     "read_labelled_folder",
 ]

@@ -19,8 +19,10 @@ def read_labelled_folder(path: Path) -> LabelledFolder:
     """
     try:
         return check_labels(_read(path))
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise DataError(f"the index of {path.name} is damaged") from error
+    except KeyError as error:
+        raise DataError(f"the index of {path.name} is damaged: there is no {error}") from error
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        raise DataError(f"the index of {path.name} is damaged: {error}") from error
 
 
 def _read(path: Path) -> LabelledFolder:

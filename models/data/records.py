@@ -144,3 +144,17 @@ def check_negatives(folder: LabelledFolder) -> None:
             "confidence below 0.5): add such rows, or write labels.json, in which a label that "
             "a photo does not name is absent"
         )
+
+
+def check_single_labels(folder: LabelledFolder) -> None:
+    """Makes sure that every photo of training and validation has exactly one label.
+
+    Raises:
+        DataError: one has none or several; a softmax would let them compete.
+    """
+    for image in folder.split("train") + folder.split("val"):
+        if len(set(image.labels)) != 1:
+            raise DataError(
+                f"the photo {image.path.name} has {len(set(image.labels))} labels, and "
+                "single_label wants one of each: leave it out"
+            )

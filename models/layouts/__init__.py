@@ -6,6 +6,13 @@ translate heads, `backbones.py` backbones. Next: `checkpoints.py` builds the net
 """
 
 from models.layouts.reader import read_bare_backbone, read_foreign
-from models.layouts.state import CheckpointError, ForeignState, Hints
+from models.layouts.state import CheckpointError, Description, ForeignState, Hints
 
-__all__ = ["CheckpointError", "ForeignState", "Hints", "read_bare_backbone", "read_foreign"]
+__all__ = [
+    "CheckpointError",
+    "Description",
+    "ForeignState",
+    "Hints",
+    "read_bare_backbone",
+    "read_foreign",
+]

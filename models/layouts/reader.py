@@ -7,11 +7,11 @@ head alone and on each of their backbones. Next: `checkpoints.py` builds the net
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 
 import timm
 
-from models.backbone import Backbone, input_config
+from models.backbone import Backbone, BackboneError, input_config
 from models.config import InputConfig, NetworkConfig
 from models.cvt import CVTS
 from models.cvt import STRIDE as CVT_STRIDE
@@ -28,7 +28,16 @@ from models.layouts.ml_decoder import MARK as ML_DECODER_MARK
 from models.layouts.ml_decoder import read_ml_decoder, split_head
 from models.layouts.query2label import MARK as QUERY2LABEL_MARK
 from models.layouts.query2label import POSITIONS, read_query2label
-from models.layouts.state import CheckpointError, ForeignState, Hints, State, take, unwrap
+from models.layouts.state import (
+    NOTHING_BESIDE,
+    CheckpointError,
+    Description,
+    ForeignState,
+    Hints,
+    State,
+    take,
+    unwrap,
+)
 
 # What the authors evaluate at; other models of theirs at 448. A file does not tell.
 _TRESNET_SIZE = 448
@@ -36,34 +45,61 @@ _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 
 _OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
+# What a module that trains a network calls it; then the tensor that tells its head.
+_HEAD = re.compile(
+    r"((?:(?:model|net|network|module|_orig_mod)\.)*)(?:.*\.)?"
+    rf"(?:{re.escape(ML_DECODER_MARK)}|{re.escape(QUERY2LABEL_MARK)})"
+)
+
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _STRIDE = 32
 """Pixels a token, in Query2Label's backbones but CvT."""
+_COUNTERS = "num_batches_tracked"
+"""What batch norms count and nobody reads."""
 
 
-def read_foreign(content: object, hints: Hints) -> ForeignState:
+def read_foreign(
+    content: object, hints: Hints, beside: Description = NOTHING_BESIDE
+) -> ForeignState:
     """Translates a foreign checkpoint.
 
     Args:
         content: what the file held, in one of the wrappings that `unwrap` knows.
         hints: what the file cannot tell.
+        beside: what another file says of this one; it goes before what the file says itself.
 
     Raises:
         CheckpointError: the layout is not one of those above.
     """
     found = unwrap(content)
-    if QUERY2LABEL_MARK in found.state:
-        return _read_query2label(found.state, hints, found.label_names)
-    parts = split_head(found.state)
+    state, described = _take_network(found.state), beside.complete(found.described)
+    if QUERY2LABEL_MARK in state:
+        return _read_query2label(state, hints, described.label_names)
+    parts = split_head(state)
     if parts is None:
         raise CheckpointError(
             "the checkpoint has no ML-Decoder head and no Query2Label head: there is neither "
             f"{ML_DECODER_MARK} nor {QUERY2LABEL_MARK}"
         )
-    if hints.backbone is None and timm.is_model(found.architecture or ""):
-        hints = replace(hints, backbone=found.architecture)
-    return _read_ml_decoder(*parts, hints, found.label_names)
+    return _read_ml_decoder(*parts, hints, described)
+
+
+def _take_network(state: State) -> State:
+    """Takes a network out of the module that trained it, as Lightning's do.
+
+    What that module has beside it, weights of a loss and the like, is no part of the network.
+
+    Raises:
+        CheckpointError: the file holds several networks.
+    """
+    heads = [found for key in state if (found := _HEAD.fullmatch(key))]
+    if len(heads) > 1:
+        raise CheckpointError(
+            f"the checkpoint holds several networks, with {heads[0][0]} and {heads[1][0]}: "
+            "store the tensors of the one to serve"
+        )
+    return take(state, heads[0][1]) if heads else state
 
 
 def read_bare_backbone(content: object) -> State | None:
@@ -76,20 +112,20 @@ def read_bare_backbone(content: object) -> State | None:
         CheckpointError: there is no dictionary of tensors.
     """
     state = unwrap(content).state
-    if QUERY2LABEL_MARK in state or split_head(state) is not None:
+    if any(_HEAD.fullmatch(key) for key in state):
         return None
     return rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
 
 
 def _read_ml_decoder(
-    head_keys: State, body: State, hints: Hints, label_names: tuple[str, ...] | None
+    head_keys: State, body: State, hints: Hints, described: Description
 ) -> ForeignState:
     head, head_state = read_ml_decoder(head_keys, hints.num_heads)
     if not body:
-        return ForeignState(head_state, head, None, label_names)
-    body, name, prepared = _read_ml_decoder_backbone(body, hints, head.encoder_width)
+        return ForeignState(head_state, head, None, described.label_names)
+    body, name, prepared = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
     config = NetworkConfig(backbone=name, input=prepared, head=head)
-    return _join(body, head_state, config, label_names)
+    return _join(body, head_state, config, described.label_names)
 
 
 def _join(
@@ -101,7 +137,7 @@ def _join(
 
 
 def _read_ml_decoder_backbone(
-    state: State, hints: Hints, encoder_width: int
+    state: State, hints: Hints, described: Description, encoder_width: int
 ) -> tuple[State, str, InputConfig]:
     """Returns (tensors under timm's names, backbone, preparation of photos)."""
     official = _OFFICIAL_TRESNET_MARK in state
@@ -111,29 +147,59 @@ def _read_ml_decoder_backbone(
         name = recognise(state, TRESNETS)
         if name is None:
             raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
-        size = hints.image_size or _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-        return state, name, input_config(name, (size, size))
-    if hints.backbone is None:
+        size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
+        return state, name, _prepare(name, hints, described, (size, size))
+    name = hints.backbone or described.architecture
+    if name is None or (hints.backbone is None and not timm.is_model(name)):
         fitting = recognise(state, RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
         )
-    return state, *_hinted_backbone(hints.backbone, hints.image_size, encoder_width)
+    prepared = _prepare(name, hints, described)
+    _check_backbone(name, prepared, state, encoder_width)
+    return state, name, prepared
 
 
-def _hinted_backbone(name: str, image_size: int | None, width: int) -> tuple[str, InputConfig]:
-    size = None if image_size is None else (image_size, image_size)
+def _prepare(
+    name: str, hints: Hints, described: Description, size: tuple[int, int] | None = None
+) -> InputConfig:
+    """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
+
+    Args:
+        name: of the backbone.
+        hints: the image size, perhaps.
+        described: the preparation, perhaps.
+        size: (H, W) where neither tells; None takes the backbone's own.
+    """
+    told = {key: value for key, value in described.preparation.items() if value is not None}
+    if hints.image_size is not None:
+        size = (hints.image_size, hints.image_size)
+    elif told.keys() & {"input_size", "img_size"}:
+        size = None
     try:
-        found = Backbone(name, size).width
-        prepared = input_config(name, size)
-    except ValueError as error:
+        return input_config(name, size, told)
+    except BackboneError as error:
         raise CheckpointError(str(error)) from error
-    if found != width:
+
+
+def _check_backbone(name: str, prepared: InputConfig, state: State, width: int) -> None:
+    try:
+        backbone = Backbone(name, (prepared.height, prepared.width))
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+    if backbone.width != width:
         raise CheckpointError(
-            f"{name} gives tokens of width {found}, the file's head takes {width}"
+            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
         )
-    return name, prepared
+    own = {key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)}
+    found = {key for key in state if not key.endswith(_COUNTERS)}
+    wrong = [f"no {key}" for key in sorted(own - found)[:1]]
+    wrong += [f"a {key}" for key in sorted(found - own)[:1]]
+    if wrong:
+        raise CheckpointError(
+            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+        )
 
 
 def _read_query2label(

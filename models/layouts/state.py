@@ -6,9 +6,10 @@ Next: `reader.py`.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -56,56 +57,102 @@ class ForeignState:
 
 
 @dataclass(frozen=True)
+class Description:
+    """What is said of a network beside its tensors, in the file or in one that lies by it.
+
+    Attributes:
+        architecture: its name in words of its authors; or None.
+        label_names: N names, or None.
+        preparation: of photos, in timm's words: `input_size`, `img_size`, `mean`, `std`,
+            `interpolation`; what is absent or None is the architecture's own.
+    """
+
+    architecture: str | None = None
+    label_names: tuple[str, ...] | None = None
+    preparation: Mapping[str, object] = field(default_factory=dict)
+
+    def complete(self, other: Description) -> Description:
+        """Returns this description, with what another says of what this one leaves open."""
+        return Description(
+            self.architecture or other.architecture,
+            self.label_names or other.label_names,
+            {**other.preparation, **self.preparation},
+        )
+
+
+NOTHING_BESIDE = Description()
+
+
+@dataclass(frozen=True)
 class Content:
     """What a foreign file holds, out of its wrapping.
 
     Attributes:
         state: tensors under the authors' names.
-        label_names: N names, or None where the file does not tell.
-        architecture: what the file calls its network, in words of its authors; or None.
+        described: what the file says of them.
     """
 
     state: State
-    label_names: tuple[str, ...] | None
-    architecture: str | None
+    described: Description
 
 
-# timm's training keeps averaged weights beside the last ones, and serves the averaged.
-_WRAPPINGS = ("state_dict_ema", "model_ema", "model", "state_dict")
+# Averaged weights are kept beside the last ones, and are those to serve.
+_WRAPPINGS = ("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict")
+_AVERAGED = "module"  # what some wrap the averaged ones in once more
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
+_COUNTER = "n_averaged"  # torch's AveragedModel counts in a tensor of its own
 
 
 def unwrap(content: object) -> Content:
-    """Takes the tensors and what names them out of a file's content.
+    """Takes the tensors and what describes them out of a file's content.
 
     Args:
-        content: a bare state dict, or one under `model`, `state_dict` or timm's
-            `state_dict_ema`; keys with or without `module.`.
+        content: a bare state dict, or one under a name of `_WRAPPINGS`; keys with or without
+            `module.`.
 
     Raises:
         CheckpointError: there is no dictionary of tensors.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
-    wrapped = (content[name] for name in _WRAPPINGS if isinstance(content.get(name), Mapping))
-    inner: Mapping[object, object] = next(wrapped, content)
+    inner = _find_tensors(content)
     state = {
         _PREFIXES.sub("", str(key)): value
         for key, value in inner.items()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and key != _COUNTER
     }
-    if len(state) != len(inner):
-        raise CheckpointError("the checkpoint holds no dictionary of tensors")
-    architecture = content.get("arch")
-    return Content(
-        state,
-        _read_names(content.get("idx_to_class")),
+    if len(state) != len(inner) - (_COUNTER in inner):
+        raise CheckpointError(
+            "the checkpoint holds no dictionary of tensors, neither bare nor under one of "
+            f"{', '.join(_WRAPPINGS)}"
+        )
+    return Content(state, _read_description(content))
+
+
+def _read_description(content: Mapping[object, object]) -> Description:
+    architecture, told = content.get("arch"), content.get("args")
+    # Other scripts' arguments may mean something else by these names.
+    from_timm = isinstance(told, argparse.Namespace) and getattr(told, "model", "") == architecture
+    return Description(
         architecture if isinstance(architecture, str) else None,
+        read_names(content.get("idx_to_class")),
+        vars(told) if from_timm else {},
     )
 
 
-def _read_names(names: object) -> tuple[str, ...] | None:
+def _find_tensors(content: Mapping[object, object]) -> Mapping[object, object]:
+    for name in _WRAPPINGS:
+        inner = content.get(name)
+        if isinstance(inner, Mapping):
+            averaged = inner.get(_AVERAGED)
+            return averaged if isinstance(averaged, Mapping) else inner
+    return content
+
+
+def read_names(names: object) -> tuple[str, ...] | None:
     """Returns names in the order of their numbers; None where these are not 0 to N - 1."""
+    if isinstance(names, list | tuple):
+        names = dict(enumerate(names))
     if not isinstance(names, Mapping):
         return None
     numbered = {str(number): str(name) for number, name in names.items()}

@@ -25,6 +25,7 @@ from models.data import (
     LabelledImage,
     check_negatives,
     check_photos,
+    check_single_labels,
     read_labelled_folder,
 )
 from models.layouts import CheckpointError
@@ -122,7 +123,8 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         mAP on validation, percent.
 
     Raises:
-        DataError: a split is empty, a photo is missing or broken, or no label is ever absent.
+        DataError: a split is empty, a photo is missing or broken, no label is ever absent, or a
+            photo of single-label data has not one label.
         RecipeError: the recipe does not fit the data, or is not that of the run in the folder.
         PretrainedError: no pretrained weights.
         BackboneError: timm knows no such backbone, or it cannot be cut.
@@ -132,6 +134,8 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     """
     check_photos(place.data.split("train") + place.data.split("val"))
     check_negatives(place.data)
+    if recipe.single_label:
+        check_single_labels(place.data)
     start = fingerprint(init)
     folder = RunFolder(place.out, _describe(recipe, place, start))
     state = folder.read_state()

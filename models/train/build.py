@@ -8,9 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from models.backbone import Backbone, input_config
 from models.config import (
     GapConfig,
@@ -38,14 +35,17 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
     Raises:
         DataError: a zero-shot head, and no word vectors.
         PretrainedError: no pretrained weights could be had.
-        BackboneError: timm knows no such backbone.
+        BackboneError: timm knows no such backbone, or it does not take images of this size.
     """
     size = (recipe.image_size, recipe.image_size)
     backbone = Backbone(recipe.backbone, size)
+    tokens = backbone.count_tokens(size)
+    if recipe.crop_size != recipe.image_size:
+        backbone.count_tokens((recipe.crop_size, recipe.crop_size))
     config = NetworkConfig(
         backbone=recipe.backbone,
         input=input_config(recipe.backbone, size),
-        head=_head_config(recipe, data, backbone),
+        head=_head_config(recipe, data, backbone.width, tokens),
         activation="softmax" if recipe.single_label else "sigmoid",
     )
     network = Network(config)
@@ -54,8 +54,8 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
     return network
 
 
-def _head_config(recipe: Recipe, data: LabelledFolder, backbone: Backbone) -> HeadConfig:
-    num_classes, width = len(data.label_names), backbone.width
+def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) -> HeadConfig:
+    num_classes = len(data.label_names)
     if recipe.head == "gap":
         return GapConfig(num_classes=num_classes, encoder_width=width, dropout=recipe.dropout)
     shape: dict[str, Any] = {
@@ -75,7 +75,7 @@ def _head_config(recipe: Recipe, data: LabelledFolder, backbone: Backbone) -> He
     if recipe.head == "transformer_decoder":
         return TransformerDecoderConfig(num_layers=recipe.decoder_layers, **shape)
     if recipe.head == "query2label":
-        side = math.isqrt(_count_tokens(backbone, recipe.image_size))
+        side = math.isqrt(tokens)
         return Query2LabelConfig(
             grid=(side, side),
             num_encoder_layers=recipe.encoder_layers,
@@ -83,9 +83,3 @@ def _head_config(recipe: Recipe, data: LabelledFolder, backbone: Backbone) -> He
             **shape,
         )
     return MLDecoderConfig(num_groups=recipe.num_groups, **shape)
-
-
-@torch.inference_mode()
-def _count_tokens(backbone: Backbone, image_size: int) -> int:
-    tokens: Tensor = backbone.eval()(torch.zeros(1, 3, image_size, image_size))
-    return tokens.shape[1]

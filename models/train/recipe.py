@@ -110,6 +110,10 @@ class Recipe(BaseModel):
             raise ValueError("cutmix wants single_label: a cut-out part may hold any of several")
         if self.cutout and self.train_resize != "squash":
             raise ValueError('cutout wants train_resize = "squash"')
+        if self.head != "gap" and self.decoder_width % self.num_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"
+            )
         return self
 
     @property
@@ -143,8 +147,8 @@ def read_fields(kind: type[RecipeT], path: Path | None, overrides: dict[str, Any
         return kind.model_validate(values | overrides)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RecipeError(f"recipe: {where}: {first['msg']}") from error
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise RecipeError(f"recipe: {where}{first['msg']}") from error
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser, kind: type[BaseModel]) -> None:

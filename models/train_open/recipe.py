@@ -6,9 +6,9 @@ In: a TOML file and command line flags. Out: an `OpenRecipe`. Next: `loop.py` fo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.train.recipe import read_fields
 
@@ -62,6 +62,14 @@ class OpenRecipe(BaseModel):
     caption_weight: float = Field(1.0, ge=0, description="of which caption is which photo's")
     trained_weight: float = Field(0.3, ge=0, description="of what the encoder's own head says")
     seed: int = Field(0, description="of every random choice")
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.decoder_width % self.num_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"
+            )
+        return self
 
 
 def read_open_recipe(path: Path | None, overrides: dict[str, Any]) -> OpenRecipe:

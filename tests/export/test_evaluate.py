@@ -21,10 +21,11 @@ def _read(text: str) -> dict[str, float]:
     return {line[:20].strip(): float(line[20:]) for line in text.splitlines()}
 
 
+@pytest.mark.parametrize("order", [LABELS, LABELS[::-1]])
 def test_a_bundle_is_measured_like_its_checkpoint(
-    network: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: Network, order: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_folder(tmp_path / "photos", LABELS)
+    folder = write_folder(tmp_path / "photos", order)
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, network, LABELS, {})
     bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
@@ -34,6 +35,37 @@ def test_a_bundle_is_measured_like_its_checkpoint(
     found = _read(capsys.readouterr().out)
     assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
     assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_what_no_file_tells_is_told_to_the_measure_as_to_the_export(
+    network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "own.safetensors"
+    write_checkpoint(checkpoint, network, LABELS, {})
+    hints = SourceHints(checkpoint, plain_pixels=True, single_label=True)
+    bundle = build_bundle(ExportRequest(hints, tmp_path / "model")).path
+    assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
+    expected = _read(capsys.readouterr().out)
+    given = ["--checkpoint", str(checkpoint), "--data", str(folder)]
+    assert main([*given, "--plain-pixels", "--single-label"]) == 0
+    assert _read(capsys.readouterr().out) == pytest.approx(expected, abs=0.01)
+    assert main([*given, "--plain-pixels"]) == 0
+    plain = _read(capsys.readouterr().out)
+    assert main(given) == 0
+    assert _read(capsys.readouterr().out) != plain
+
+
+def test_other_labels_are_refused_by_name(
+    network: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "own.safetensors"
+    given = ["--checkpoint", str(checkpoint)]
+    given += ["--data", str(write_folder(tmp_path / "photos", LABELS))]
+    write_checkpoint(checkpoint, network, ("blue", "green", "violet"), {})
+    assert main(given) == 2
+    assert "'red' is in one only" in capsys.readouterr().err
+    write_checkpoint(checkpoint, network, LABELS, {})
+    assert main(given) == 0
 
 
 def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(

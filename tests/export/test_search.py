@@ -7,7 +7,12 @@ from torch import Tensor, nn
 
 from export.graphs import Graphs, PixelArray
 from export.optimise import optimise
-from export.search import KEPT_FLOAT_STEPS, find_int8, signal_to_noise
+from export.search import (
+    KEPT_FLOAT_STEPS,
+    find_int8,
+    signal_to_noise,
+    variation_to_noise,
+)
 from export.trace import trace_encoder, trace_head
 from models.config import GapConfig, InputConfig
 from models.gap import Gap
@@ -91,3 +96,13 @@ def test_signal_to_noise_is_in_decibels() -> None:
     signal = np.random.default_rng(0).standard_normal((5, 3), dtype=np.float32)
     assert signal_to_noise(signal, signal * np.float32(1.1)) == pytest.approx(20, abs=1e-3)
     assert signal_to_noise(signal, signal) == np.inf
+
+
+def test_what_all_photos_have_in_common_hides_no_noise() -> None:
+    logits = np.array([[-8, 5], [-7, 4], [-9, 6]], np.float32)
+    assert (
+        variation_to_noise(logits, logits + np.float32(1))
+        < 0
+        < signal_to_noise(logits, logits + np.float32(1))
+    )
+    assert variation_to_noise(logits, logits) == np.inf

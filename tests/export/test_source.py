@@ -88,7 +88,7 @@ def test_names_of_a_foreign_checkpoint_stand_in_the_order_of_their_numbers(
 ) -> None:
     # Without names the export asks for --label-names.
     state = {"weight": torch.zeros(1)}
-    assert unwrap({"model": state, "idx_to_class": names}).label_names == expected
+    assert unwrap({"model": state, "idx_to_class": names}).described.label_names == expected
 
 
 @pytest.mark.parametrize(

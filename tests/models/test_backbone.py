@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.backbone import Backbone, input_config
+from models.backbone import Backbone, BackboneError, input_config
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from models.backbone import Backbone, input_config
         ("test_vit", (160, 160), 10 * 10),  # class token left out
         ("swin_tiny_patch4_window7_224", (224, 224), 7 * 7),  # channels last
         ("mobilenetv3_small_050", (64, 64), 2 * 2),
+        ("efficientvit_b0", (64, 64), 2 * 2),  # cannot be built without its pooling
     ],
 )
 def test_tokens_have_the_width_the_backbone_names(
@@ -63,6 +64,39 @@ def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match="no model named"):
         input_config("resnet5000")
     assert Backbone("test_resnet").width > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("coat_tiny", (224, 224)),  # several maps
+        ("levit_128s", (192, 192)),  # bound to another size
+        ("tresnet_m", (230, 230)),  # takes multiples of 4
+    ],
+)
+def test_what_gives_no_map_of_features_is_told_in_one_line(
+    name: str, size: tuple[int, int]
+) -> None:
+    backbone = Backbone(name, (224, 224))
+    with pytest.raises(BackboneError, match=f"{name} gives no map of features of {size[0]} x"):
+        backbone.count_tokens(size)
+    assert Backbone("test_resnet").count_tokens((64, 96)) == 2 * 3
+
+
+def test_a_size_that_cannot_be_built_is_told_in_one_line() -> None:
+    with pytest.raises(BackboneError, match="cannot build xcit_nano_12_p16_224 for 230 x 230"):
+        Backbone("xcit_nano_12_p16_224", (230, 230))
+    assert Backbone("test_resnet", (230, 230)).count_tokens((230, 230)) == 8 * 8
+
+
+def test_preparation_that_is_told_goes_before_the_models_own() -> None:
+    told = {"img_size": 288, "mean": [0.5], "std": (0.1, 0.2, 0.3), "interpolation": "lanczos"}
+    found = input_config("resnet50", None, told)
+    assert (found.height, found.width, found.interpolation) == (288, 288, "lanczos")
+    assert (found.mean, found.std) == ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))
+    assert input_config("resnet50", (64, 96), told).width == 96
+    with pytest.raises(BackboneError, match="cannot be prepared as told for resnet50"):
+        input_config("resnet50", None, {"mean": "grey"})
 
 
 def test_preparation_comes_from_timm_configuration() -> None:

@@ -65,9 +65,9 @@ def test_coco_layout_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        ({}, "damaged"),
+        ({}, "damaged: there is no 'images'"),
         ([], "damaged"),
-        (SIMPLE | {"images": {"a.jpg": {}}}, "damaged"),
+        (SIMPLE | {"images": {"a.jpg": {}}}, "damaged: there is no 'split'"),
         (SIMPLE | {"label_names": ["cat"]}, "does not name: 'dog'"),
         (SIMPLE | {"label_names": ["cat", "dog", "cat"]}, "two labels named 'cat'"),
     ],

@@ -13,7 +13,7 @@ from timm.layers.ml_decoder import add_ml_decoder_head
 from export.__main__ import main as export
 from models import load_checkpoint
 from models.checkpoints import read_checkpoint, write_checkpoint
-from models.layouts import CheckpointError
+from models.layouts import CheckpointError, Hints
 from service.bundle import load_bundle
 from tests.export.tiny_network import LABELS, make_network
 
@@ -54,6 +54,23 @@ def test_a_repository_names_its_architecture(hub: Path) -> None:
     config = read_checkpoint(REFERENCE).config
     assert config is not None
     assert config.backbone == "test_resnet"
+
+
+def test_a_repository_tells_how_photos_are_prepared_and_what_labels_are_called(hub: Path) -> None:
+    write_timm_repository(hub)
+    prepared = {"input_size": [3, 96, 128], "mean": [0.5, 0.5, 0.5], "interpolation": "bilinear"}
+    config = {"architecture": "test_resnet", "pretrained_cfg": prepared}
+    config["label_names"] = ["sea", "meadow", "rose"]
+    (hub / "config.json").write_text(json.dumps(config))
+    found = read_checkpoint(REFERENCE)
+    assert found.config is not None
+    spec = found.config.input
+    assert (spec.height, spec.width, spec.interpolation) == (96, 128, "bilinear")
+    assert spec.mean == (0.5, 0.5, 0.5)
+    assert found.label_names == ("sea", "meadow", "rose")
+    hinted = read_checkpoint(REFERENCE, Hints(image_size=64)).config
+    assert hinted is not None
+    assert (hinted.input.height, hinted.input.width) == (64, 64)
 
 
 def test_our_own_checkpoint_on_the_hub_is_exported(hub: Path, tmp_path: Path) -> None:

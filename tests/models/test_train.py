@@ -181,13 +181,37 @@ def test_mistakes_on_the_command_line_exit_with_2(
         ["--auto-augment", "foo"],
         ["--auto-augment", "rand-x5"],
         ["--auto-augment", "foo", "--train-resize", "squash"],
-        ["--single-label", "--cutmix", "1"],  # nothing but tokens is left
+        ["--single-label"],  # photos of these have several labels, or none
+        ["--decoder-width", "15"],  # which two heads do not divide
+        ["--backbone", "coat_tiny"],  # whose features are several maps
+        ["--backbone", "xcit_nano_12_p16_224", "--image-size", "230"],  # patches do not divide it
+        ["--backbone", "tresnet_m", "--image-size", "230", "--train-size", "64"],
+        ["--backbone", "tresnet_m", "--image-size", "64", "--train-size", "230"],
         ["--backbone", "test_resnet", "--frozen-stages", "2"],  # which is not cut
         ["--lr", "1e30"],  # the loss is soon no number
     ):
         assert main([*good, *bad]) == 2
         assert capsys.readouterr().err.rpartition("\n")[0].rpartition("\n")[2].startswith("error: ")
     assert main(good) == 0
+
+
+def test_photos_of_one_label_each_are_trained_as_such_and_not_cut_once_they_are_tokens(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = json.loads((photos / "labels.json").read_text())
+    for entry in index["images"].values():
+        entry["labels"] = entry["labels"][:1] or ["red"]
+    (tmp_path / "single").mkdir()
+    (tmp_path / "single" / "images").symlink_to(photos / "images")
+    (tmp_path / "single" / "labels.json").write_text(json.dumps(index))
+    given = ["--data", str(tmp_path / "single"), "--out", str(tmp_path / "run"), *TINY]
+    given += ["--epochs", "1", "--single-label"]
+    assert main([*given, "--cutmix", "1"]) == 2
+    assert "nothing is left to cut" in capsys.readouterr().err
+    assert main(given) == 0
+    config = read_checkpoint(tmp_path / "run" / "model.safetensors").config
+    assert config is not None
+    assert config.activation == "softmax"
 
 
 def test_training_may_start_from_a_checkpoint_with_another_head(
