@@ -159,11 +159,7 @@ def _check_head(head: HeadConfig, hints: SourceHints) -> None:
 
 def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
     """Puts into the configuration what the weights do not depend on."""
-    changes: dict[str, object] = {}
-    if hints.plain_pixels:
-        changes["input"] = config.input.with_plain_pixels()
-    if hints.single_label:
-        changes["activation"] = "softmax"
+    config = config.complete(plain_pixels=hints.plain_pixels, single_label=hints.single_label)
     told = {
         "embedding_encoder": hints.embedding_encoder,
         "embedding_template": hints.embedding_template,
@@ -172,9 +168,9 @@ def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:
     if told and not isinstance(config.head, ZeroShotMLDecoderConfig):
         raise UnusableCheckpointError("the head has trained labels, so it takes no embeddings")
     if told:
-        changes["head"] = config.head.model_copy(update=told)
+        config = config.model_copy(update={"head": config.head.model_copy(update=told)})
     try:  # anew, so that it is checked: a head for open labels has no softmax
-        return NetworkConfig.model_validate(config.model_copy(update=changes).model_dump())
+        return NetworkConfig.model_validate(config.model_dump())
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise UnusableCheckpointError(f"{hints.checkpoint.name}: {reason}") from error

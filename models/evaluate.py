@@ -72,15 +72,12 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _complete(checkpoint: Checkpoint, given: argparse.Namespace) -> Checkpoint:
-    """Puts into the configuration what a file cannot tell, as the export does."""
     if checkpoint.config is None:
         return checkpoint
-    changes: dict[str, object] = {}
-    if given.plain_pixels:
-        changes["input"] = checkpoint.config.input.with_plain_pixels()
-    if given.single_label:
-        changes["activation"] = "softmax"
-    return replace(checkpoint, config=checkpoint.config.model_copy(update=changes))
+    config = checkpoint.config.complete(
+        plain_pixels=given.plain_pixels, single_label=given.single_label
+    )
+    return replace(checkpoint, config=config)
 
 
 def _evaluate_bundle(given: argparse.Namespace) -> int:
