@@ -24,11 +24,17 @@ from models.metrics import MetricError, average_precisions
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
+_OF_WEIGHTS = ("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels", "single_label")
+
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
-    given = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    given = parser.parse_args(argv)
     if given.bundle is not None:
+        unused = [name for name in _OF_WEIGHTS if vars(given)[name] != parser.get_default(name)]
+        if unused:
+            parser.error(f"--{unused[0].replace('_', '-')} is for checkpoints: a bundle can tell")
         return _evaluate_bundle(given)
     hints = Hints(given.backbone, given.image_size, given.num_heads, given.pre_norm)
     try:

@@ -116,10 +116,26 @@ class Recipe(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _focus_has_a_gradient(self) -> Self:
+        if self.focal_gradient:
+            check_focus(self.gamma_neg, self.gamma_pos)
+        return self
+
     @property
     def crop_size(self) -> int:
         """Pixels on a side of the training crops."""
         return self.train_size or self.image_size
+
+
+def check_focus(*gammas: float) -> None:
+    """Makes sure that a focusing weight p^gamma has a gradient where p is 0.
+
+    Raises:
+        ValueError: it has none, and training would stop at losses that are no numbers.
+    """
+    if any(0 < gamma < 1 for gamma in gammas):
+        raise ValueError("gamma_neg and gamma_pos are 0, or 1 and more")
 
 
 def read_recipe(path: Path | None, overrides: dict[str, Any]) -> Recipe:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from models.train.recipe import read_fields
+from models.train.recipe import check_focus, read_fields
 
 
 class OpenRecipe(BaseModel):
@@ -64,7 +64,8 @@ class OpenRecipe(BaseModel):
     seed: int = Field(0, description="of every random choice")
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _choices_fit(self) -> Self:
+        check_focus(self.gamma_neg)
         if self.decoder_width % self.num_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"

@@ -37,6 +37,17 @@ def test_a_bundle_is_measured_like_its_checkpoint(
     assert found == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize("flag", [["--image-size", "32"], ["--plain-pixels"], ["--no-pre-norm"]])
+def test_flags_of_checkpoints_are_refused_beside_a_bundle(
+    flag: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--bundle", "bundle", "--data", "photos", *flag])
+
+    assert caught.value.code == 2
+    assert f"{flag[0].replace('no-', '')} is for checkpoints" in capsys.readouterr().err
+
+
 def test_what_no_file_tells_is_told_to_the_measure_as_to_the_export(
     network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

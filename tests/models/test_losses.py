@@ -122,3 +122,16 @@ def test_cutmix_of_several_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="squash"):
         Recipe(cutout=0.5)
     assert Recipe(cutmix=1.0, single_label=True)
+
+
+@pytest.mark.parametrize("field", ["gamma_neg", "gamma_pos"])
+def test_focus_whose_slope_has_no_end_is_refused_unless_it_passes_no_gradient(field: str) -> None:
+    with pytest.raises(ValueError, match="0, or 1 and more"):
+        Recipe.model_validate({field: 0.5})
+    recipe = Recipe.model_validate({field: 0.5, "focal_gradient": False})
+    logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
+
+    make_loss(recipe)(logits, torch.tensor([[1.0, 0.0]])).backward()
+
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()

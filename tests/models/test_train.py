@@ -183,6 +183,7 @@ def test_mistakes_on_the_command_line_exit_with_2(
         ["--auto-augment", "foo", "--train-resize", "squash"],
         ["--single-label"],  # photos of these have several labels, or none
         ["--decoder-width", "15"],  # which two heads do not divide
+        ["--gamma-neg", "0.5"],  # whose slope at 0 has no end
         ["--backbone", "coat_tiny"],  # whose features are several maps
         ["--backbone", "xcit_nano_12_p16_224", "--image-size", "230"],  # patches do not divide it
         ["--backbone", "tresnet_m", "--image-size", "230", "--train-size", "64"],
