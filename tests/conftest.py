@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,14 @@ from tests.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny
 # A busy machine is no failure, so no example has a time limit.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+
+def pytest_unconfigure() -> None:
+    """Lets Python collect at its end what commands have frozen that ran in this process.
+
+    Else extensions of torch's would tell of hundreds of leaks behind the last line.
+    """
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -143,9 +144,13 @@ class CoreMeter:
 
 
 def busy_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Returns the processor time that processes have taken so far."""
-    times = [process.cpu_times() for process in processes]
-    return float(sum(each.user + each.system for each in times))
+    """Returns the processor time that processes have taken so far; one that has ended, none."""
+    seconds = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a helper that some servers start now and then
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def _machine_seconds() -> float:
