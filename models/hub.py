@@ -14,7 +14,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import logging
 
 from models.layouts import CheckpointError, Description
-from models.layouts.state import read_names
+from models.layouts.state import NOTHING_BESIDE, read_names
 
 _PREFIX = "hf-hub:"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -43,7 +43,7 @@ def read_description(checkpoint: Path | str) -> Description:
     """
     path = _fetch(checkpoint, _CONFIG) if _is_on_hub(checkpoint) else None
     if path is None:
-        return Description()
+        return NOTHING_BESIDE
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         name, prepared = told.get("architecture"), dict(told.get("pretrained_cfg") or {})

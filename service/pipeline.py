@@ -216,20 +216,21 @@ class Pipeline:
             InferenceFailed: the candidate labels could not be encoded.
         """
         with self.taking():
+            deadline = self.set_deadline()
             try:
                 pinning = self.catalogue.pin(query)
                 sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
-            selection = await self._select(sets, query)
+            selection = await self._select(sets, query, deadline)
         if query.explain is not None and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
 
-    async def _select(self, sets: Sequence[LabelSet], query: Query) -> Selection:
+    async def _select(self, sets: Sequence[LabelSet], query: Query, deadline: float) -> Selection:
         if len(query.include) + len(query.exclude) <= _NAMES_RESOLVED_AT_ONCE:
             return select_labels(sets, query)
-        return await self._run_aside(self.set_deadline(), select_labels, sets, query)
+        return await self._run_aside(deadline, select_labels, sets, query)
 
     @property
     def is_full(self) -> bool:

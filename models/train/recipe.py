@@ -110,10 +110,8 @@ class Recipe(BaseModel):
             raise ValueError("cutmix wants single_label: a cut-out part may hold any of several")
         if self.cutout and self.train_resize != "squash":
             raise ValueError('cutout wants train_resize = "squash"')
-        if self.head != "gap" and self.decoder_width % self.num_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"
-            )
+        if self.head != "gap":
+            check_heads(self.num_heads, self.decoder_width)
         return self
 
     @model_validator(mode="after")
@@ -126,6 +124,16 @@ class Recipe(BaseModel):
     def crop_size(self) -> int:
         """Pixels on a side of the training crops."""
         return self.train_size or self.image_size
+
+
+def check_heads(num_heads: int, decoder_width: int) -> None:
+    """Makes sure that attention heads share the decoder's width evenly.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if decoder_width % num_heads:
+        raise ValueError(f"num_heads {num_heads} does not divide decoder_width {decoder_width}")
 
 
 def check_focus(*gammas: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from models.train.recipe import check_focus, read_fields
+from models.train.recipe import check_focus, check_heads, read_fields
 
 
 class OpenRecipe(BaseModel):
@@ -66,10 +66,7 @@ class OpenRecipe(BaseModel):
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
         check_focus(self.gamma_neg)
-        if self.decoder_width % self.num_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} does not divide decoder_width {self.decoder_width}"
-            )
+        check_heads(self.num_heads, self.decoder_width)
         return self
 
 

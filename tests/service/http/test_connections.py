@@ -111,17 +111,23 @@ async def test_head_behind_a_long_body_may_come_in_pieces() -> None:
     assert b" 400 " not in transport.sent
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"])
-async def test_head_without_end_is_refused_at_its_limit(before: bytes) -> None:
+def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
+    """Sends a start and pieces of 1,000 bytes, of which the last is one too many."""
     transport = FakeTransport(iter([]))
     protocol = connect(transport)
-    protocol.data_received(before + b"GET /b HTTP/1.1\r\nHost: x\r\n")
-    line = b"X-Filler: " + bytes(988).replace(b"\0", b"x") + b"\r\n"
+    protocol.data_received(start)
     for _ in range(65):
-        protocol.data_received(line)
+        protocol.data_received(piece)
         assert not transport.sent.endswith(b"too long.")
+    protocol.data_received(piece)
+    return transport
 
-    protocol.data_received(line)
+
+@pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_head_without_end_is_refused_at_its_limit(before: bytes) -> None:
+    line = b"X-Filler: " + bytes(988).replace(b"\0", b"x") + b"\r\n"
+
+    transport = send_past_the_limit(before + b"GET /b HTTP/1.1\r\nHost: x\r\n", line)
 
     assert transport.sent.endswith(b"The head of the request is too long.")
     assert transport.is_closing()
@@ -136,14 +142,7 @@ CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     ids=["trailer", "extension", "length"],
 )
 async def test_what_stands_beside_a_body_without_end_is_refused_at_its_limit(start: bytes) -> None:
-    transport = FakeTransport(iter([]))
-    protocol = connect(transport)
-    protocol.data_received(CHUNKED + start)
-    for _ in range(65):
-        protocol.data_received(1000 * b"0")
-        assert not transport.sent.endswith(b"too long.")
-
-    protocol.data_received(1000 * b"0")
+    transport = send_past_the_limit(CHUNKED + start, 1000 * b"0")
 
     assert transport.sent.endswith(b"too long.")
     assert transport.is_closing()
