@@ -6,6 +6,8 @@ In: a device and a precision as asked for, which may be `auto`. Out: the precisi
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Literal
 
 import onnxruntime as ort
@@ -29,7 +31,10 @@ def check_device(device: Device) -> None:
         find_processor()
         return
     if device not in CPU_DEVICES:
-        ort.preload_dlls()  # CUDA and cuDNN that came as Python packages are found in no other way
+        # CUDA and cuDNN that came as Python packages are found in no other way. What is not found
+        # is printed, to where a command's answer goes.
+        with contextlib.redirect_stdout(sys.stderr):
+            ort.preload_dlls()
     provider = PROVIDERS[device][0][0]
     if provider not in ort.get_available_providers():
         raise StartError(f"device {device}: this ONNX Runtime is built without {provider}")

@@ -8,6 +8,7 @@ the sessions.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,10 @@ _CAPTURED = {"enable_cuda_graph": "1"}
 # TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16, whose
 # convolutions would lose the tensor cores with it.
 _EXACT = {"use_tf32": "0"}
+# Before it is a signature in C++, of a thousand characters; behind it are host and source file.
+_SAID = re.compile(
+    r"(?:\b(?:CUDA|CUDNN|CUDNN_FE|CUBLAS) failure |Please install )(?:(?! ; GPU=).)*"
+)
 SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 """Rewrites of ONNX Runtime that cost more than they save. The kernel of this one goes number by
 number: five times the time of an Add and a vectorised LayerNormalization, a fifth of what an
@@ -105,7 +110,10 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
         raise BundleError(f"{graph} is not a usable ONNX graph: {first_line(error)}") from error
     provider = PROVIDERS[device][0][0]
     if session.get_providers()[0] != provider:
-        raise StartError(f"device {device}: {provider} does not start on this machine")
+        raise StartError(
+            f"device {device}: {provider} does not start on this machine; "
+            "ONNX Runtime's own message before this one says why"
+        )
     return session
 
 
@@ -170,8 +178,8 @@ def _share_arena() -> None:
 def first_line(error: BaseException) -> str:
     """Returns what a message of ONNX Runtime says, without where in its code it was said."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    # What is before it is a signature in C++, of a thousand characters.
-    return line[max(0, line.find("CUDA failure")) :]
+    said = _SAID.search(line)
+    return said.group() if said else line
 
 
 def check_tensors(

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from onnx import TensorProto, helper
 
-from service.sessions import SLOWER_ON_CPU, list_providers
+from service.sessions import SLOWER_ON_CPU, first_line, list_providers
 from tests.tiny_bundle import serialize_graph
 
 WIDTH = 8
@@ -63,3 +64,29 @@ def test_only_cuda_is_asked_to_capture_a_graph() -> None:
     assert options["enable_cuda_graph"] == "1"
     assert "enable_cuda_graph" not in list_providers("cuda", "fp16")[0][1]
     assert not others
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "std::conditional_t<...> CudaCall(...) [with ERRTYPE = cudaError] "
+            "CUDA failure 2: out of memory ; GPU=0 ; hostname=box ; file=/src/x.cc ; line=1\nmore",
+            "CUDA failure 2: out of memory",
+        ),
+        (
+            "CudaCall(...) CUDNN failure 5003: NO_DEVICE ; GPU=0 ; hostname=box ; file=/src/x.cc",
+            "CUDNN failure 5003: NO_DEVICE",
+        ),
+        (
+            "/src/tensorrt.cc:729 void Register(...) Please install TensorRT libraries as said",
+            "Please install TensorRT libraries as said",
+        ),
+        ("[ONNXRuntimeError] : 7 : BAD\nmore", "[ONNXRuntimeError] : 7 : BAD"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_messages_of_onnx_runtime_lose_signatures_hosts_and_source_files(
+    message: str, said: str
+) -> None:
+    assert first_line(RuntimeError(message)) == said
