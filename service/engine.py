@@ -20,7 +20,7 @@ from service.card import CPU_DEVICES, Device, RunPrecision
 from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.lanes import LABELS_PER_RUN, Lane, LogitsArray, open_encoder, open_lane
+from service.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
 from service.selection import Head
 from service.sessions import PROVIDERS, Place, first_line
 
@@ -75,7 +75,7 @@ class Engine:
         *,
         alone: bool = False,
         explained: Collection[int] = (),
-    ) -> list[tuple[LogitsArray, ...]]:
+    ) -> list[HeadResults]:
         """Runs one batch.
 
         Args:
@@ -86,9 +86,8 @@ class Engine:
             explained: rows of the images whose maps will be asked for.
 
         Returns:
-            For each image, the logits of each of its heads, float32 [L] or [N]; they depend
-            neither on the other images nor on the other labels. If it is explained, the memory
-            of each of its heads follows, float32 [S, D].
+            The results of each image, which depend neither on the other images nor on the other
+            labels.
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
@@ -176,12 +175,12 @@ class Engine:
 
     def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
         try:
-            answers = self.run(self._make_black(size), [heads] * size, alone=alone)
+            results = self.run(self._make_black(size), [heads] * size, alone=alone)
         except OutOfMemory as error:
             raise StartError(f"{error}: set a smaller max_batch_size") from error
         except InferenceFailed as error:
             raise BundleError(f"the graphs do not run: {error.__cause__}") from error
-        for head, logits in zip(heads, answers[0], strict=True):
+        for head, logits in zip(heads, results[0].logits, strict=True):
             wanted = self._num_trained if head is None else len(head)
             if logits.shape != (wanted,):
                 raise BundleError(

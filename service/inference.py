@@ -128,8 +128,8 @@ class Inference:
         for watcher in self.watchers:
             watcher.saw_batch(len(photos), seconds)
         return [
-            Found(image, row[: len(item.heads)], row[len(item.heads) :], (*decoding, *stages))
-            for (item, image, decoding), row in zip(photos, rows, strict=True)
+            Found(image, row.logits, row.memories, (*decoding, *stages))
+            for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
 
     def _check_engine(self, failure: InferenceFailed) -> None:

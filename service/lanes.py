@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -38,6 +38,18 @@ results do not, so this bounds the memory of any number of labels. Fewer labels 
 more often for the keys and values that each run computes from the tokens."""
 
 
+class HeadResults(NamedTuple):
+    """What the heads of one image gave, in the order in which they were asked for.
+
+    Attributes:
+        logits: float32 [L] or [N] of each head.
+        memories: float32 [S, D] of each head where the image is explained, else none.
+    """
+
+    logits: tuple[LogitsArray, ...]
+    memories: tuple[NDArray[np.float32], ...] = ()
+
+
 @dataclass(frozen=True)
 class Lane:
     """Sessions of one bundle; several threads may run the same lane at once.
@@ -59,7 +71,7 @@ class Lane:
 
     def run(
         self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
-    ) -> list[tuple[LogitsArray, ...]]:
+    ) -> list[HeadResults]:
         """Runs one batch.
 
         Args:
@@ -68,8 +80,7 @@ class Lane:
             explained: rows of the images whose maps will be asked for; `explanation.py`.
 
         Returns:
-            For each image, logits float32 [L] or [N] for each of its heads, in their order; if
-            it is explained, the memory float32 [S, D] of each of its heads follows.
+            The results of each image.
         """
         with time_stage("encode"):
             tokens = self._encode(images)
@@ -88,25 +99,30 @@ class Lane:
 
     def _run_heads(
         self, tokens: Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
-    ) -> list[tuple[LogitsArray, ...]]:
+    ) -> list[HeadResults]:
         places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         heads: dict[int, Head] = {}
         for row, wanted in enumerate(asked):
             for slot, head in enumerate(wanted):
                 heads[id(head)] = head
                 places[id(head)].append((row, slot))
-        answers: list[list[LogitsArray]] = [[np.empty(0, np.float32)] * len(w) for w in asked]
-        for row in explained:
-            answers[row] *= 2
+        logits: dict[tuple[int, int], LogitsArray] = {}
+        memories: dict[tuple[int, int], LogitsArray] = {}
         for key, head in heads.items():
             rows = [row for row, _ in places[key]]
             outputs = ["logits", *(["memory"] if any(row in explained for row in rows) else [])]
-            logits, *memory = self._score(tokens, rows, head, outputs)
-            for i, (row, slot) in enumerate(places[key]):
-                answers[row][slot] = logits[i]
-                if row in explained:
-                    answers[row][len(asked[row]) + slot] = memory[0][i]
-        return [tuple(answer) for answer in answers]
+            found, *memory = self._score(tokens, rows, head, outputs)
+            logits.update(zip(places[key], found, strict=True))
+            for known in memory:
+                memories.update(zip(places[key], known, strict=True))
+        slots = [[(row, slot) for slot in range(len(wanted))] for row, wanted in enumerate(asked)]
+        return [
+            HeadResults(
+                tuple(logits[place] for place in own),
+                tuple(memories[place] for place in own) if row in explained else (),
+            )
+            for row, own in enumerate(slots)
+        ]
 
     def _encode(self, images: PixelArray) -> Tokens:
         if isinstance(self.encoder, Replay):

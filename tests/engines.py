@@ -17,7 +17,7 @@ from service.bundle import Bundle
 from service.devices import check_device
 from service.engine import Engine, open_engine
 from service.errors import StartError
-from service.lanes import LogitsArray
+from service.lanes import HeadResults
 from service.openvino import multiplies_bf16
 from service.selection import Head
 from service.sessions import PROVIDERS
@@ -89,14 +89,16 @@ def assert_gives_the_cpus_memories(
     asked: list[list[Head]] = [[None, queries]] * 3
     found = engine.run(images, asked, explained=explained)
     _assert_same(found, cpu.run(images, asked, explained=explained), tolerance)
-    assert [len(answer) for answer in found] == [4, 2, 4]
+    assert [len(each.memories) for each in found] == [2, 0, 2]
 
 
 def _assert_same(
-    found: Sequence[Sequence[LogitsArray]],
-    expected: Sequence[Sequence[LogitsArray]],
+    found: Sequence[HeadResults],
+    expected: Sequence[HeadResults],
     tolerance: float,
 ) -> None:
     for ours, theirs in zip(found, expected, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
+        assert len(ours.logits) == len(theirs.logits)
+        pairs = zip((*ours.logits, *ours.memories), (*theirs.logits, *theirs.memories), strict=True)
+        for one, other in pairs:
             np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)

@@ -98,7 +98,7 @@ def compare_scores(bundle: Bundle, precision: Precision) -> float:
         open_engine(bundle, device="cuda", precision=precision, cuda_graphs=True),
     ):
         engine.warm_up()
-        logits = np.stack([one for (one,) in engine.run(images, [[None]] * 4)])
+        logits = np.stack([one for (one,), _ in engine.run(images, [[None]] * 4)])
         found.append(compute_scores(logits, "sigmoid"))
     return float(max(np.abs(scores - found[0]).max() for scores in found[1:]))
 

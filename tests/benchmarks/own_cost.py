@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from tests.benchmarks.load import busy_seconds, measure_load
@@ -69,7 +70,7 @@ def _measure(server: Server, running: Running, clients: int, seconds: float) -> 
 def _show(servers: Sequence[Server], clients: int, costs: Sequence[Sequence[float]]) -> None:
     for server, own in zip(servers, costs, strict=True):
         ratios = [cost / ours for cost, ours in zip(own, costs[0], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = np.percentile(ratios, [25, 50, 75])
         least, usual = min(own), statistics.median(own)
         print(f"{clients} clients, {server.name}: least {least:.0f} us a request, "
               f"{least / min(costs[0]):.3f} of the first's; median {usual:.0f}, "

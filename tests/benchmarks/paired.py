@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
 from tests.benchmarks.servers import (
     ROOT,
@@ -59,7 +61,7 @@ def _ask_in_quiet(server: Server, running: Running, clients: int, seconds: float
 def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:
     for server, own in zip(servers, loads, strict=True):
         ratios = [load.rate / ours.rate for load, ours in zip(own, loads[0], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
+        low, middle, high = np.percentile(ratios, [25, 50, 75])
         rate, p50, p99 = (
             statistics.median(values)
             for values in zip(*((load.rate, load.p50_ms, load.p99_ms) for load in own), strict=True)

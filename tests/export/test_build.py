@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from export import variants
+from export import judge, variants
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, VerificationError
 from export.graphs import PIXELS_TO_LOGITS
@@ -41,7 +41,7 @@ def bundle(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
 
 def run_trained(engine: Engine, pixels: PixelArray) -> LogitsArray:
     """Returns the logits [B, N] of the trained labels."""
-    return np.stack([logits for (logits,) in engine.run(pixels, [[None]] * len(pixels))])
+    return np.stack([logits for (logits,), _ in engine.run(pixels, [[None]] * len(pixels))])
 
 
 def test_service_computes_what_torch_does_on_the_same_pixels(
@@ -89,15 +89,19 @@ def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: P
     assert all(label.threshold is not None for label in bundle.labels)
 
 
-@pytest.mark.parametrize("case", [(0.5, "int8"), (0.51, "fp32")])
+# Labels that photos have to show for mAP to judge; the loss is in its points, else in decibels.
+@pytest.mark.parametrize(
+    "case", [(1, 0.5, "int8"), (1, 0.51, "fp32"), (1000, -20.0, "int8"), (1000, -19.9, "fp32")]
+)
 def test_int8_is_the_cpus_default_only_if_it_is_accurate(
     checkpoint: Path,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    case: tuple[float, str],
+    case: tuple[int, float, str],
 ) -> None:
-    loss, precision = case
+    min_shown, loss, precision = case
+    monkeypatch.setattr(judge, "MIN_SHOWN", min_shown)
 
     def give_up_at_once(*arguments: object) -> variants.Int8Graphs:
         graphs: Any = arguments[0]

@@ -22,7 +22,7 @@ from service.bundle import Bundle, GraphName
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
-from service.lanes import Lane, LogitsArray
+from service.lanes import HeadResults, Lane, LogitsArray
 from tests.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,
@@ -63,8 +63,8 @@ def engine(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
 
 def run_trained(engine: Engine, images: PixelArray, *, alone: bool = False) -> LogitsArray:
     """Returns the trained logits [B, N]."""
-    answers = engine.run(images, [[None]] * len(images), alone=alone)
-    return np.stack([logits for (logits,) in answers])
+    results = engine.run(images, [[None]] * len(images), alone=alone)
+    return np.stack([logits for (logits,), _ in results])
 
 
 def write_with(tmp_path: Path, **replaced: bytes) -> Bundle:
@@ -81,7 +81,7 @@ def test_lone_image_runs_on_every_thread_and_what_has_company_on_one(
     engine = open_engine(tiny_bundle, device="cpu", max_batch_size=4, threads=2)
     threads, run_lane = [], Lane.run
 
-    def run(lane: Lane, *arguments: Any) -> list[tuple[LogitsArray, ...]]:
+    def run(lane: Lane, *arguments: Any) -> list[HeadResults]:
         assert isinstance(lane.encoder, ort.InferenceSession)
         threads.append(lane.encoder.get_session_options().intra_op_num_threads)
         return run_lane(lane, *arguments)

@@ -73,12 +73,10 @@ def explain(
     """Returns the maps of each image by label, all images being one batch."""
     selection = select_labels(sets, query)
     rows = range(len(images))
-    answers = engine.run(images, [selection.heads] * len(images), explained=rows)
     found = []
-    for answer in answers:
-        parts = len(selection.parts)
-        labels = score_labels(answer[:parts], selection)
-        made = explainer.explain_labels(labels, selection, answer[parts:], (48, 32))
+    for logits, memories in engine.run(images, [selection.heads] * len(images), explained=rows):
+        labels = score_labels(logits, selection)
+        made = explainer.explain_labels(labels, selection, memories, (48, 32))
         found.append({x.label: e.map for x, e in zip(labels, made, strict=True)})
     return found
 
@@ -138,21 +136,21 @@ def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> No
     images = random_images(2, 3)
     plain = engine.run(images, [[None, OPEN.queries]] * 3)
     mixed = engine.run(images, [[None, OPEN.queries]] * 3, explained=[1])
-    assert [len(answer) for answer in mixed] == [2, 4, 2]
+    assert [len(each.memories) for each in mixed] == [0, 2, 0]
     for before, after in zip(plain, mixed, strict=True):
-        for wanted, found in zip(before, after, strict=False):
+        for wanted, found in zip(before.logits, after.logits, strict=True):
             np.testing.assert_array_equal(found, wanted)
-    assert {memory.shape for memory in mixed[1][2:]} == {(TOKENS, QUERY_WIDTH)}
+    assert {memory.shape for memory in mixed[1].memories} == {(TOKENS, QUERY_WIDTH)}
 
 
 def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
     many = random_label_set(3, [f"label {i}" for i in range(MOST_EXPLAINED + 5)])
     query = Query(top_k=MOST_EXPLAINED + 5, explain="map")
     selection = select_labels((many,), query)
-    (answer,) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
-    labels = score_labels(answer[:1], selection)
+    ((logits, memories),) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
+    labels = score_labels(logits, selection)
     assert len(labels) == MOST_EXPLAINED + 5
-    made = explainer.explain_labels(labels, selection, answer[1:], (48, 32))
+    made = explainer.explain_labels(labels, selection, memories, (48, 32))
     assert len(made) == MOST_EXPLAINED
 
 

@@ -27,8 +27,8 @@ def test_engine_and_encoders_of_an_open_bundle_are_there(open_bundle: Bundle) ->
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
     queries = np.zeros((2, encoding.query_width), np.float32)
-    (answer,) = graphs.engine.run(black, [[None, queries]])
-    assert [len(logits) for logits in answer] == [len(open_bundle.labels), 2]
+    (found,) = graphs.engine.run(black, [[None, queries]])
+    assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
 
 def test_bundle_without_open_head_has_no_encoders(tiny_bundle: Bundle) -> None:

@@ -45,7 +45,7 @@ def engine(open_bundle: Bundle) -> Engine:
 
 
 def run_one(engine: Engine, image: PixelArray, head: Head) -> NDArray[np.float32]:
-    ((logits,),) = engine.run(image[None], [[head]], alone=True)
+    (((logits,), _),) = engine.run(image[None], [[head]], alone=True)
     return logits
 
 
@@ -80,11 +80,11 @@ def test_mixed_batch_gives_each_image_what_it_asks_for(
     heads: dict[str, Head] = {name: random_queries(i, 5 + i) for i, name in enumerate("abc")}
     heads["trained"] = None
 
-    answers = engine.run(images, [[heads[name] for name in names] for names in asked])
+    results = engine.run(images, [[heads[name] for name in names] for names in asked])
 
-    for image, names, answer in zip(images, asked, answers, strict=True):
-        assert len(answer) == len(names)
-        for name, logits in zip(names, answer, strict=True):
+    for image, names, found in zip(images, asked, results, strict=True):
+        assert len(found.logits) == len(names)
+        for name, logits in zip(names, found.logits, strict=True):
             alone = run_one(engine, image, heads[name])
             np.testing.assert_allclose(logits, alone, atol=TOLERANCE, rtol=0)
 
@@ -97,8 +97,7 @@ def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bun
     asked: list[list[Head]] = [[None], [queries], [None, queries]]
 
     for plain, found in zip(lane.run(images, asked), bound.run(images, asked), strict=True):
-        assert len(plain) == len(found)
-        for wanted, logits in zip(plain, found, strict=True):
+        for wanted, logits in zip(plain.logits, found.logits, strict=True):
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
@@ -123,11 +122,12 @@ def test_float_encoder_runs_image_by_image_and_an_int8_one_whole_batches(
     counting = CountingEncoder(lane.encoder)
     images, asked = random_images(7, 3), [[None]] * 3
 
-    answers = replace(lane, encoder=counting).run(images, asked)
+    results = replace(lane, encoder=counting).run(images, asked)
 
     assert counting.sizes == sizes
-    alone = [lane.run(image[None], [[None]])[0] for image in images]
-    np.testing.assert_allclose(answers, alone, atol=TOLERANCE, rtol=0)
+    for image, together in zip(images, results, strict=True):
+        (alone,) = lane.run(image[None], [[None]])
+        np.testing.assert_allclose(together.logits, alone.logits, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("per_run", [1, 3, 10, 11])
@@ -135,10 +135,10 @@ def test_chunks_of_labels_give_the_logits_of_the_whole(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, per_run: int
 ) -> None:
     images, queries = random_images(3, 2), random_queries(3, 10)
-    whole = [logits for (logits,) in engine.run(images, [[queries]] * 2)]
+    whole = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
 
     monkeypatch.setattr(lanes, "LABELS_PER_RUN", per_run)
-    chunked = [logits for (logits,) in engine.run(images, [[queries]] * 2)]
+    chunked = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
 
     np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
 
