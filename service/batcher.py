@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -25,7 +24,6 @@ from service.errors import (
     Draining,
     InferenceFailed,
     NotReady,
-    QueueFull,
     ServiceBroken,
     without_frames,
 )
@@ -47,35 +45,11 @@ RunBatch = Callable[[Sequence[ItemT], IsAlone], Sequence[ResultT | Exception]]
 of a result fails its item; one that is raised fails the batch."""
 
 
-@dataclass(frozen=True)
-class BatcherStats:
-    """Counters since the start, and what is going on now.
-
-    Attributes:
-        waiting: items in the queue now.
-        running: batches being run now.
-        items: items that were run.
-        batches: batches that were run, failed ones included.
-        failed: batches that failed.
-        refused: items refused because the queue was full.
-        cancelled: items whose client left before their answer.
-        expired: items whose deadline passed before their answer.
-    """
-
-    waiting: int = 0
-    running: int = 0
-    items: int = 0
-    batches: int = 0
-    failed: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    expired: int = 0
-
-
 class Batcher(Generic[ItemT, ResultT]):
     """A bounded line and a few worker threads.
 
-    Every method belongs to one event loop; only `run_batch` is called in the workers.
+    Public methods belong to one event loop. `_work`, `_run` and `_is_alone` run in the workers:
+    they touch the line and `_running`, and hand everything else to the loop through `_tell`.
     """
 
     def __init__(
@@ -108,9 +82,6 @@ class Batcher(Generic[ItemT, ResultT]):
         self._stopped = asyncio.Event()
         self._dead = False
         self._draining = False
-        self._counts = {
-            "items": 0, "batches": 0, "failed": 0, "refused": 0, "cancelled": 0, "expired": 0
-        }  # fmt: skip
 
     @property
     def healthy(self) -> bool:
@@ -121,10 +92,6 @@ class Batcher(Generic[ItemT, ResultT]):
     def waiting(self) -> int:
         """Items in the queue."""
         return len(self._line)
-
-    def stats(self) -> BatcherStats:
-        """Returns the counters."""
-        return BatcherStats(waiting=self.waiting, running=len(self._running), **self._counts)
 
     def start(self) -> None:
         """Starts the workers; their results come back to the running event loop."""
@@ -155,7 +122,7 @@ class Batcher(Generic[ItemT, ResultT]):
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            self._withdraw(waiting, "cancelled")
+            self._line.leave(waiting)
             raise
         finally:
             timer.cancel()
@@ -185,20 +152,12 @@ class Batcher(Generic[ItemT, ResultT]):
             raise Draining("the batcher is draining")
         if not self.healthy:
             raise NotReady("the batcher is not running")
-        try:
-            return self._line.join(item, deadline)
-        except QueueFull:
-            self._counts["refused"] += 1
-            raise
+        return self._line.join(item, deadline)
 
     def _expire(self, waiting: Waiting[ItemT, ResultT]) -> None:
         if not waiting.future.done():
-            self._withdraw(waiting, "expired")
+            self._line.leave(waiting)
             waiting.future.set_exception(DeadlineExceeded("the deadline passed in the queue"))
-
-    def _withdraw(self, waiting: Waiting[ItemT, ResultT], reason: str) -> None:
-        self._counts[reason] += 1
-        self._line.leave(waiting)
 
     def _work(self) -> None:
         """Takes batches and runs them, in a worker's thread, until the line is closed."""
@@ -229,7 +188,7 @@ class Batcher(Generic[ItemT, ResultT]):
             _log.exception("a batch of %d failed", len(batch))
             if not isinstance(error, InferenceFailed):
                 error = InferenceFailed("the run raised an error")
-            tell = partial(self._fail, batch, without_frames(error))
+            tell = partial(fail_all, batch, without_frames(error))
         else:
             seconds = time.perf_counter() - started
             self._line.expect(len(batch), seconds * _RETURN_SHARE)
@@ -252,7 +211,6 @@ class Batcher(Generic[ItemT, ResultT]):
         started: float,
         seconds: float,
     ) -> None:
-        self._count(batch)
         for waiting, result in zip(batch, results, strict=True):
             if waiting.future.done():
                 continue
@@ -261,15 +219,6 @@ class Batcher(Generic[ItemT, ResultT]):
             else:
                 queued = started - waiting.arrived
                 waiting.future.set_result(Done(result, queued, seconds, len(batch)))
-
-    def _fail(self, batch: Sequence[Waiting[ItemT, ResultT]], failure: InferenceFailed) -> None:
-        self._count(batch)
-        self._counts["failed"] += 1
-        fail_all(batch, failure)
-
-    def _count(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
-        self._counts["batches"] += 1
-        self._counts["items"] += len(batch)
 
     def _on_worker_end(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
         """Notes the end of a worker; where it died, `batch` is what it was at."""

@@ -13,10 +13,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeVar, TypeVarTuple
 
-from service.batcher import Batcher, BatcherStats
+from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
 from service.drain_rate import DrainRate
@@ -124,7 +124,6 @@ class Pipeline:
             settings.decode_threads or count_cores(), thread_name_prefix="decode"
         )
         self._aside = 0
-        self._refused = 0
         self._active = 0
         self._drain_rate = DrainRate()
         self._idle = asyncio.Event()
@@ -151,11 +150,6 @@ class Pipeline:
     def queue_length(self) -> int:
         """Images that wait now, those that threads of their own are at included."""
         return self._aside + self._batcher.waiting
-
-    def stats(self) -> BatcherStats:
-        """Returns the counters of the queue and of the batches."""
-        stats = self._batcher.stats()
-        return replace(stats, refused=stats.refused + self._refused)
 
     async def start(self) -> None:
         """Loads the label sets and starts taking requests.
@@ -238,8 +232,7 @@ class Pipeline:
         return self.queue_length >= self.settings.queue_size
 
     def turn_away(self) -> QueueFull:
-        """Counts a request that there is no place for; returns what tells when there may be one."""
-        self._refused += 1
+        """Returns the refusal where the queue is full, which tells when it may not be."""
         full = QueueFull("no place in the queue")
         full.retry_after_seconds = self._drain_rate.estimate_seconds(
             self.settings.queue_size, time.perf_counter()

@@ -58,7 +58,10 @@ class Waiting(Generic[ItemT, ResultT]):
 
 
 class WaitingLine(Generic[ItemT, ResultT]):
-    """A bounded first-in first-out line; `take` belongs to the workers, the rest to the loop."""
+    """A bounded first-in first-out line.
+
+    `take` and `expect` belong to the workers, the rest to the event loop.
+    """
 
     def __init__(self, size: int, *, max_batch_size: int, max_wait_seconds: float) -> None:
         """Makes an empty line.
