@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from service.cli.console import write_json
+from service.cli.paths import refuse_empty
 from service.cli.questions import (
     CandidateLabels,
     Exclude,
@@ -55,9 +56,16 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     settings: Settings,
     photos: Annotated[
         str,
-        typer.Argument(metavar="IN", help="Folder, or text file with one photo a line; or a URL."),
+        typer.Argument(
+            metavar="IN",
+            help="Folder, or text file with one photo a line; or a URL.",
+            parser=refuse_empty,
+        ),
     ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder of the results, or a URL.")],
+    out: Annotated[
+        str,
+        typer.Argument(metavar="OUT", help="Folder of the results, or a URL.", parser=refuse_empty),
+    ],
     top_k: TopK = None,
     threshold: Threshold = None,
     include: Include = None,

@@ -19,9 +19,17 @@ import typer
 
 from service.cli import labels
 from service.cli.bulk import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
-from service.cli.console import Format, dump_bundle, show_bundle, show_load, write_json
+from service.cli.console import (
+    Format,
+    dump_bundle,
+    show_bundle,
+    show_load,
+    write_every_name,
+    write_json,
+)
 from service.cli.flags import add_setting_flags
 from service.cli.importing import importing_for_good
+from service.cli.paths import read_path
 from service.cli.questions import (
     CandidateLabels,
     Exclude,
@@ -75,6 +83,7 @@ def show_help(
 
 def main() -> None:
     """Runs the command line; an error that a person can mend is one line on stderr."""
+    write_every_name()
     try:
         # Not standalone: typer would draw a box of several lines around an error.
         code = app(prog_name="ml-decoder", standalone_mode=False)
@@ -115,7 +124,10 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     photos: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PHOTO...", help="Image files, or folders of them.", show_default=False
+            metavar="PHOTO",
+            help="Image files, or folders of them.",
+            parser=read_path,
+            show_default=False,
         ),
     ],
     top_k: TopK = None,
@@ -160,7 +172,12 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
 
 def info(
-    bundle: Annotated[Path, typer.Argument(help="Folder of the bundle.", show_default=False)],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BUNDLE", help="Folder of the bundle.", parser=read_path, show_default=False
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Verify a bundle and show its model card.
@@ -190,7 +207,10 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     photos: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PHOTO...]", help="Image files or folders; none: a sample.", show_default=False
+            metavar="PHOTO",
+            help="Image files or folders; none: a sample.",
+            parser=read_path,
+            show_default=False,
         ),
     ] = None,
     url: Annotated[str, typer.Option(help="Address of the service.")] = "http://localhost:8000",

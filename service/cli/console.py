@@ -7,6 +7,7 @@ failures go to stderr.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,17 @@ class Format(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+
+
+def write_every_name() -> None:
+    """Makes stdout take names of files that its encoding cannot spell.
+
+    Bytes that are no UTF-8 are written as they are, as `ls` does; in another encoding, what it has
+    no letter for is spelled out. Else one such name would end a run of thousands of photos.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def write_json(record: dict[str, Any]) -> None:
@@ -81,14 +93,17 @@ def show_photo(photo: LabelledPhoto) -> None:
         failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
         Console(stderr=True).print(failure, soft_wrap=True)
         return
-    table = Table(title=Text(str(photo.path)), title_justify="left")
+    table = Table()
     table.add_column("label")
     table.add_column("score", justify="right")
     table.add_column("threshold", justify="right")
     for label in photo.prediction.labels:
         own = "" if label.calibrated else " *"
         table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
-    Console().print(table)
+    console = Console()
+    # Not as the title: that is broken into lines of the table's width, most paths are longer.
+    console.print(Text(str(photo.path), "bold"), soft_wrap=True)
+    console.print(table)
 
 
 def write_csv_head() -> None:

@@ -2,7 +2,7 @@
 
 In: a command that takes `Settings`. Out: the same command for typer, with one flag for
 each setting. A flag wins over its environment variable, which wins over the default; the
-checking is `Settings`' own, the same for all three. Next: `cli.py`.
+checking is `Settings`' own, the same for all three. Next: `commands.py`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ def name_variable(setting: str) -> str:
 
 
 def _read_settings(given: dict[str, Any]) -> Settings:
+    empty = [name for name, text in given.items() if text == ""]
+    if empty:  # an unset variable of a shell: as a host it would mean every interface
+        raise StartError(f"{name_flag(empty[0])} is empty")
     try:
         return Settings(**{name: text for name, text in given.items() if text is not None})
     except ValidationError as error:

@@ -15,6 +15,7 @@ import typer
 
 from service.cli.console import dump_label_set, show_calibration, show_label_sets, write_json
 from service.cli.flags import add_setting_flags
+from service.cli.paths import read_path
 from service.errors import LabelSetExists, StartError
 from service.logs import configure_logs
 from service.settings import Settings
@@ -48,7 +49,10 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     name: Name,
     label: Annotated[list[str] | None, typer.Option(help="A label; repeatable.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="Labels as .json or .npz, instead of --label.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Labels as .json or .npz, instead of --label.", parser=read_path
+        ),
     ] = None,
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
     as_json: AsJson = False,
@@ -85,7 +89,13 @@ def calibrate(
     settings: Settings,
     name: Name,
     photos: Annotated[
-        Path, typer.Option(help="Folder with labels.json and images/.", show_default=False)
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="Folder with labels.json and images/.",
+            parser=read_path,
+            show_default=False,
+        ),
     ],
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
     as_json: AsJson = False,

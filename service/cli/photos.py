@@ -7,6 +7,7 @@ cannot be used costs only itself. Next: `console.py`, which shows them.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class LabelledPhoto:
 def find_photos(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and in place of a folder the photos in it and below, by name.
 
+    A folder below that cannot be read is among them: it is told like a photo that cannot.
+
     Raises:
         StartError: a folder holds no photo.
     """
@@ -52,11 +55,19 @@ def find_photos(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)  # one that is not there is told like one that is broken
             continue
-        inside = [p for p in sorted(path.rglob("*")) if is_photo_name(p.name) and p.is_file()]
+        inside = _search(path)
         if not inside:
             raise StartError(f"{path} holds no photo")
         found.extend(inside)
     return found
+
+
+def _search(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place, _, names in os.walk(folder, onerror=lambda e: found.append(Path(e.filename))):
+        paths = [Path(place, name) for name in names if is_photo_name(name)]
+        found.extend(path for path in paths if path.is_file())
+    return sorted(found)
 
 
 async def label_photos(

@@ -111,10 +111,10 @@ class AsyncClient:
             For each photo, in order, its answer, or the error that it met.
 
         Raises:
+            TypeError: `photos` is one photo.
             ValueError: `at_once` is less than 1.
         """
-        if at_once < 1:
-            raise ValueError("at_once must be at least 1")
+        calls.check_many(photos, at_once)
         waiting: deque[asyncio.Task[Answer | ClientError | OSError]] = deque()
         places = asyncio.Semaphore(at_once)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -99,6 +99,19 @@ class Call(Generic[ResultT]):
             place = ".".join(map(str, first["loc"]))
             reason = ": ".join(filter(None, (place, first["msg"])))
             raise UnreadableAnswer(f"{response.url} answers something else: {reason}") from error
+
+
+def check_many(photos: Iterable[Photo], at_once: int) -> None:
+    """Checks the arguments of `predict_many`.
+
+    Raises:
+        TypeError: there is one photo in place of many.
+        ValueError: `at_once` is less than 1.
+    """
+    if isinstance(photos, str | bytes | os.PathLike):  # else each letter would be a path
+        raise TypeError("photos are a list of photos, not one")
+    if at_once < 1:
+        raise ValueError("at_once must be at least 1")
 
 
 def call_predict(photo: Photo, question: Question) -> Call[Answer]:
@@ -197,6 +210,8 @@ def _write_value(name: str, value: object) -> str | list[str]:
 
 
 def _set_path(name: str) -> str:
+    if name in ("", ".", ".."):  # what URLs drop from a path: the call would go elsewhere
+        raise ValueError(f"{name!r} is no name of a label set")
     return f"labels/{quote(name, safe='')}"
 
 

@@ -72,6 +72,12 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
+/** Deletes a set in the version that is given; where it has another, or is gone, nothing happens. */
+export async function deleteLabelSet({ name, version }) {
+  const headers = { "If-Match": `"${version}"` };
+  await reach(`labels/${encodeURIComponent(name)}`, { method: "DELETE", headers });
+}
+
 function sendJson(method, value, headers = {}) {
   const body = JSON.stringify(value);
   return { method, body, headers: { "Content-Type": "application/json", ...headers } };

@@ -1,13 +1,14 @@
 // Labels: the sets of the service, and new ones typed by the user.
 //
 // In: the sets that the service lists. Out: names of the chosen sets and typed labels; typed
-// labels can be kept as a set.
+// labels can be kept as a set, and a kept set can be deleted.
 
-import { keepLabelSet, listLabelSets } from "./api.js";
+import { deleteLabelSet, keepLabelSet, listLabelSets } from "./api.js";
 import { dropLabels, splitLabels } from "./scores.js";
 
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
+let listed = []; // the sets that are shown, as the service tells them
 
 export function chosenSets() {
   return [...document.querySelectorAll("#sets input:checked")].map((box) => box.value);
@@ -23,13 +24,29 @@ export function typedLabels() {
 
 /** Lists the sets; those that are ticked stay so, and those in `also` are ticked too. */
 export async function showSets(also = []) {
-  const sets = await listLabelSets();
+  listed = await listLabelSets();
   const chosen = [...chosenSets(), ...also]; // not before: a box may be ticked meanwhile
-  byId("sets").replaceChildren(...sets.map((set) => makeChoice(set, chosen.includes(set.name))));
+  replaceRows(listed.map((set) => makeRow(set, chosen.includes(set.name))));
   const compared = comparedSet();
-  const options = sets.map((set) => new Option(set.name, set.name));
+  const options = listed.map((set) => new Option(set.name, set.name));
   byId("compare").replaceChildren(new Option("nothing", ""), ...options);
-  byId("compare").value = sets.some((set) => set.name === compared) ? compared : "";
+  byId("compare").value = isListed(compared) ? compared : "";
+}
+
+function isListed(name) {
+  return listed.some((set) => set.name === name);
+}
+
+/** Shows other rows; the focus stays with its set, or goes to what stands in its place. */
+function replaceRows(rows) {
+  const list = byId("sets");
+  const { localName, value } = document.activeElement;
+  const place = [...list.children].findIndex((row) => row.contains(document.activeElement));
+  list.replaceChildren(...rows);
+  if (place < 0) return;
+  const same = rows.find((row) => row.querySelector("input").value === value);
+  const row = same ?? rows[Math.min(place, rows.length - 1)];
+  (row.querySelector(localName) ?? row.querySelector("input")).focus();
 }
 
 /** Ticks the sets that the service took where none was chosen. */
@@ -42,6 +59,12 @@ export function tickSets(names) {
 /** Listens; `onChange` is called after a choice, and after a pause in typing. */
 export function startLabels(onChange, onProblem) {
   byId("sets").addEventListener("change", onChange);
+  byId("sets").addEventListener("click", ({ target }) => {
+    if (target.localName !== "button") return;
+    remove(listed.find((set) => set.name === target.value), onChange, onProblem);
+  });
+  byId("delete-no").addEventListener("click", () => byId("delete").close());
+  byId("delete-yes").addEventListener("click", () => byId("delete").close("yes"));
   byId("compare").addEventListener("change", onChange);
   let pause = 0;
   byId("candidates").addEventListener("input", () => {
@@ -81,6 +104,57 @@ function showKeepStatus(text, mayReplace) {
   byId("replace").hidden = !mayReplace;
 }
 
+async function remove(set, onChange, onProblem) {
+  if (!(await isConfirmed(set))) return;
+  const { name } = set;
+  const isUsed = chosenSets().includes(name) || comparedSet() === name;
+  try {
+    const isDeleted = await deleteIfUnchanged(set);
+    await showSets();
+    const isKept = !isDeleted && isListed(name);
+    byId("sets-status").textContent = isKept
+      ? `${name} was changed meanwhile, and is kept. Delete it again if it should go.`
+      : `${name} is deleted.`;
+    if (isUsed) onChange();
+  } catch (error) {
+    byId("sets-status").textContent = error.message;
+    if (error.needsKey) onProblem(error);
+  }
+}
+
+/** Asks whether a set should go; closing the question any other way than by its button is a no. */
+function isConfirmed(set) {
+  const question = byId("delete");
+  byId("sets-status").textContent = "";
+  byId("delete-title").textContent = `Delete ${set.name}?`;
+  byId("delete-labels").textContent = countLabels(set);
+  question.returnValue = "";
+  question.showModal();
+  return new Promise((resolve) => {
+    const answer = () => resolve(question.returnValue === "yes");
+    question.addEventListener("close", answer, { once: true });
+  });
+}
+
+/** Deletes a set, or not where it is no longer what the page shows: another version, or gone. */
+async function deleteIfUnchanged(set) {
+  try {
+    await deleteLabelSet(set);
+  } catch (error) {
+    if (error.code === "label_set_changed") return false;
+    throw error;
+  }
+  return true;
+}
+
+function makeRow(set, isChosen) {
+  const row = document.createElement("div");
+  row.className = "set";
+  row.append(makeChoice(set, isChosen));
+  if (!set.read_only) row.append(makeDeleteButton(set));
+  return row;
+}
+
 function makeChoice(set, isChosen) {
   const label = document.createElement("label");
   label.className = "choice";
@@ -88,9 +162,24 @@ function makeChoice(set, isChosen) {
   box.type = "checkbox";
   box.value = set.name;
   box.checked = isChosen;
+  const name = document.createElement("span");
+  name.textContent = set.name;
   const count = document.createElement("span");
   count.className = "quiet";
-  count.textContent = `${set.num_labels} ${set.num_labels === 1 ? "label" : "labels"}`;
-  label.append(box, set.name, count);
+  count.textContent = countLabels(set);
+  label.append(box, name, count);
   return label;
+}
+
+function makeDeleteButton(set) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.value = set.name;
+  button.textContent = "Delete";
+  button.setAttribute("aria-label", `Delete ${set.name}`);
+  return button;
+}
+
+function countLabels({ num_labels: count }) {
+  return `${count} ${count === 1 ? "label" : "labels"}`;
 }

@@ -74,6 +74,33 @@ def test_one_name_is_no_list_of_labels(client: Any) -> None:
     assert "pets" not in {found.name for found in client.list_label_sets()}
 
 
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_name_that_an_address_would_swallow_is_refused(client: Any, name: str) -> None:
+    for ask in (
+        lambda: client.read_label_set(name),
+        lambda: client.replace_label_set(name, ["yak"]),
+        lambda: client.delete_label_set(name),
+    ):
+        with pytest.raises(ValueError, match=f"'{name}' is no name of a label set"):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["a/b", "%2F", "a?b", "a#b", "a b", "\n", "ü", "..%2F"])
+def test_name_that_no_set_has_reaches_the_service_as_it_is(client: Any, name: str) -> None:
+    with pytest.raises(ServiceProblem) as caught:
+        client.delete_label_set(name)
+    # A slash is one for the service too, however it is written.
+    assert caught.value.status == (404 if "/" in name else 422)
+    with pytest.raises(ServiceProblem, match="The name of a label set should be"):
+        client.register_label_set(name, ["yak"])
+
+
+@pytest.mark.parametrize("photos", ["photos", b"photo", Path("photos")])
+def test_one_photo_is_no_list_of_photos(client: Any, photos: Any) -> None:
+    with pytest.raises(TypeError, match="photos are a list of photos, not one"):
+        list(client.predict_many(photos))
+
+
 def test_many_photos_come_back_in_order_and_a_bad_one_costs_only_itself(client: Any) -> None:
     photos = [make_photo(seed) for seed in range(20)]
     photos[7] = b"junk"

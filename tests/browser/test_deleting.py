@@ -1,0 +1,215 @@
+"""A kept label set is deleted: asked first, by whoever may, and only as it was shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx2 as httpx
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.browser.conftest import Visit
+from tests.browser.test_looks import assert_accessible, keep_screenshot
+
+
+def register(visit: Visit, name: str, *labels: str) -> None:
+    response = httpx.put(f"{visit.url}/labels/{name}", json={"labels": list(labels)}, timeout=60)
+    assert response.is_success, response.text
+
+
+def list_names(visit: Visit) -> list[str]:
+    listed = httpx.get(f"{visit.url}/labels", timeout=60).json()["label_sets"]
+    return [found["name"] for found in listed]
+
+
+def find_box(page: Page, name: str) -> Locator:
+    return page.get_by_role("checkbox", name=name)
+
+
+def press_delete(page: Page, name: str, answer: str = "Delete it") -> None:
+    page.get_by_role("button", name=f"Delete {name}").click()
+    page.get_by_role("dialog", name=f"Delete {name}?").get_by_role("button", name=answer).click()
+
+
+@pytest.fixture(autouse=True)
+def sets(visit: Visit) -> list[str]:
+    """The service has two kept sets, whatever a test before has left."""
+    names = ["herd", "zoo"]
+    for name, label in zip(names, ("yak", "newt"), strict=True):
+        register(visit, name, label)
+    return names
+
+
+def test_only_kept_sets_can_be_deleted(visit: Visit) -> None:
+    page = visit.open()
+    expect(find_box(page, "zoo")).to_be_visible()
+    buttons = page.locator("#sets button")
+    names = buttons.evaluate_all("buttons => buttons.map(button => button.ariaLabel)")
+    assert names == ["Delete herd", "Delete zoo"]
+
+
+def test_set_is_deleted_after_a_question_and_the_photo_is_labelled_without_it(
+    visit: Visit,
+) -> None:
+    page = visit.open()
+    find_box(page, "zoo").check()
+    expect(page.locator(".column h3")).to_have_text("trained + zoo")
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+    expect(find_box(page, "zoo")).to_have_count(0)
+    expect(page.locator(".column h3")).to_have_text("trained")
+    assert page.locator("#compare option").all_inner_texts() == [
+        *("nothing", "trained", "everyday", "herd")
+    ]
+    assert "zoo" not in list_names(visit)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_set_that_was_compared_with_is_compared_with_no_more(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_label("Compare with").select_option("zoo")
+    expect(page.locator(".column")).to_have_count(2)
+    press_delete(page, "zoo")
+    expect(page.locator(".column")).to_have_count(1)
+    expect(page.get_by_label("Compare with")).to_have_value("")
+
+
+def test_set_that_is_not_used_is_deleted_without_another_prediction(visit: Visit) -> None:
+    page = visit.open()
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+    assert len(visit.asked) == 1
+
+
+def press_no(page: Page) -> None:
+    page.get_by_role("button", name="Keep it").click()
+
+
+def press_escape(page: Page) -> None:
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("refuse", [press_no, press_escape])
+def test_question_that_is_not_answered_with_yes_deletes_nothing(
+    visit: Visit, refuse: Callable[[Page], None]
+) -> None:
+    page = visit.open()
+    press_delete(page, "herd")  # a yes that is not to be taken for an answer to the next one
+    expect(page.locator("#sets-status")).to_have_text("herd is deleted.")
+    page.get_by_role("button", name="Delete zoo").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Its 1 label will be gone for everyone")
+    refuse(page)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
+    expect(page.locator("#sets-status")).to_be_empty()
+    find_box(page, "zoo").check()
+    expect(page.locator(".column h3")).to_have_text("trained + zoo")
+    assert "zoo" in list_names(visit)
+
+
+def test_set_that_somebody_has_changed_is_kept_until_it_is_deleted_again(visit: Visit) -> None:
+    page = visit.open()
+    register(visit, "zoo", "newt", "crow", "yak")
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text(
+        "zoo was changed meanwhile, and is kept. Delete it again if it should go."
+    )
+    expect(page.locator(".set", has=find_box(page, "zoo"))).to_contain_text("3 labels")
+    assert "zoo" in list_names(visit)
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+    assert "zoo" not in list_names(visit)
+
+
+def test_set_that_somebody_has_deleted_is_gone_from_the_page_too(visit: Visit) -> None:
+    page = visit.open()
+    find_box(page, "zoo").check()
+    expect(page.locator(".column h3")).to_have_text("trained + zoo")
+    httpx.delete(f"{visit.url}/labels/zoo", timeout=60)
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+    expect(find_box(page, "zoo")).to_have_count(0)
+    expect(page.locator(".column h3")).to_have_text("trained")
+
+
+@pytest.mark.parametrize(
+    ("status", "title"),
+    [(409, "This label set cannot be changed"), (503, "The label store cannot be used")],
+)
+def test_deletion_that_is_refused_is_told_and_the_set_stays(
+    visit: Visit, status: int, title: str
+) -> None:
+    page = visit.open()
+    page.route(
+        "**/labels/zoo", lambda route: route.fulfill(status=status, json={"title": title}), times=1
+    )
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text(title)
+    expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+
+
+def test_deletion_asks_for_the_key_that_may_change_sets(visit: Visit) -> None:
+    page = visit.open()
+    problem = {"status": 403, "title": "This API key may not do that", "code": "forbidden"}
+
+    def demand_key(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer sesame":
+            route.fallback()
+        else:
+            route.fulfill(status=403, json=problem)
+
+    page.route("**/labels/zoo", demand_key)
+    press_delete(page, "zoo")
+    expect(page.get_by_role("alert")).to_have_text("This API key may not do that")
+    expect(page.get_by_role("textbox", name="API key")).to_be_focused()
+    page.keyboard.type("sesame")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    press_delete(page, "zoo")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+
+
+def test_sets_are_deleted_with_the_keyboard_and_the_focus_goes_on(visit: Visit) -> None:
+    page = visit.open()
+    page.get_by_role("button", name="Delete herd").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Keep it")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page.locator("#sets-status")).to_have_text("herd is deleted.")
+    expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
+    expect(find_box(page, "everyday")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_kept_sets_and_the_question_fit_a_phone_and_break_no_accessibility_rule(
+    visit: Visit, scheme: str
+) -> None:
+    name = "w" * 100
+    register(visit, name, "yak")
+    visit.page.set_viewport_size({"width": 320, "height": 700})
+    visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page = visit.open()
+    expect(find_box(page, name)).to_be_visible()
+    button = page.get_by_role("button", name=f"Delete {name}")
+    button.scroll_into_view_if_needed()
+    box = button.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= 320 - box["width"]
+    assert box["height"] >= 24, "large enough for a finger"
+    keep_screenshot(visit, f"sets-{scheme}")
+    assert_accessible(visit)
+    button.click()
+    keep_screenshot(visit, f"delete-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    question = page.get_by_role("dialog")
+    assert question.evaluate("element => element.scrollWidth <= element.clientWidth")
+    assert_accessible(visit)
+    question.get_by_role("button", name="Delete it").click()
+    expect(page.locator("#sets-status")).to_have_text(f"{name} is deleted.")
