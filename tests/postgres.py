@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Debian keeps the server's programs here, off the path; the newest version comes last.
@@ -34,6 +38,20 @@ class Postgres:
 
     def stop(self) -> None:
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Takes connections meanwhile, as the kernel does for it, and says nothing."""
+        first = (self._folder / "data" / "postmaster.pid").read_text().split()[0]
+        others = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        processes = [int(process) for process in (first, *others)]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._as_user, str(_find_program(program)), *arguments]

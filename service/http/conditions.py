@@ -10,7 +10,7 @@ import re
 
 from starlette.requests import Request
 
-from service.errors import LabelSetChanged, LabelSetNotFound
+from service.errors import LabelSetChanged
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.store import ABSENT
@@ -31,7 +31,7 @@ def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | N
         LabelSetChanged: the set is in none of the versions of `If-Match`, or in one of
             `If-None-Match`, where `*` is every version.
     """
-    current = _find(catalogue, name)
+    current = catalogue.get(name)
     if current is not None and is_known(request, current):
         raise LabelSetChanged(name)
     condition = request.headers.get("if-match")
@@ -48,10 +48,3 @@ def is_known(request: Request, labels: LabelSet) -> bool:
     """Returns whether the client already holds this version of the set."""
     condition = request.headers.get("if-none-match", "")
     return condition.strip() == "*" or labels.version in _ANY_TAG.findall(condition)
-
-
-def _find(catalogue: Catalogue, name: str) -> LabelSet | None:
-    try:
-        return catalogue.find(name)
-    except LabelSetNotFound:
-        return None

@@ -108,14 +108,23 @@ class Catalogue:
         stored = sorted(self._stored.by_name.items())
         return (*self._fixed.values(), *(s for name, s in stored if name not in self._fixed))
 
+    def get(self, name: str) -> LabelSet | None:
+        """Returns a set as this process has it; None where it has none of that name."""
+        found = self._fixed.get(name)
+        if found is None and self._stored is not None:
+            found = self._stored.by_name.get(name)
+        return found
+
     def find(self, name: str) -> LabelSet:
         """Returns a set.
 
         Raises:
             LabelSetNotFound: there is none of that name.
+            StoreUnavailable: none is here, and the store, which may have one, does not answer.
         """
-        found = self._get(name)
+        found = self.get(name)
         if found is None:
+            self._check_store()
             raise LabelSetNotFound(name)
         return found
 
@@ -131,7 +140,7 @@ class Catalogue:
             await self._stored.start()
         for name in self._default:
             # No reason to stop: who may delete a set could keep the service from starting again.
-            if self._get(name) is None:
+            if self.get(name) is None:
                 known = ", ".join(each.name for each in self.list_sets()[:_NAMES_SHOWN])
                 _log.warning(
                     "there is no label set %s yet: requests have to name theirs (%s)", name, known
@@ -149,6 +158,7 @@ class Catalogue:
 
         Raises:
             UnknownLabelSet: there is no set of a name that the query gives.
+            StoreUnavailable: one is not here, and the store, which may have it, does not answer.
             VersionNotReached: the store has not seen `min_version`, or does not answer.
             InvalidLabelSet: the candidate labels are too many, or one stands twice.
             NoOpenHead: candidate labels need an open head.
@@ -159,8 +169,9 @@ class Catalogue:
             names = self._default or ("",)
         if query.min_version is not None:
             await self._reach(query.min_version, names)
-        unknown = tuple(name for name in names if self._get(name) is None)
+        unknown = tuple(name for name in names if self.get(name) is None)
         if unknown:
+            self._check_store()
             raise UnknownLabelSet(unknown)
         sets = tuple(self.find(name) for name in names)
         if query.candidate_labels:
@@ -225,11 +236,10 @@ class Catalogue:
         if self._stored is not None:
             await self._stored.refresh()
 
-    def _get(self, name: str) -> LabelSet | None:
-        found = self._fixed.get(name)
-        if found is None and self._stored is not None:
-            found = self._stored.by_name.get(name)
-        return found
+    def _check_store(self) -> None:
+        """Does nothing where all that is not here is nowhere."""
+        if not self.store_answers:
+            raise StoreUnavailable("a set that is not here may be in the store")
 
     def _open(self, name: str) -> tuple[Registration, StoredSets]:
         """Returns what writes the set called `name`."""

@@ -7,12 +7,14 @@ disk full. Next: `store.py`, which has the tables.
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
@@ -34,6 +36,9 @@ class Database:
     def __init__(self, engine: sa.Engine) -> None:
         """Takes the engine; `open_database` is what to call."""
         self._engine = engine
+        self._remote: WeakSet[Any] = WeakSet()
+        if engine.dialect.name == "postgresql":
+            sa.event.listen(engine, "connect", lambda opened, _record: self._remote.add(opened))
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -56,6 +61,18 @@ class Database:
         engine = self._engine.execution_options(**{_WRITING: True})
         with _naming_failures(), engine.begin() as connection:
             yield connection
+
+    def hang_up(self) -> None:
+        """Breaks the connections to a server: who waits for it gets `StoreUnavailable`.
+
+        May be called from any thread. A server that hangs, or that lets connect and keeps the
+        queries, would be waited for without an end; a file has no such server.
+        """
+        # One that opens or closes at this moment is not waited for: who waits hangs up again.
+        with suppress(OSError, RuntimeError, self._engine.dialect.loaded_dbapi.Error):
+            for connection in [one for one in self._remote if not one.closed]:
+                with socket.socket(fileno=os.dup(connection.fileno())) as line:
+                    line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the connections."""

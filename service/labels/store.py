@@ -167,6 +167,10 @@ class LabelStore:
             self._advance(connection, previous)
             return Written(previous + 1, created=False, changed=True, previous=previous)
 
+    def hang_up(self) -> None:
+        """Ends a call that waits for a server, in whatever thread; it raises `StoreUnavailable`."""
+        self._database.hang_up()
+
     def close(self) -> None:
         """Closes the connections."""
         self._database.close()

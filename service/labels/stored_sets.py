@@ -30,6 +30,10 @@ from service.labels.label_set import LabelSet
 from service.labels.rows import StoredSet
 from service.labels.store import LabelStore, Written
 
+# The largest set takes seconds to write; a server that is silent for longer hangs.
+_PATIENCE_SECONDS = 30.0
+_CLOSING_SECONDS = 1.0
+
 _log = logging.getLogger(__name__)
 
 ParamsT = ParamSpec("ParamsT")
@@ -59,6 +63,7 @@ class StoredSets:
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._following: asyncio.Task[None] | None = None
+        self._patience_seconds = _PATIENCE_SECONDS
         self._away = False
         self._stopped = False
 
@@ -94,6 +99,7 @@ class StoredSets:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
+        self._patience_seconds = _CLOSING_SECONDS
         with contextlib.suppress(StoreError):
             await self.call(self._store.close)
         self._stopped = True
@@ -106,7 +112,13 @@ class StoredSets:
         if self._stopped:
             raise Draining("the store is closed")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: work(*args, **options))
+        done = loop.run_in_executor(self._thread, lambda: work(*args, **options))
+        try:
+            while not (await asyncio.wait([done], timeout=self._patience_seconds))[0]:
+                self._store.hang_up()
+        finally:
+            done.cancel()  # where nobody waits for it any more: if it has not begun, it need not
+        return done.result()
 
     async def refresh(self) -> None:
         """Loads what other processes wrote.

@@ -21,6 +21,7 @@ import pytest
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
+from tests.postgres import Postgres
 from tests.serving import assert_problem, assert_still_serving, labels_of, send_image
 
 PETS = {"name": "pets", "labels": ["red panda", "axolotl"]}
@@ -66,8 +67,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.close()
 
 
-def start(bundle: Bundle, folder: Path) -> ServerProcess:
-    return ServerProcess(*serve_command(bundle.path), "--label-store", str(folder / "labels.db"))
+def start(bundle: Bundle, folder: Path, *flags: str) -> ServerProcess:
+    store = str(folder / "labels.db")
+    return ServerProcess(*serve_command(bundle.path), "--label-store", store, *flags)
 
 
 def register(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
@@ -97,6 +99,35 @@ def test_locked_store_refuses_registrations_until_it_is_free(
             locker.execute("ROLLBACK")
         assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
         assert "Traceback" not in server.stderr
+
+
+def test_set_in_a_store_that_was_away_at_the_start_is_asked_for_again_and_not_unknown(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with start(open_bundle, tmp_path) as server, server.open_client() as client:
+        assert register(client, PETS).status_code == 201
+        server.send_signal(15)
+        assert server.wait() == 0
+    with (
+        closing(sqlite3.connect(tmp_path / "labels.db", isolation_level=None)) as locker,
+        start(open_bundle, tmp_path, "--label-poll-seconds", "60") as server,
+    ):
+        locker.execute("BEGIN IMMEDIATE")
+        with server.open_client() as client:
+            for refused in (
+                send_image(client, params={"label_set": "pets"}),
+                client.get("/labels/pets"),
+            ):
+                assert_problem(refused, 503, "store_unavailable")
+                assert int(refused.headers["retry-after"]) > 0
+            assert_still_serving(client)
+            locker.execute("ROLLBACK")
+            # What writes asks the store itself, before the next look at it.
+            assert client.put("/labels/zoo", json={"labels": ["yak"]}).status_code == 201
+            version = client.get("/labels/zoo").json()["version"]
+            asked = {"label_set": "pets", "min_version": version}
+            assert send_image(client, params=asked).status_code == 200
+            assert_predictions_go_on(client)
 
 
 def test_full_disk_refuses_registrations_until_there_is_room(
@@ -130,6 +161,25 @@ def test_read_only_store_refuses_registrations_until_it_can_be_written(
         server.wait_for_line("the label store is back")
         assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
         assert_predictions_go_on(client)
+
+
+def test_database_that_hangs_keeps_neither_predictions_nor_the_end_waiting(
+    open_bundle: Bundle, postgres: Postgres
+) -> None:
+    command = (*serve_command(open_bundle.path), "--label-store", postgres.url)
+    with (
+        ServerProcess(*command, "--drain-seconds", "1") as server,
+        server.open_client() as client,
+        postgres.hanging(),
+    ):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/labels", json=PETS, timeout=1.0)
+        assert_still_serving(client)
+        server.send_signal(15)
+        assert server.wait() == 0
+    with ServerProcess(*command) as server, server.open_client() as client:
+        assert client.get("/labels/pets").status_code == 404
+        assert_still_serving(client)
 
 
 def test_same_set_from_many_clients_at_once_is_made_once(client: httpx.Client) -> None:

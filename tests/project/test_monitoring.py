@@ -147,12 +147,64 @@ def test_provisioning_finds_dashboard_and_rules() -> None:
     assert f"./deploy/monitoring/grafana/dashboards:{folder}:ro" in compose["grafana"]["volumes"]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed"
+)
+
+
+@needs_promtool
 def test_promtool_accepts_configuration_and_rules() -> None:
     command = ["promtool", "check", "config", str(FOLDER / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(list_alerts())} rules found" in done.stdout
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("versions", "alarms"),
+    [
+        # Scraped one after the other, in the middle of registrations that take minutes.
+        (("0+10x60", "0 0+10x59"), 0),
+        # One that is behind for good.
+        (("7x60", "7x10 5x50"), 1),
+        # The store was put back to what it was.
+        (("7x30 5x30", "7x30 5x30"), 0),
+    ],
+)
+def test_replica_is_behind_only_where_it_stays_behind(
+    versions: tuple[str, str], alarms: int, tmp_path: Path
+) -> None:
+    (alert,) = [rule for rule in list_alerts() if rule["alert"] == "MlDecoderLabelSetsDiffer"]
+    expected = {
+        "exp_labels": {"job": "ml-decoder", **alert["labels"]},
+        "exp_annotations": alert["annotations"],
+    }
+    test = {
+        "interval": "10s",
+        "input_series": [
+            {"series": f'{name}{{job="ml-decoder", instance="{index}"}}', "values": values}
+            for index, version in enumerate(versions)
+            for name, values in (
+                ("ml_decoder_label_set_version", version),
+                ("ml_decoder_ready", "1x60"),
+            )
+        ],
+        "alert_rule_test": [
+            {
+                "eval_time": f"{seconds}s",
+                "alertname": alert["alert"],
+                "exp_alerts": [expected] * alarms,
+            }
+            for seconds in range(300, 400, 10)
+        ],
+    }
+    rules = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "10s"}
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
+    command = ["promtool", "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _expressions_of(panel: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from tests import nginx
 from tests.photos import make_photo
 from tests.postgres import Postgres
 from tests.scale.replicas import Load, Replicas
+from tests.serving import assert_problem
 
 FULL = os.environ.get("SCALE_TEST") == "full"
 COUNT = 3
@@ -128,6 +129,8 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
     replicas: Replicas, postgres: Postgres
 ) -> None:
     with replicas.open_client() as client:
+        assert client.post("/labels", json={"name": "kept", "labels": ["x"]}).status_code == 201
+        assert_all_are_served_by_all(replicas, ["kept"])
         postgres.stop()
         try:
             # Every replica refuses several times over, and all of them go on predicting.
@@ -138,6 +141,11 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
                 missed = ask(client, "trained", min_version="1000000")
                 assert missed.json()["code"] == "version_not_reached"
                 assert predict(client, "trained") == 200
+            assert_set_that_one_replica_lost_is_had_from_the_others(replicas, client)
+            # Who asks for what no replica knows takes none of them from the others.
+            for _ in range(2 * COUNT):
+                assert ask(client, "nobody").json()["code"] == "store_unavailable"
+                assert predict(client, "trained") == 200
         finally:
             postgres.start()
         wait_for(
@@ -147,6 +155,20 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
             30.0,
         )
     delete_all(replicas)
+
+
+def assert_set_that_one_replica_lost_is_had_from_the_others(
+    replicas: Replicas, client: httpx.Client
+) -> None:
+    assert replicas.stop(0) == 0
+    replicas.start(0)
+    with replicas.open_client(0) as restarted:
+        refused = ask(restarted, "kept")
+        assert_problem(refused, 503, "store_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        assert predict(restarted, "trained") == 200
+    for _ in range(2 * COUNT):
+        assert predict(client, "kept") == 200
 
 
 def test_proxy_passes_request_ids_on_and_hides_metrics(replicas: Replicas) -> None:

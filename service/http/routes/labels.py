@@ -54,6 +54,7 @@ _READ_PROBLEMS = (
 _NAME_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.LabelSetNotFound,
+    errors.StoreUnavailable,
     request_errors.InvalidParameters,
 )
 _WRITE_PROBLEMS = (

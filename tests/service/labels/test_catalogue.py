@@ -16,6 +16,7 @@ from service.errors import (
     LabelSetNotFound,
     LabelSetReadOnly,
     NoOpenHead,
+    StoreUnavailable,
     UnknownLabelSet,
     VersionNotReached,
 )
@@ -38,8 +39,19 @@ def define(name: str, *labels: str) -> Definition:
     return Definition(name, labels, (None,) * len(labels), (None,) * len(labels))
 
 
-def make_store() -> LabelStore:
-    return LabelStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
+class FlakyStore(LabelStore):
+    """A store that is away while it is told to be."""
+
+    away = False
+
+    def read_versions(self) -> tuple[int, dict[str, int]]:
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().read_versions()
+
+
+def make_store() -> FlakyStore:
+    return FlakyStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
 
 
 def make_catalogue(
@@ -178,6 +190,30 @@ async def test_default_set_may_be_registered_later_and_is_missed_till_then(
         await catalogue.pin(Query())
     assert caught.value.names == ("pets",)
     await catalogue.register(define("pets", "cat"))
+    assert await pin_names(catalogue, Query()) == ["pets"]
+    await catalogue.stop()
+
+
+async def test_set_is_not_called_unknown_while_the_store_that_may_have_it_is_away(
+    open_bundle: Bundle,
+) -> None:
+    store = make_store()
+    store.write(define("pets", "cat"), np.ones((1, EMBEDDING_WIDTH), np.float32), replace=False)
+    store.away = True
+    catalogue = make_catalogue(open_bundle, default=("pets",), store=store)
+    await catalogue.start()
+    for query in (Query(), Query(label_set=("trained", "pets")), Query(label_set=("none",))):
+        with pytest.raises(StoreUnavailable):
+            await catalogue.pin(query)
+    with pytest.raises(StoreUnavailable):
+        catalogue.find("pets")
+    assert catalogue.get("pets") is None
+    assert await pin_names(catalogue, Query(label_set=("trained", "everyday"))) == [
+        "trained",
+        "everyday",
+    ]
+    store.away = False
+    await catalogue.refresh()
     assert await pin_names(catalogue, Query()) == ["pets"]
     await catalogue.stop()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from service.bundle import Bundle
 from service.bundle_draft import write_bundle
@@ -17,12 +18,23 @@ from tests.tiny_bundle import (
     QUERY_WIDTH,
     open_draft,
     open_graphs,
+    serialize_graph,
     tiny_head,
     tiny_label_encoder,
 )
 
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-6
+
+
+def odd_encoder(operation: str, other: str, **attributes: int) -> bytes:
+    """Returns a label encoder that does something to the embeddings and another tensor."""
+    nodes = [helper.make_node(operation, ["embeddings", other], ["queries"], **attributes)]
+    size = ["L", EMBEDDING_WIDTH]
+    embeddings = helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, size)
+    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["Q", "K"])
+    uneven = np.array([-1, 2 * EMBEDDING_WIDTH + 1], np.int64)
+    return serialize_graph(nodes, embeddings, queries, {"shape": uneven})
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +66,13 @@ def test_bundle_without_open_head_has_no_label_encoder(tiny_bundle: Bundle) -> N
 
 @pytest.mark.parametrize(
     ("graph", "reason"),
-    [(tiny_head(), "label_encoder"), (tiny_label_encoder(width=EMBEDDING_WIDTH + 1), "embeddings")],
+    [
+        (tiny_head(), "label_encoder"),
+        (tiny_label_encoder(width=EMBEDDING_WIDTH + 1), "embeddings"),
+        # Two embeddings are tried.
+        (odd_encoder("Concat", "embeddings", axis=0), "gave queries of shape \\[4, 6]"),
+        (odd_encoder("Reshape", "shape"), "does not run"),
+    ],
 )
 def test_graph_that_takes_something_else_is_refused(
     tmp_path: Path, graph: bytes, reason: str

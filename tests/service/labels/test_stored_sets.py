@@ -25,6 +25,7 @@ from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
 from service.labels.store import LabelStore, Limits
 from service.labels.stored_sets import StoredSets
+from tests.postgres import Postgres
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
 
 pytestmark = pytest.mark.anyio
@@ -161,6 +162,22 @@ async def test_store_that_is_away_leaves_the_sets_and_is_told_once(
         await wait_for(store, lambda: "cars" in sets.by_name and sets.answers)
     told = [record.message for record in caplog.records if "label store is" in record.message]
     assert told == ["the label store is away: away", "the label store is back"]
+
+
+async def test_database_that_hangs_is_away_until_it_goes_on(
+    encoding: Encoding, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.labels.stored_sets._PATIENCE_SECONDS", 0.2)
+    store = LabelStore(open_database(postgres.url), SPACE.fingerprint, Limits(sets=9, labels=9))
+    sets = StoredSets(store, encoding, 60.0, ())
+    await sets.start()
+    async with asyncio.timeout(SECONDS):
+        with postgres.hanging():
+            for _ in range(2):  # on the connection that there was, then while connecting
+                with pytest.raises(StoreUnavailable):
+                    await sets.refresh()
+        await sets.refresh()
+        await sets.stop()
 
 
 async def test_store_is_followed_through_a_fault_of_ours(

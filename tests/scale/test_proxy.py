@@ -1,0 +1,183 @@
+"""What the proxy says by itself, and whom it asks: the deployed configuration, fake replicas."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from service.http.problems import PROBLEM_KINDS
+from service.http.request_errors import BodyTooLarge
+from tests import nginx
+from tests.serving import assert_problem
+
+COUNT = 3
+TOO_LARGE = b"x" * (33 * 1024 * 1024)
+
+
+class FakeReplica:
+    """Answers every POST with the status that it is told, and remembers that it was asked."""
+
+    def __init__(self) -> None:
+        self.status: int | None = 200
+        self.asked = 0
+        replica = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                replica.asked += 1
+                if replica.status is None:  # as if it were killed
+                    self.close_connection = True
+                    return
+                self.send_response(replica.status)
+                self.send_header("Content-Length", "0")
+                self.send_header("X-Answered-By", "replica")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.socket.close()
+
+
+@pytest.fixture
+def replicas() -> Iterator[list[FakeReplica]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(FakeReplica())) for _ in range(COUNT)]
+
+
+@contextmanager
+def open_proxy(*ports: int) -> Iterator[httpx.Client]:
+    missing = nginx.find_missing()
+    if missing is not None:
+        pytest.skip(f"nginx: {missing}")
+    with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
+        running = nginx.Nginx(Path(folder), ports)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client:
+                yield client
+        finally:
+            running.stop()
+
+
+@pytest.fixture
+def proxy(replicas: list[FakeReplica]) -> Iterator[httpx.Client]:
+    with open_proxy(*(replica.port for replica in replicas)) as client:
+        yield client
+
+
+def predict(client: httpx.Client) -> httpx.Response:
+    return client.post("/predict", content=b"photo")
+
+
+def assert_answered_by_replica(response: httpx.Response, status: int = 200) -> None:
+    assert (response.status_code, response.headers.get("x-answered-by")) == (status, "replica")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code"),
+    [
+        ({"method": "POST", "url": "/predict", "content": TOO_LARGE}, 413, "body_too_large"),
+        ({"method": "POST", "url": "/labels", "content": TOO_LARGE}, 413, "body_too_large"),
+        ({"method": "POST", "url": "/x.html", "content": TOO_LARGE}, 413, "body_too_large"),
+        ({"method": "GET", "url": "/metrics"}, 404, "not_found"),
+        ({"method": "GET", "url": "/.problem"}, 404, "not_found"),
+        ({"method": "TRACE", "url": "/predict"}, 405, "method_not_allowed"),
+        ({"method": "GET", "url": "/" + "x" * 20_000}, 414, "refused_by_proxy"),
+        ({"method": "GET", "url": "/", "headers": {"X": "x" * 40_000}}, 400, "refused_by_proxy"),
+    ],
+    ids=lambda value: value["url"][:9] if isinstance(value, dict) else str(value),
+)
+def test_what_the_proxy_refuses_is_a_problem(
+    proxy: httpx.Client, asked: dict[str, Any], status: int, code: str
+) -> None:
+    assert_problem(proxy.request(**asked), status, code)
+    assert_answered_by_replica(predict(proxy))
+
+
+def test_body_that_the_proxy_refuses_is_told_in_the_words_of_the_service(
+    proxy: httpx.Client,
+) -> None:
+    sent = {"X-Request-ID": "mine"}
+    refused = proxy.post("/predict", content=TOO_LARGE, headers=sent)
+    assert refused.json() == {
+        "type": "urn:ml-decoder:problem:body_too_large",
+        "title": PROBLEM_KINDS[BodyTooLarge].title,
+        "status": 413,
+        "code": PROBLEM_KINDS[BodyTooLarge].code,
+        "request_id": "mine",
+    }
+    protocol = proxy.post("/v2/models/x/infer", content=TOO_LARGE)
+    assert (protocol.status_code, protocol.headers["content-type"]) == (413, "application/json")
+    assert protocol.json() == {"error": PROBLEM_KINDS[BodyTooLarge].title}
+    assert_answered_by_replica(predict(proxy))
+
+
+def test_request_id_that_is_none_breaks_no_problem(proxy: httpx.Client) -> None:
+    refused = proxy.get("/metrics", headers={"X-Request-ID": 'a","status":"200'})
+    assert len(assert_problem(refused, 404, "not_found")["request_id"]) == 32
+    assert_answered_by_replica(predict(proxy))
+
+
+@pytest.mark.parametrize("path", ["/predict", "/labels"])
+def test_replicas_that_are_gone_are_a_problem_and_worth_another_try(path: str) -> None:
+    with open_proxy(*(nginx.find_free_port() for _ in range(COUNT))) as client:
+        for _ in range(COUNT):
+            gone = client.post(path, content=b"x")
+            assert_problem(gone, 502, "no_replica")
+            assert int(gone.headers["retry-after"]) > 0
+
+
+def test_replicas_that_do_not_take_connections_are_a_problem() -> None:
+    with ExitStack() as stack:
+        # A line of no places, with somebody in it.
+        hung = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
+        for _ in range(2):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(hung[0].getsockname())
+        client = stack.enter_context(open_proxy(hung[0].getsockname()[1]))
+        assert_problem(predict(client), 504, "replica_timeout")
+
+
+def test_replicas_whose_answer_is_503_are_asked_on(
+    proxy: httpx.Client, replicas: list[FakeReplica]
+) -> None:
+    for replica in replicas:
+        replica.status = 503
+    for _ in range(2 * COUNT):
+        assert_answered_by_replica(predict(proxy), 503)
+    for replica in replicas:
+        replica.status = 200
+    # nginx still leaves them out.
+    assert_answered_by_replica(predict(proxy))
+
+
+def test_request_that_breaks_replicas_is_shown_to_two_at_most(
+    proxy: httpx.Client, replicas: list[FakeReplica]
+) -> None:
+    for replica in replicas:
+        replica.status = None
+    assert_problem(predict(proxy), 502, "no_replica")
+    assert sum(replica.asked for replica in replicas) == 2
+    for replica in replicas:
+        replica.status = 200
+    assert_answered_by_replica(predict(proxy))
