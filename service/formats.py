@@ -27,7 +27,12 @@ _MAGIC = (
     (b"\0\0\1\0", "ICO"),
 )
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
-_HEIC_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
+_HEIC_BRANDS = frozenset(
+    {
+        *(b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"),
+        *(b"mif1", b"msf1"),
+    }
+)
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
 _ENDINGS = {
@@ -56,7 +61,8 @@ def _find_formats() -> tuple[str, ...]:
     if not features.check("avif"):
         return (*_ALWAYS, "HEIF")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    return (*_ALWAYS, "HEIF", "AVIF")
+    # In this order: pillow-heif opens any of them, and finds out while it decodes.
+    return (*_ALWAYS, "AVIF", "HEIF")
 
 
 FORMATS = _find_formats()

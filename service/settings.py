@@ -121,8 +121,8 @@ class Settings(BaseSettings):
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
     max_held_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Most bytes of the bodies of all requests together; who has no room is refused at once
-    (default 1073741824 = 1 GiB)."""
+    """Most bytes of the bodies of all requests together, photos that are fetched included; who has
+    no room is refused at once; not below max_body_bytes (default 1073741824 = 1 GiB)."""
 
     max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""

@@ -19,12 +19,13 @@ from starlette.middleware.cors import CORSMiddleware
 from service.errors import StartError
 from service.http.access import Access
 from service.http.answers import add_problem_handlers
-from service.http.body_budget import BodyBudget, HoldBodies
+from service.http.body_budget import HoldBodies, open_budget
 from service.http.browsers import PageGuard, read_origins
 from service.http.door import Door
 from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.hosting import PipelineHost
 from service.http.keys import KeyRing
+from service.http.openapi import DocumentedApp
 from service.http.routes import health, info, labels, metrics, open_inference, predict
 from service.http.routes.page import add_page
 from service.settings import Settings
@@ -58,11 +59,11 @@ def create_app(
     Raises:
         StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
             the metrics of several processes is not there; or the keys, the rate limit or the
-            origins of the settings are none.
+            origins of the settings are none; or a body may be larger than all together.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
-    app = FastAPI(
+    app = DocumentedApp(
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
@@ -131,7 +132,7 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
-    app.state.budget = BodyBudget(settings.max_held_bytes)
+    app.state.budget = open_budget(settings)
     app.state.fetcher = _open_fetcher(settings)
     app.state.rates = _limit_rates(settings.rate_limit)
     origins = read_origins(settings.cors_origins)

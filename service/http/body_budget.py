@@ -1,15 +1,17 @@
 """The body budget: how many bytes of all requests together may lie in memory.
 
-In: bytes of a body as they arrive. Out: nothing, or a refusal. One body has its own limit in
-`uploads.py`; this one stops a thousand clients who all stay just below it. A request holds its
-bytes until it is answered. Next: `uploads.py`, which counts.
+In: bytes of a body, or of a photo that is fetched, as they arrive. Out: nothing, or a refusal. One
+body has its own limit in `uploads.py`; this one stops a thousand clients who all stay just below
+it. A request holds its bytes until it is answered. Next: `uploads.py` and `fetching.py`, which
+count.
 """
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import QueueFull
+from service.errors import QueueFull, StartError
+from service.settings import Settings
 
 
 class BodyBudget:
@@ -18,6 +20,17 @@ class BodyBudget:
     def __init__(self, limit_bytes: int) -> None:
         """Starts with all of them free."""
         self.free_bytes = limit_bytes
+
+
+def open_budget(settings: Settings) -> BodyBudget:
+    """Returns the budget of the settings.
+
+    Raises:
+        StartError: the largest body would never have room, and its client try again for ever.
+    """
+    if settings.max_held_bytes < settings.max_body_bytes:
+        raise StartError("max_held_bytes: less than max_body_bytes, which one body may have")
+    return BodyBudget(settings.max_held_bytes)
 
 
 class HeldBody:

@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import httpcore2 as httpcore
 
 from service.errors import QueueFull
+from service.http.body_budget import HeldBody
 from service.http.request_errors import BodyTooLarge, OriginTimeout, UrlNotUsable
 
 MAX_REDIRECTS = 3
@@ -74,22 +75,26 @@ class Fetcher:
             network or httpcore.AnyIOBackend(), resolve or _LookUps(places).resolve
         )
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, held: HeldBody) -> bytes:
         """Returns the bytes behind a URL.
+
+        Args:
+            url: what the client sent.
+            held: what the request holds in memory; the bytes are counted there too.
 
         Raises:
             UrlNotUsable: the URL is not https, leads to an address that is not public, or
                 its origin does not answer with an image's bytes.
             OriginTimeout: it takes too long.
             BodyTooLarge: it has too many bytes.
-            QueueFull: too many fetches are going on.
+            QueueFull: too many fetches are going on, or other requests fill the memory.
         """
         if self._places == 0:
             raise QueueFull("too many fetches")
         self._places -= 1
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._follow(url)
+                return await self._follow(url, held)
         except TimeoutError as error:
             raise OriginTimeout(self._timeout_seconds) from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
@@ -97,7 +102,7 @@ class Fetcher:
         finally:
             self._places += 1
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str, held: HeldBody) -> bytes:
         # One connection for one fetch: none is kept that was checked some time ago.
         connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
         async with connections as pool:
@@ -110,10 +115,13 @@ class Fetcher:
                         continue
                     if response.status != _OK or b"content-encoding" in headers:
                         raise UrlNotUsable
-                    return await self._read(headers.get(b"content-length", b""), response.stream)
+                    declared = headers.get(b"content-length", b"")
+                    return await self._read(declared, response.stream, held)
         raise UrlNotUsable
 
-    async def _read(self, declared: bytes, stream: Iterable[bytes] | AsyncIterable[bytes]) -> bytes:
+    async def _read(
+        self, declared: bytes, stream: Iterable[bytes] | AsyncIterable[bytes], held: HeldBody
+    ) -> bytes:
         assert isinstance(stream, AsyncIterable)
         what = "The image behind the URL"
         if declared.isdigit() and int(declared) > self._max_bytes:
@@ -123,6 +131,7 @@ class Fetcher:
             body += chunk
             if len(body) > self._max_bytes:
                 raise BodyTooLarge(self._max_bytes, what)
+            held.grow(len(chunk))
         return bytes(body)
 
 

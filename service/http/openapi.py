@@ -12,12 +12,13 @@ from collections import defaultdict
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel
 
 from service.http.answers import PROBLEM_JSON
 from service.http.multipart import FormShape
 from service.http.parameters import Parameters
-from service.http.problems import PROBLEM_KINDS, describe_kind
+from service.http.problems import PROBLEM_KINDS, describe_kind, document_headers
 from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
@@ -29,6 +30,23 @@ TAG_AND_PLACE = {
     "headers": {**TAG["headers"], "Location": {"description": "The set's path.", "schema": _TEXT}}
 }
 """The headers of an answer with a new label set."""
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI, without its guess that what takes a parameter may answer 422 in its own shape."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the document."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            for path in document["paths"].values():
+                for operation in path.values():
+                    if "HTTPValidationError" in str(operation["responses"].get("422")):
+                        del operation["responses"]["422"]
+            for guess in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(guess, None)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
 
 
 def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
@@ -140,12 +158,8 @@ def _document_status(errors: list[type[Exception]]) -> dict[str, Any]:
         kind.code: {"value": describe_kind(kind, "6f1c0ab2").model_dump(exclude_none=True)}
         for kind in kinds
     }
-    answer: dict[str, Any] = {
+    return {
         "description": "; ".join(f"`{kind.code}`: {kind.title}" for kind in kinds),
         "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
+        **document_headers(kinds),
     }
-    if any(kind.retry_after_seconds for kind in kinds):
-        answer["headers"] = {
-            "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}
-        }
-    return answer

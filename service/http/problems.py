@@ -9,7 +9,7 @@ internal error. Next: `answers.py`, which sends problems.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
@@ -192,6 +192,11 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
 
 INTERNAL_ERROR = ProblemKind(500, "internal_error", "Internal error")
 
+_HEADERS = {
+    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
+    "WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}},
+}
+
 
 class ProblemValue(BaseModel):
     """One value that is not valid."""
@@ -228,6 +233,13 @@ class Problem(BaseModel):
     request_id: str | None = Field(
         default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
     )
+
+
+def document_headers(kinds: Iterable[ProblemKind]) -> dict[str, Any]:
+    """Returns what an OpenAPI document says of the headers of an answer: nothing where none is."""
+    sent = {name for kind in kinds for name in kind.headers}
+    headers = {name: described for name, described in _HEADERS.items() if name in sent}
+    return {"headers": headers} if headers else {}
 
 
 def find_kind(error: Exception) -> ProblemKind:

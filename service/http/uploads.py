@@ -39,6 +39,9 @@ RAW_IMAGE = "image/*"
 URL_FIELD = "url"
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
+MOST_BRACKETS = 500_000
+"""That open in the JSON of a body, far more than its labels need. Lists and objects are what takes
+longest to parse: 20 MB of nothing else take seconds, in which no other thread runs."""
 _MOST_DIGITS = 18
 _QUICK_JSON_BYTES = 65536
 
@@ -127,7 +130,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads a JSON object, within the size and the time of `settings`.
+    """Reads a JSON object that may hold a label set, within the size and the time of `settings`.
 
     Raises:
         RequestError: the body is too large, too slow, malformed or of another type.
@@ -137,7 +140,9 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
     _refuse_encoding(request)
     if _media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType((JSON,))
-    return await _parse_aside(await read_body(request, settings))
+    # A label may be an object, and have an embedding.
+    most_brackets = MOST_BRACKETS + 2 * settings.max_labels_per_set
+    return await _parse_aside(await read_body(request, settings), most_brackets)
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -230,11 +235,11 @@ async def _join(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
 
 
-async def _parse_aside(body: bytes) -> dict[str, Any]:
+async def _parse_aside(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
     if len(body) <= _QUICK_JSON_BYTES:
-        return parse_json(body)
+        return parse_json(body, most_brackets)
     # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(parse_json, body)
+    return await asyncio.to_thread(parse_json, body, most_brackets)
 
 
 def _from_form(form: Form, shape: FormShape) -> Upload:
@@ -286,12 +291,19 @@ def _from_url(fields: dict[str, Any], shape: FormShape) -> Upload:
     return Upload((ImageUrl(url),), fields)
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
     """Returns a JSON object; nothing in it is given twice.
 
+    Args:
+        body: all of it.
+        most_brackets: how many `[` and `{` may stand in it, those of its texts included.
+
     Raises:
-        MalformedBody: this is no JSON, or no object, or something in it is given twice.
+        MalformedBody: this is no JSON, or no object, or something in it is given twice, or it has
+            too many brackets.
     """
+    if body.count(b"[") + body.count(b"{") > most_brackets:
+        raise MalformedBody(f"The JSON has more than {most_brackets} opening brackets")
     try:
         value = json.loads(
             body.decode("utf-8"),

@@ -90,7 +90,8 @@ def test_bodies_that_are_held_back_together_leave_room_for_others_again(
     open_bundle: Bundle,
 ) -> None:
     size = 400_000
-    flags = ("--label-store", "memory", "--max-held-bytes", str(2 * size))
+    limits = ("--max-body-bytes", str(size), "--max-held-bytes", str(2 * size))
+    flags = ("--label-store", "memory", *limits)
     with (
         ServerProcess(*serve_command(open_bundle.path), *flags) as server,
         server.open_client() as client,
@@ -167,6 +168,24 @@ def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, body: bytes) -
             reply = read_reply(connection)
         assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"200"] * 4
         assert reply.count(b'"labels"') == 3
+
+
+def test_offer_of_an_upgrade_without_a_body_waits_for_none(server: ServerProcess) -> None:
+    offer = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(2 * offer + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
+        reply = read_reply(connection)
+    assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"400", b"400", b"200"]
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"GET /livez HTTP/1.1\r\n\r\n", b"junk"])
+def test_what_comes_behind_the_last_request_does_not_spoil_its_answer(
+    server: ServerProcess, rest: bytes
+) -> None:
+    length = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PHOTO)
+    reply = ask_raw(server, HEAD + length + PHOTO + rest)
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    assert b'"labels"' in reply
 
 
 def test_body_of_a_request_that_offers_an_upgrade_is_no_second_request(

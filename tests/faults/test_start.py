@@ -107,6 +107,7 @@ def test_damaged_bundle_stops_the_start_with_one_line(
     [
         *(("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1")),
         *(("--queue-size", "0"), ("--label-store", __file__), ("--host", "none.invalid")),
+        ("--max-held-bytes", "10000000"),  # less than one body may have
     ],
 )
 def test_setting_that_cannot_be_had_stops_the_start_with_one_line(

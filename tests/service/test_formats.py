@@ -43,6 +43,14 @@ def test_picture_is_read_like_any_other(file_format: str) -> None:
 
 
 @needs_decoder
+@pytest.mark.parametrize("file_format", CONTAINERS)
+@pytest.mark.parametrize("brand", [b"mif1", b"msf1"])
+def test_either_may_stand_in_a_container_of_a_common_brand(file_format: str, brand: bytes) -> None:
+    data = encode_picture(make_picture(1, 64, 48), file_format)
+    assert decode_image(data[:8] + brand + data[12:], CONTRACT, 10_000).width == 64
+
+
+@needs_decoder
 def test_avif_is_turned_as_its_own_property_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # Pillow writes it as the property `irot`
@@ -107,7 +115,8 @@ def test_junk_in_a_container_is_invalid_or_unsupported() -> None:
 
 def test_without_the_decoder_they_are_known_but_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "FORMATS", ("JPEG", "PNG"))
-    assert name_unread_format(b"\0\0\0\x1cftypheic") == "HEIF"
+    for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1"):
+        assert name_unread_format(b"\0\0\0\x1cftyp" + brand) == "HEIF"
     assert name_unread_format(b"\0\0\0\x1cftypavif") == "AVIF"
     assert name_unread_format(b"\0\0\0\x1cftypisom") is None
 

@@ -94,6 +94,23 @@ def test_engine_is_not_run_without_a_photo(
     assert isinstance(run(inference, decoded)[0], Found)
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_engine_is_told_whether_the_batch_is_alone(
+    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, alone: bool
+) -> None:
+    told = []
+    run_engine = engine.run
+
+    def run_and_remember(*arguments: Any, **options: Any) -> Any:
+        told.append(options["alone"])
+        return run_engine(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", run_and_remember)
+        inference.run([make_item(make_photo(1))], lambda: alone)
+    assert told == [alone]
+
+
 class Failures:
     """An engine's `run` that fails a few times before it is itself again."""
 
@@ -105,6 +122,19 @@ class Failures:
         if self.left:
             raise self.left.pop(0)
         return self._run(*arguments, **options)
+
+
+def test_engine_without_memory_is_not_tried_out(
+    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = InferenceFailed("another batch")
+    failures = Failures(engine, OutOfMemory("too much"), later)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run", failures)
+        with pytest.raises(OutOfMemory):
+            run(inference, make_photo(1))
+    assert failures.left == [later]
+    assert isinstance(run(inference, make_photo(1))[0], Found)
 
 
 @pytest.mark.parametrize(

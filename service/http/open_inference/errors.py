@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from service.http.problems import PROBLEM_KINDS, Problem, ProblemKind
+from service.http.problems import PROBLEM_KINDS, Problem, ProblemKind, document_headers
 
 PREFIX = "/v2"
 
@@ -55,11 +55,15 @@ def find_status(kind: ProblemKind) -> int:
 
 def document_errors(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
     """Returns FastAPI's `responses` for the listed error classes."""
-    titles: dict[int, list[str]] = defaultdict(list)
+    kinds: dict[int, list[ProblemKind]] = defaultdict(list)
     for error in errors:
         kind = PROBLEM_KINDS[error]
-        titles[find_status(kind)].append(kind.title)
+        kinds[find_status(kind)].append(kind)
     return {
-        int(status): {"model": ErrorAnswer, "description": "; ".join(group)}
-        for status, group in sorted(titles.items())
+        int(status): {
+            "model": ErrorAnswer,
+            "description": "; ".join(kind.title for kind in group),
+            **document_headers(group),
+        }
+        for status, group in sorted(kinds.items())
     }

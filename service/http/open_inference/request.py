@@ -24,7 +24,7 @@ from service.http.open_inference.tensors import (
 )
 from service.http.parameters import Parameters, merge_parameters
 from service.http.request_errors import InvalidTensors
-from service.http.uploads import parse_json
+from service.http.uploads import MOST_BRACKETS, parse_json
 from service.images import PixelArray
 from service.selection import Query
 
@@ -102,8 +102,9 @@ def parse_infer_request(
         RequestError: the request is malformed, or not what the model takes.
     """
     head, raw = _split(body, header_length)
+    nested = most * contract.height * (contract.width + 1)  # the lists of `pixels`
     try:
-        asked = InferBody.model_validate(parse_json(head))
+        asked = InferBody.model_validate(parse_json(head, MOST_BRACKETS + nested))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -50,7 +50,11 @@ _ANSWERS = document_answer(
     *("application/json", "application/octet-stream"),
 )
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
-_MODEL_ERRORS = (*_UNAVAILABLE, request_errors.UnknownModel)
+_MODEL_ERRORS = (
+    *_UNAVAILABLE,
+    request_errors.UnknownModel,
+    request_errors.InvalidParameters,
+)
 _INFER_ERRORS = (
     *(request_errors.InvalidTensors, request_errors.UnknownModel),
     *(*REQUEST_PROBLEMS, *IMAGE_PROBLEMS),

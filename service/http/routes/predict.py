@@ -71,6 +71,7 @@ REQUEST_PROBLEMS = (
     errors.TextNotEncodable,
     errors.NoOpenHead,
     errors.VersionNotReached,
+    errors.StoreUnavailable,
     errors.QueueFull,
     errors.InferenceFailed,
     errors.OutOfMemory,
@@ -104,7 +105,7 @@ async def predict(request: Request) -> Response:
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
     image = upload.images[0]
-    work = _label_one(pipeline, image, query, request.app.state.fetcher)
+    work = _label_one(request, pipeline, image, query)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
     return Response(answer, media_type=JSON)
@@ -140,12 +141,13 @@ def limit_images(settings: Settings) -> int:
 
 
 async def _label_one(
-    pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query, fetcher: Fetcher | None
+    request: Request, pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query
 ) -> tuple[Selection, Prediction]:
     if isinstance(image, ImageUrl):
+        fetcher: Fetcher | None = request.app.state.fetcher
         if fetcher is None:
             raise UrlInputOff
-        data = await fetcher.fetch(image.url)
+        data = await fetcher.fetch(image.url, request.state.held_body)
     else:
         data = image.decode()
     deadline = pipeline.set_deadline()

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Coroutine
 from typing import Any
 
 import httpcore2 as httpcore
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import QueueFull
+from service.http.body_budget import BodyBudget, HeldBody
 from service.http.fetching import MAX_REDIRECTS, Fetcher, check_url, is_public
 from service.http.request_errors import BodyTooLarge, OriginTimeout, UrlNotUsable
 from tests.photos import make_photo
@@ -80,13 +82,18 @@ def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, places: int = 4
     )
 
 
+def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:
+    """Fetches for a request that may hold far more."""
+    return fetcher.fetch(url, HeldBody(BodyBudget(10 * MAX_BYTES)))
+
+
 def serving(*answers: Any, address: str = PUBLIC) -> FakeNetwork:
     return FakeNetwork({"a.example": [address]}, {address: list(answers)})
 
 
 async def test_image_comes_from_the_address_that_was_checked() -> None:
     network = serving(reply(PHOTO))
-    assert await make_fetcher(network).fetch("https://a.example/cat.png?size=2#top") == PHOTO
+    assert await fetch(make_fetcher(network), "https://a.example/cat.png?size=2#top") == PHOTO
     assert network.called == [(PUBLIC, 443)]
     assert network.look_ups == {"a.example": 1}
 
@@ -118,7 +125,7 @@ async def test_image_comes_from_the_address_that_was_checked() -> None:
 async def test_what_is_no_plain_https_url_is_refused_before_any_look_up(url: str) -> None:
     network = serving(reply(PHOTO))
     with pytest.raises(UrlNotUsable):
-        await make_fetcher(network).fetch(url)
+        await fetch(make_fetcher(network), url)
     assert network.look_ups == {}
     assert network.called == []
 
@@ -138,7 +145,7 @@ async def test_name_that_leads_inside_is_refused_without_a_connection(address: s
     for found in ([address], [PUBLIC, address], [address, PUBLIC]):
         network = FakeNetwork({"a.example": found}, {})
         with pytest.raises(UrlNotUsable):
-            await make_fetcher(network).fetch("https://a.example/")
+            await fetch(make_fetcher(network), "https://a.example/")
         assert network.called == []
 
 
@@ -159,14 +166,14 @@ async def test_every_spelling_of_this_machine_is_refused(host: str) -> None:
     # The system's own resolver reads these spellings.
     fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=30, places=1)
     with pytest.raises(UrlNotUsable):
-        await fetcher.fetch(f"https://{host}/")
+        await fetch(fetcher, f"https://{host}/")
 
 
 async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
     network = serving(redirect("https://b.example/x", "301 Moved"))
     network.names["b.example"] = ["8.8.8.8"]
     network.answers["8.8.8.8"] = [redirect("/y", "307 Temporary Redirect"), reply(PHOTO)]
-    assert await make_fetcher(network).fetch("https://a.example/") == PHOTO
+    assert await fetch(make_fetcher(network), "https://a.example/") == PHOTO
     assert network.called == [(PUBLIC, 443), ("8.8.8.8", 443), ("8.8.8.8", 443)]
 
 
@@ -179,14 +186,14 @@ async def test_redirect_to_what_is_not_allowed_is_refused(target: str) -> None:
     network = serving(*[redirect(target) for _ in range(MAX_REDIRECTS + 1)])
     network.names |= {"inside.example": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
     with pytest.raises(UrlNotUsable):
-        await make_fetcher(network).fetch("https://a.example/")
+        await fetch(make_fetcher(network), "https://a.example/")
     assert {address for address, _ in network.called} == {PUBLIC}
 
 
 async def test_endless_redirects_end() -> None:
     network = serving(*[redirect("https://a.example/") for _ in range(100)])
     with pytest.raises(UrlNotUsable):
-        await make_fetcher(network).fetch("https://a.example/")
+        await fetch(make_fetcher(network), "https://a.example/")
     assert len(network.called) == MAX_REDIRECTS + 1
 
 
@@ -202,7 +209,7 @@ async def test_name_that_changes_its_address_is_looked_up_for_every_connection()
         max_bytes=MAX_BYTES, timeout_seconds=30, places=1, network=network, resolve=rebind
     )
     with pytest.raises(UrlNotUsable):
-        await fetcher.fetch("https://a.example/")
+        await fetch(fetcher, "https://a.example/")
     assert network.called == [(PUBLIC, 443)]
 
 
@@ -220,7 +227,7 @@ async def test_name_that_changes_its_address_is_looked_up_for_every_connection()
 )
 async def test_origin_without_an_image_is_refused(answer: list[bytes]) -> None:
     with pytest.raises(UrlNotUsable):
-        await make_fetcher(serving(answer)).fetch("https://a.example/")
+        await fetch(make_fetcher(serving(answer)), "https://a.example/")
 
 
 @pytest.mark.parametrize(
@@ -234,26 +241,39 @@ async def test_origin_without_an_image_is_refused(answer: list[bytes]) -> None:
 )
 async def test_huge_image_is_refused_before_it_is_whole(answer: list[bytes]) -> None:
     with pytest.raises(BodyTooLarge):
-        await make_fetcher(serving(answer)).fetch("https://a.example/")
+        await fetch(make_fetcher(serving(answer)), "https://a.example/")
+
+
+async def test_what_is_fetched_is_counted_among_the_bodies_in_memory() -> None:
+    network = serving(reply(PHOTO), reply(PHOTO), reply(PHOTO))
+    budget = BodyBudget(2 * len(PHOTO) - 1)
+    first, second = HeldBody(budget), HeldBody(budget)
+    fetcher = make_fetcher(network)
+    await fetcher.fetch("https://a.example/", first)
+    with pytest.raises(QueueFull):
+        await fetcher.fetch("https://a.example/", second)
+    first.release()
+    second.release()
+    assert await fetcher.fetch("https://a.example/", second) == PHOTO
 
 
 async def test_slow_origin_is_given_up() -> None:
     answer = [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", b"abc", 0]
     with pytest.raises(OriginTimeout):
-        await make_fetcher(serving(answer), seconds=0.05).fetch("https://a.example/")
+        await fetch(make_fetcher(serving(answer), seconds=0.05), "https://a.example/")
 
 
 async def test_fetches_beyond_the_places_are_refused_and_places_come_back() -> None:
     network = serving([0], reply(PHOTO))
     fetcher = make_fetcher(network, places=1)
-    first = asyncio.create_task(fetcher.fetch("https://a.example/"))
+    first = asyncio.create_task(fetch(fetcher, "https://a.example/"))
     await network.connected.wait()
     with pytest.raises(QueueFull):
-        await fetcher.fetch("https://a.example/")
+        await fetch(fetcher, "https://a.example/")
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert await fetcher.fetch("https://a.example/") == PHOTO
+    assert await fetch(fetcher, "https://a.example/") == PHOTO
 
 
 async def test_name_server_that_does_not_answer_holds_up_nobody_else(
@@ -264,7 +284,7 @@ async def test_name_server_that_does_not_answer_holds_up_nobody_else(
     fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=0.01, places=64)
     try:
         # As many as there are threads for everything else at the most.
-        fetches = [fetcher.fetch(f"https://{name}.example/") for name in range(32)]
+        fetches = [fetch(fetcher, f"https://{name}.example/") for name in range(32)]
         failures = await asyncio.gather(*fetches, return_exceptions=True)
         assert {type(failure) for failure in failures} == {OriginTimeout}
         async with asyncio.timeout(10):
@@ -278,7 +298,7 @@ async def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(httpcore, "default_ssl_context", contexts.pop)
     fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
     for _ in range(2):
-        assert await fetcher.fetch("https://a.example/") == PHOTO
+        assert await fetch(fetcher, "https://a.example/") == PHOTO
 
 
 @given(st.text(max_size=60))
@@ -296,9 +316,15 @@ def test_route_takes_urls_only_where_it_is_set_to(tiny_bundle: Any) -> None:
         assert_problem(client.post("/predict", json=body), 422, "url_input_off")
         assert_still_serving(client)
     with serve_app(tiny_bundle.path, url_input=True) as client:
-        client.app.state.fetcher = make_fetcher(serving(reply(PHOTO)))  # type: ignore[attr-defined]
+        state: Any = client.app.state  # type: ignore[attr-defined]
+        state.fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
+        free = state.budget.free_bytes
         answer = client.post("/predict", json=body)
         assert len(answer.json()["labels"]) == 2, answer.text
+        state.budget.free_bytes = len(PHOTO)  # others hold the rest
+        assert_problem(client.post("/predict", json=body), 429, "queue_full")
+        state.budget.free_bytes += free - len(PHOTO)
+        assert state.budget.free_bytes == free
         both = client.post("/predict", json={**body, "image": "AAAA"})
         assert_problem(both, 400, "malformed_body")
         assert_problem(client.post("/predict", json={"url": 5}), 400, "malformed_body")

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.bundle import Bundle
+from service.http.uploads import MOST_BRACKETS
 from tests.serving import PHOTO, assert_problem, assert_still_serving, serve_app, to_base64
 from tests.tiny_bundle import EMBEDDING_WIDTH
 
@@ -57,3 +58,25 @@ def test_any_json_is_answered_or_a_problem(
     if response.status_code not in (200, 201):
         assert 400 <= response.status_code < 500
         assert_problem(response, response.status_code, response.json()["code"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "member"),
+    [
+        ("POST", "/predict", "include"),
+        ("POST", "/predict/batch", "images"),
+        ("POST", "/labels", "labels"),
+        ("PUT", "/labels/pets", "labels"),
+        ("POST", "/v2/models/tiny-open/infer", "inputs"),
+    ],
+)
+@pytest.mark.parametrize("value", ["[]", "{}", "[" * 900 + "]" * 900], ids=["[]", "{}", "deep"])
+def test_millions_of_lists_are_refused_before_they_are_parsed(
+    client: TestClient, method: str, path: str, member: str, value: str
+) -> None:
+    times = 2 * MOST_BRACKETS // (len(value) // 2)
+    body = f'{{"{member}": [{",".join([value] * times)}]}}'
+    headers = {"Content-Type": "application/json"}
+    response = client.request(method, path, content=body, headers=headers)
+    assert response.status_code == 400
+    assert "opening brackets" in response.text

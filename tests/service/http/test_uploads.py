@@ -45,9 +45,9 @@ def test_long_json_is_parsed_beside_the_event_loop(
     assert client.portal is not None
     loop_thread, threads, parse = client.portal.call(get_ident), [], uploads.parse_json
 
-    def remember(body: bytes) -> dict[str, Any]:
+    def remember(*arguments: Any) -> dict[str, Any]:
         threads.append(get_ident())
-        return parse(body)
+        return parse(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(uploads, "parse_json", remember)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from service.bundle import Bundle
+from service.http import uploads
 from service.labels import database as database_module
 from tests.serving import (
     PHOTO,
@@ -228,7 +229,10 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
         removed = client.delete("/labels/pets", headers={"If-Match": stale})
         assert_problem(removed, 412, "label_set_changed")
     assert_problem(put(if_none_match="*"), 412, "label_set_changed")
-    assert client.get("/labels/pets", headers={"If-None-Match": tag}).status_code == 304
+    for known in (tag, f"W/{tag}", f'"0", {tag}', "*"):
+        assert client.get("/labels/pets", headers={"If-None-Match": known}).status_code == 304
+    for unknown in ('"0"', tag.strip('"'), ""):
+        assert client.get("/labels/pets", headers={"If-None-Match": unknown}).status_code == 200
     new = put(if_match=f'"x", {tag}')
     assert new.status_code == 200
     assert_problem(put(if_match=tag), 412, "label_set_changed")
@@ -239,6 +243,25 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
     current = client.get("/labels/pets").headers["etag"]
     assert_problem(put(if_none_match=f'"0", {current}'), 412, "label_set_changed")
     assert put(if_none_match='"0"').status_code == 200
+
+
+@pytest.mark.parametrize("there_is_one", [False, True])
+def test_of_many_who_write_on_the_same_condition_one_succeeds(
+    client: TestClient, *, there_is_one: bool
+) -> None:
+    if there_is_one:
+        condition = {"If-Match": register(client, PETS).headers["etag"]}
+    else:
+        condition = {"If-None-Match": "*"}
+
+    def put(number: int) -> int:
+        body = {"labels": [f"newt {number}"]}
+        status: int = client.put("/labels/pets", json=body, headers=condition).status_code
+        return status
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = sorted(threads.map(put, range(8)))
+    assert statuses == [200 if there_is_one else 201] + [412] * 7
 
 
 def test_conditions_are_asked_of_what_another_process_wrote(
@@ -280,6 +303,14 @@ def test_sets_that_came_with_the_model_cannot_be_changed(client: TestClient, nam
     assert_problem(client.delete(f"/labels/{name}"), 409, "label_set_read_only")
 
 
+def test_version_of_a_set_that_came_with_the_model_does_not_open_it(client: TestClient) -> None:
+    condition = {"If-Match": client.get("/labels/trained").headers["etag"]}
+    replaced = client.put("/labels/trained", json={"labels": ["newt"]}, headers=condition)
+    assert_problem(replaced, 409, "label_set_read_only")
+    removed = client.delete("/labels/trained", headers=condition)
+    assert_problem(removed, 409, "label_set_read_only")
+
+
 def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
     vector = np.random.default_rng(0).normal(size=EMBEDDING_WIDTH).tolist()
     body = {
@@ -295,6 +326,18 @@ def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
     assert set(both) == {"quux", "newt"}
     alone = scores_of(client, label_set="texts")
     assert both["newt"] == pytest.approx(alone["newt"], abs=TOLERANCE)
+
+
+def test_as_many_embeddings_as_a_set_may_have_are_not_too_many_brackets(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector = [0.5] * EMBEDDING_WIDTH
+    labels: list[Any] = [{"name": f"label {i}", "embedding": vector} for i in range(50)]
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "MOST_BRACKETS", 2)  # those of the set and of its list
+        register(client, {"name": "most", "labels": labels})
+        more = client.post("/labels", json={"name": "more", "labels": [*labels, []]})
+        assert "brackets" in assert_problem(more, 400, "malformed_body")["detail"]
 
 
 def test_prompt_is_encoded_instead_of_the_name(client: TestClient) -> None:

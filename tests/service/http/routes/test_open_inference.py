@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from service.bundle import Bundle
 from service.errors import QueueFull
+from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.images import decode_image
 from service.pipeline import Pipeline, Prediction, open_pipeline
@@ -145,6 +146,16 @@ def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: 
         assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
 
 
+def test_as_many_nested_pixels_as_there_may_be_are_not_too_many_brackets(
+    client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(request, "MOST_BRACKETS", 100)
+        tensor = pixels_input(*[PHOTO] * 16, bundle=open_bundle)
+        assert infer(client, tensor)["scores"]["shape"] == [16, 5]
+        assert_error(post(client, tensor, parameters={"x": [[]] * 200}), 400, "brackets")
+
+
 def test_texts_in_the_place_of_pixels_fill_no_memory(
     client: TestClient, open_bundle: Bundle
 ) -> None:
@@ -259,6 +270,15 @@ def test_registered_set_is_served_in_the_version_that_is_demanded(client: TestCl
 def test_unknown_model_version_and_path_are_404(client: TestClient, path: str) -> None:
     assert_error(client.get(path), 404)
     assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
+
+
+@pytest.mark.parametrize("path", [f"/v2/models/{'x' * 201}", f"{MODEL}/versions/{'1' * 201}"])
+def test_name_that_is_far_too_long_is_refused_as_documented(client: TestClient, path: str) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    template = "/v2/models/{name}" + ("/versions/{version}" if "versions" in path else "")
+    for route in ("", "/ready"):
+        assert_error(client.get(f"{path}{route}"), 400)
+        assert "400" in paths[f"{template}{route}"]["get"]["responses"]
 
 
 def test_wrong_method_is_405_in_the_protocols_shape(client: TestClient) -> None:
