@@ -7,13 +7,12 @@ the number of requests that wait or run; a replica takes requests when its model
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from ray import serve
 
-from service.http.app import create_app
+from service.http.app import create_app, live
 from service.http.hosting import PipelineHost
 from service.logs import configure_logs
 from service.settings import Settings
@@ -24,20 +23,10 @@ def build_app() -> FastAPI:
     settings = Settings()
     configure_logs(settings.log_level, settings.log_format)
     app = create_app(PipelineHost(settings))
-    app.router.lifespan_context = _live
-    return app
-
-
-@asynccontextmanager
-async def _live(app: FastAPI) -> AsyncIterator[None]:
     # Unlike under `ml-decoder serve`, nobody asks /readyz: Ray routes to a replica once it has
     # started, so it has started when the model is open.
-    host: PipelineHost = app.state.host
-    await host.open()
-    if host.failure is not None:
-        raise host.failure
-    yield
-    await host.drain()
+    app.router.lifespan_context = partial(live, opened_first=True)
+    return app
 
 
 class MLDecoder:

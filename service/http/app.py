@@ -70,7 +70,7 @@ def create_app(
         docs_url=None,  # `page.py` has one that loads nothing from other hosts
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_live,
+        lifespan=live,
         telemetry=_NO_TELEMETRY if traces is None else traces.telemetry,
     )
     app.state.host = host
@@ -143,15 +143,31 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _live(app: FastAPI) -> AsyncIterator[None]:
+async def live(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
+    """The life of an app: opens the pipeline, samples the metrics, and drains at the end.
+
+    Args:
+        app: made by `create_app`.
+        opened_first: whether the pipeline is open before the app has started.
+
+    Raises:
+        StartError: the pipeline cannot be opened, where that is waited for.
+        BundleError: likewise.
+    """
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())
     sampling = asyncio.create_task(keep_sampling(app.state.metrics, host))
-    yield
-    await host.drain()
-    await opening
-    sampling.cancel()
-    await asyncio.wait([sampling])
+    try:
+        if opened_first:
+            await opening
+            if host.failure is not None:
+                raise host.failure
+        yield
+        await host.drain()
+        await opening
+    finally:
+        sampling.cancel()
+        await asyncio.wait([sampling])
 
 
 def _find_version() -> str:

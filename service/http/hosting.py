@@ -110,7 +110,6 @@ class PipelineHost:
 
     async def drain(self) -> None:
         """Refuses new work and waits for the work in hand; may be called twice."""
-        self._draining = True
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            await pipeline.drain()
+        begun, self._draining = self._draining, True
+        if self._pipeline is not None and not begun:
+            await self._pipeline.drain()

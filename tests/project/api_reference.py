@@ -25,9 +25,6 @@ the same at `/docs`, to be tried out, and gives the document at `/openapi.json`.
 that ask to try again tell in `Retry-After` after how many seconds.
 """
 _PROBLEM_JSON = "application/problem+json"
-# FastAPI adds its own errors to every route with parameters; ours are sent instead.
-_FRAMEWORK_NAMES = ("HTTPValidationError", "ValidationError")
-_FRAMEWORK_SHAPES = {f"[{name}](#{name.lower()})" for name in _FRAMEWORK_NAMES}
 
 
 def read_openapi() -> JSON:
@@ -46,7 +43,7 @@ def write_reference(document: JSON) -> str:
     shapes = (
         _write_shape(name, schema)
         for name, schema in sorted(document["components"]["schemas"].items())
-        if "properties" in schema and name not in _FRAMEWORK_NAMES
+        if "properties" in schema
     )
     return "\n".join([_HEAD, *routes, "## Shapes\n", *shapes]).rstrip() + "\n"
 
@@ -92,10 +89,6 @@ def _tell_answer(response: JSON) -> str:
 
 def _list_problems(responses: JSON) -> Iterator[tuple[str, ...]]:
     for status, response in sorted(responses.items()):
-        if _FRAMEWORK_SHAPES & {
-            _name_type(c["schema"]) for c in response.get("content", {}).values()
-        }:
-            continue
         examples = response.get("content", {}).get(_PROBLEM_JSON, {}).get("examples", {})
         if status >= "400" and not examples:
             yield status, "", response["description"]

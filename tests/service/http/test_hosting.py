@@ -39,6 +39,16 @@ async def test_after_draining_nothing_is_handed_out(settings: Settings) -> None:
         host.check_ready()
 
 
+async def test_what_is_open_stays_known_while_it_drains(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    assert host.opened is None
+    await host.open()
+    pipeline = host.pipeline
+    await host.drain()
+    assert host.opened is pipeline
+    assert not host.ready
+
+
 @pytest.mark.parametrize("reason", [StartError("no such device"), BundleError("damaged")])
 async def test_reason_why_it_cannot_be_opened_is_kept(
     settings: Settings, reason: StartError | BundleError
