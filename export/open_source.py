@@ -22,8 +22,9 @@ from models.open_head import read_open_head
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.card import EmbeddingSpace, OpenHead
-from service.errors import InvalidLabelSet
-from service.labels.definition import LabelSetRecord, check_embeddings, define_label_set
+from service.errors import LabelSetError
+from service.labels.definition import LabelSetRecord, check_fit, define_label_set
+from service.labels.files import tell_first_error
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,11 @@ def _read_unseen(path: Path, split: str, trained: Collection[str]) -> UnseenLabe
 def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
     try:
         record = LabelSetRecord.model_validate_json(path.read_bytes())
-        check_embeddings(define_label_set(record).embeddings, space.width)
+        check_fit(define_label_set(record), space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ExportError(f"label set {path.name}: {where}: {first['msg']}") from error
-    except InvalidLabelSet as error:
-        raise ExportError(f"label set {path.name}: {error.reason}") from error
-    if record.embedding_space not in (None, space.fingerprint):
-        raise ExportError(f"label set {path.name}: embeddings of another space")
+        raise ExportError(f"label set {path.name}: {tell_first_error(error)}") from error
+    except LabelSetError as error:
+        raise ExportError(f"label set {path.name}: {error}") from error
     return record

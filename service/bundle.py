@@ -16,9 +16,9 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from service.card import Device, Label, ModelCard, Precision, Record, RunPrecision, Sha256
-from service.errors import BundleError, InvalidLabelSet
-from service.labels.definition import Definition, check_embeddings
-from service.labels.files import parse_label_set
+from service.errors import BundleError, InvalidLabelSet, LabelSetError
+from service.labels.definition import Definition, check_fit
+from service.labels.files import parse_label_set, tell_first_error
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -211,13 +211,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise BundleError(f"{path.name}: {MANIFEST_FILE}: {_first_error(error)}") from error
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}"
+        raise BundleError(f"{path.name}: {MANIFEST_FILE}: {tell_first_error(error)}") from error
 
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:
@@ -279,16 +273,11 @@ def _check_label_set(bundle: Bundle, definition: Definition) -> None:
     where = f"label set {definition.name}"
     if bundle.card.open_head is None:
         raise BundleError(f"{where}: the bundle has no open head")
-    space = bundle.card.open_head.embedding_space
-    if definition.embedding_space not in (None, space.fingerprint):
-        raise BundleError(f"{where}: embeddings of another space")
     encodes_text = bundle.label_precision("text_encoder") is not None
-    if len(definition.given) < len(definition.names) and not encodes_text:
-        raise BundleError(f"{where}: a label without embedding, and no text encoder")
     try:
-        check_embeddings(definition.embeddings, space.width)
-    except InvalidLabelSet as error:
-        raise BundleError(f"{where}: {error.reason}") from error
+        check_fit(definition, bundle.card.open_head.embedding_space, encodes_text=encodes_text)
+    except LabelSetError as error:
+        raise BundleError(f"{where}: {error}") from error
 
 
 def _parse_label_set(file: str, content: bytes) -> Definition:
@@ -327,7 +316,7 @@ def _parse_labels(content: bytes) -> tuple[Label, ...]:
     try:
         labels = tuple(Label.model_validate(entry) for entry in json.loads(content))
     except ValidationError as error:
-        raise BundleError(f"{LABELS_FILE}: {_first_error(error)}") from error
+        raise BundleError(f"{LABELS_FILE}: {tell_first_error(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise BundleError(f"{LABELS_FILE} is not a JSON list of labels") from error
     names = [label.name for label in labels]

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Access:
     """ASGI middleware: request id, log line, metrics, last resort for exceptions."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics | None = None) -> None:
-        """Wraps `app`; counts its requests where there are metrics."""
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        """Wraps `app`; counts its requests in `metrics`."""
         self._app = app
         self._metrics = metrics
 
@@ -52,8 +52,7 @@ class Access:
         token = request_id_of.set(request_id)
         answer = _Answer(send, request_id)
         started = time.perf_counter()
-        if self._metrics is not None:
-            self._metrics.start_request()
+        self._metrics.start_request()
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
@@ -70,8 +69,7 @@ class Access:
         # The template, not the path: clients choose paths, and there are no end of them.
         template: str = getattr(scope.get("route"), "path", "")
         problem: str | None = scope["state"].get("problem")
-        if self._metrics is not None:
-            self._metrics.end_request(method, template, status, seconds, problem)
+        self._metrics.end_request(method, template, status, seconds, problem)
         fields: dict[str, object] = {
             "method": method,
             "path": template or scope["path"][:_SHOWN_CHARACTERS],

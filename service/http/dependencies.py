@@ -1,7 +1,6 @@
-"""Dependencies: what routes take from the app and from the request.
+"""Dependencies: what routes take from the app.
 
-In: a request. Out: the `PipelineHost` of the app, the id of the request. FastAPI fills
-parameters annotated with `Host` or `RequestId`.
+In: a request. Out: the `PipelineHost` of its app. FastAPI fills parameters annotated with `Host`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,4 @@ async def get_host(request: Request) -> PipelineHost:
     return host
 
 
-async def get_request_id(request: Request) -> str:
-    """Returns the id that `access.py` gave the request."""
-    request_id: str = request.state.request_id
-    return request_id
-
-
 Host = Annotated[PipelineHost, Depends(get_host)]
-RequestId = Annotated[str, Depends(get_request_id)]

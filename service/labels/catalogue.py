@@ -24,8 +24,8 @@ from service.labels.definition import Definition, refuse_duplicates
 from service.labels.encoding import Encoding
 from service.labels.fixed_sets import FixedSet, encode_fixed_set
 from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet
-from service.labels.registration import Order, Registration
-from service.labels.store import LabelStore
+from service.labels.registration import Registration
+from service.labels.store import LabelStore, Order
 from service.labels.stored_sets import StoredSets
 from service.selection import Query
 
@@ -134,7 +134,8 @@ class Catalogue:
         Raises:
             StartError: a fixed set does not fit the bundle, or the store not this service.
         """
-        for name, entry in self._pending.items():
+        pending, self._pending = self._pending, {}  # encoded, their embeddings are of no use
+        for name, entry in pending.items():
             self._fixed[name] = await encode_fixed_set(entry, self._encoding)
         if self._stored is not None:
             await self._stored.start()
@@ -188,7 +189,7 @@ class Catalogue:
             LabelSetError: the set cannot be registered.
             StoreError: it could not be kept.
         """
-        return await self._open(definition.name)[0].write(Order(definition, replace=False))
+        return await self._writer_of(definition.name).write(Order(definition, replace=False))
 
     async def replace(
         self, definition: Definition, if_version: int | None = None
@@ -207,7 +208,7 @@ class Catalogue:
             StoreError: it could not be kept.
         """
         order = Order(definition, replace=True, if_version=if_version)
-        return await self._open(definition.name)[0].write(order)
+        return await self._writer_of(definition.name).write(order)
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned it are still answered from it.
@@ -216,7 +217,7 @@ class Catalogue:
             LabelSetError: there is no such set, or not to be deleted, or in another version.
             StoreError: it could not be deleted.
         """
-        await self._open(name)[1].delete(name, if_version)
+        await self._writer_of(name).delete(name, if_version)
 
     async def set_thresholds(self, name: str, thresholds: Mapping[str, float]) -> LabelSet:
         """Gives labels of a registered set thresholds of their own; the others keep theirs.
@@ -225,7 +226,7 @@ class Catalogue:
             LabelSetError: there is no such set, or it is not to be changed.
             StoreError: it could not be kept.
         """
-        return await self._open(name)[0].set_thresholds(name, thresholds)
+        return await self._writer_of(name).set_thresholds(name, thresholds)
 
     async def refresh(self) -> None:
         """Loads what other processes wrote to the store, where there is one.
@@ -241,15 +242,15 @@ class Catalogue:
         if not self.store_answers:
             raise StoreUnavailable("a set that is not here may be in the store")
 
-    def _open(self, name: str) -> tuple[Registration, StoredSets]:
+    def _writer_of(self, name: str) -> Registration:
         """Returns what writes the set called `name`."""
         if self._encoding is None:
             raise NoOpenHead("the bundle has no open head")
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
-        if self._registration is None or self._stored is None:
+        if self._registration is None:
             raise StoreUnavailable("there is no store")
-        return self._registration, self._stored
+        return self._registration
 
     async def _reach(self, version: int, names: Sequence[str]) -> None:
         if self._stored is None:

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.card import EmbeddingSpace, Record
-from service.errors import InvalidLabelSet
+from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
@@ -226,6 +226,26 @@ def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     if twice:
         raise InvalidLabelSet(f"Label '{twice[0][:80]}' stands twice")
     return names
+
+
+def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:
+    """Checks that a definition can be used in a space, before anything is computed.
+
+    Args:
+        definition: the set.
+        space: where the embeddings have to be.
+        encodes_text: whether a label needs no more than a name.
+
+    Raises:
+        OtherEmbeddings: its embeddings are of another space.
+        InvalidLabelSet: its embeddings cannot be used.
+        TextNotEncodable: a label has no embedding, and texts cannot be encoded.
+    """
+    if definition.embedding_space not in (None, space.fingerprint):
+        raise OtherEmbeddings("embeddings of another space")
+    check_embeddings(definition.embeddings, space.width)
+    if not encodes_text and len(definition.given) < len(definition.names):
+        raise TextNotEncodable("a label without embedding, and no text encoder")
 
 
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:

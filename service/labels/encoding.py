@@ -22,11 +22,9 @@ from service.errors import (
     Draining,
     InferenceFailed,
     InvalidLabelSet,
-    OtherEmbeddings,
     QueueFull,
-    TextNotEncodable,
 )
-from service.labels.definition import Definition, Embeddings, check_embeddings
+from service.labels.definition import Definition, Embeddings, check_fit
 from service.labels.label_set import LabelSet, Origin, QueryArray, make_open_set
 from service.labels.queries import LabelEncoder, open_label_encoder
 from service.labels.texts import TEXTS_PER_TURN, TextEncoder, open_text_encoder
@@ -81,12 +79,7 @@ class Encoding:
             InvalidLabelSet: its embeddings cannot be used.
             TextNotEncodable: a label has no embedding, and texts cannot be encoded.
         """
-        space = self.head.embedding_space
-        if definition.embedding_space not in (None, space.fingerprint):
-            raise OtherEmbeddings(f"{definition.name}: {definition.embedding_space}")
-        check_embeddings(definition.embeddings, space.width)
-        if self._texts is None and len(definition.given) < len(definition.names):
-            raise TextNotEncodable(definition.name)
+        check_fit(definition, self.head.embedding_space, encodes_text=self.encodes_text)
 
     async def embed(self, definition: Definition) -> Embeddings:
         """Returns the embedding [L, E] of every label: the given one, or that of its text.

@@ -37,6 +37,5 @@ async def encode_fixed_set(entry: FixedSet, encoding: Encoding | None) -> LabelS
         encoding.check(definition)
         queries = await encoding.project(await encoding.embed(definition))
     except LabelSetError as error:
-        reason = error.reason if isinstance(error, InvalidLabelSet) else type(error).__doc__
-        raise StartError(f"label set {definition.name}: {reason}") from error
+        raise StartError(f"label set {definition.name}: {error}") from error
     return encoding.make_set(definition, queries, entry.version, entry.origin)

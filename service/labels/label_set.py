@@ -46,7 +46,6 @@ class LabelSet:
         source: how the model knows the labels.
         activation: turns their logits into scores.
         queries: float32 [L, K], what the open head takes; None for the trained labels.
-        digest: hash of the definition; empty where there is none.
         positions: name -> its index in the columns.
     """
 
@@ -60,7 +59,6 @@ class LabelSet:
     source: Source
     activation: Activation
     queries: QueryArray | None
-    digest: str
     positions: dict[str, int]
 
     @cached_property
@@ -91,7 +89,6 @@ def make_trained_set(
         source="trained",
         activation=activation,
         queries=None,
-        digest="",
         positions={name: position for position, name in enumerate(names)},
     )
 
@@ -127,7 +124,6 @@ def make_open_set(
         source="zero_shot",
         activation="sigmoid",
         queries=queries,
-        digest=definition.digest(),
         positions={name: position for position, name in enumerate(definition.names)},
     )
 

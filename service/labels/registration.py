@@ -8,30 +8,15 @@ the snapshot to requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetExists, LabelSetNotFound
-from service.labels.definition import Definition, Embeddings
+from service.errors import InvalidLabelSet, LabelSetNotFound
+from service.labels.definition import Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
-from service.labels.store import ABSENT, LabelStore
+from service.labels.store import LabelStore, Order
 from service.labels.stored_sets import StoredSets
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    """A set to write.
-
-    Attributes:
-        definition: the set.
-        replace: whether it may replace another set of its name.
-        if_version: write only over this version; `ABSENT` writes only over none.
-    """
-
-    definition: Definition
-    replace: bool
-    if_version: int | None = None
 
 
 class Registration:
@@ -64,13 +49,8 @@ class Registration:
         self._encoding.check(definition)
         # Encoding may take long, so what the store would refuse is refused before.
         found = await self._shown.call(self._store.find, definition.name)
-        version, digest = (ABSENT, None) if found is None else found
-        if order.if_version not in (None, version):
-            raise LabelSetChanged(definition.name)
-        if digest == definition.digest():
+        if (version := order.find_same(found)) is not None:
             return await self._find(definition.name, version), False
-        if found is not None and not order.replace:
-            raise LabelSetExists(definition.name)
         embeddings = await self._encoding.embed(definition)
         queries = await self._encoding.project(embeddings)
         return await self._commit(order, embeddings, queries)
@@ -94,6 +74,15 @@ class Registration:
         labels, _ = await self._commit(order, stored.embeddings, queries)
         return labels
 
+    async def delete(self, name: str, if_version: int | None) -> None:
+        """Deletes a set; who holds its snapshot keeps it.
+
+        Raises:
+            LabelSetError: there is no such set, or it is in another version.
+            StoreError: it could not be deleted.
+        """
+        await self._shown.delete(name, if_version)
+
     async def _commit(
         self, order: Order, embeddings: Embeddings, queries: QueryArray
     ) -> tuple[LabelSet, bool]:
@@ -102,13 +91,7 @@ class Registration:
         def make(version: int) -> LabelSet:
             return self._encoding.make_set(definition, queries, str(version), "store")
 
-        work = partial(
-            self._store.write,
-            definition,
-            embeddings,
-            replace=order.replace,
-            if_version=order.if_version,
-        )
+        work = partial(self._store.write, order, embeddings)
         made, written = await self._shown.write(make, work)
         if made is not None:
             return made, written.created

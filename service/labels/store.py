@@ -37,6 +37,40 @@ class Limits:
     labels: int
 
 
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A set to write.
+
+    Attributes:
+        definition: the set.
+        replace: whether it may replace another set of its name.
+        if_version: write only over this version; `ABSENT` writes only over none.
+    """
+
+    definition: Definition
+    replace: bool
+    if_version: int | None = None
+
+    def find_same(self, found: tuple[int, str] | None) -> int | None:
+        """Returns the version in which the set is there already; None where it is to be written.
+
+        Args:
+            found: version and digest of the set of its name; None where there is none.
+
+        Raises:
+            LabelSetChanged: the set is not in the version `if_version`.
+            LabelSetExists: another set has the name, and `replace` is false.
+        """
+        version, digest = (ABSENT, None) if found is None else found
+        if self.if_version not in (None, version):
+            raise LabelSetChanged(self.definition.name)
+        if digest == self.definition.digest():
+            return version
+        if found is not None and not self.replace:
+            raise LabelSetExists(self.definition.name)
+        return None
+
+
 @dataclass(frozen=True)
 class Written:
     """What a write did.
@@ -104,50 +138,34 @@ class LabelStore:
     def find(self, name: str) -> tuple[int, str] | None:
         """Returns version and digest of a set; None where there is none of that name."""
         with self._reading() as connection:
-            row = connection.execute(
-                sa.select(SETS.c.version, SETS.c.digest).where(self._is(name))
-            ).one_or_none()
-        return None if row is None else (row.version, row.digest)
+            return self._find(connection, name)
 
-    def write(
-        self,
-        definition: Definition,
-        embeddings: Embeddings,
-        *,
-        replace: bool,
-        if_version: int | None = None,
-    ) -> Written:
+    def write(self, order: Order, embeddings: Embeddings) -> Written:
         """Writes a set; it is durable when this returns.
 
         Args:
-            definition: the set; one that is there already in the same words changes nothing.
+            order: the set; one that is there already in the same words changes nothing.
             embeddings: of every label, float32 [L, E].
-            replace: whether a set of that name may be replaced.
-            if_version: write only over this version; `ABSENT` writes only over none.
 
         Raises:
             LabelSetExists: another set has the name, and `replace` is false.
             LabelSetChanged: the set is not in the version `if_version`.
             TooManyLabelSets: it would be too many.
         """
-        name, digest = definition.name, definition.digest()
+        definition = order.definition
         with self._writing() as connection:
             previous = self._lock(connection)
-            row = self._find(connection, name)
-            if if_version not in (None, ABSENT if row is None else row.version):
-                raise LabelSetChanged(name)
-            if row is not None and row.digest == digest:
-                return Written(row.version, created=False, changed=False, previous=previous)
-            if row is not None and not replace:
-                raise LabelSetExists(name)
+            found = self._find(connection, definition.name)
+            if (version := order.find_same(found)) is not None:
+                return Written(version, created=False, changed=False, previous=previous)
             self._check_limits(connection, definition)
-            connection.execute(sa.delete(SETS).where(self._is(name)))
+            connection.execute(sa.delete(SETS).where(self._is(definition.name)))
             values = encode_set(definition, embeddings)
             connection.execute(
                 sa.insert(SETS).values(space=self._space, version=previous + 1, **values)
             )
             self._advance(connection, previous)
-            return Written(previous + 1, created=row is None, changed=True, previous=previous)
+            return Written(previous + 1, created=found is None, changed=True, previous=previous)
 
     def delete(self, name: str, *, if_version: int | None = None) -> Written:
         """Deletes a set for good.
@@ -158,10 +176,10 @@ class LabelStore:
         """
         with self._writing() as connection:
             previous = self._lock(connection)
-            row = self._find(connection, name)
-            if row is None:
+            found = self._find(connection, name)
+            if found is None:
                 raise LabelSetNotFound(name)
-            if if_version is not None and row.version != if_version:
+            if if_version not in (None, found[0]):
                 raise LabelSetChanged(name)
             connection.execute(sa.delete(SETS).where(self._is(name)))
             self._advance(connection, previous)
@@ -178,10 +196,11 @@ class LabelStore:
     def _is(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(SETS.c.space == self._space, SETS.c.name == name)
 
-    def _find(self, connection: sa.Connection, name: str) -> sa.Row[int, str] | None:
-        return connection.execute(
+    def _find(self, connection: sa.Connection, name: str) -> tuple[int, str] | None:
+        row = connection.execute(
             sa.select(SETS.c.version, SETS.c.digest).where(self._is(name))
         ).one_or_none()
+        return None if row is None else (row.version, row.digest)
 
     def _lock(self, connection: sa.Connection) -> int:
         # One writer at a time, so that revisions are committed in their order.

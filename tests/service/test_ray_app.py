@@ -15,6 +15,8 @@ from fastapi import FastAPI
 from service.bundle import Bundle
 from service.errors import BundleError
 from service.http import exposition
+from service.http.hosting import PipelineHost
+from service.http.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -60,10 +62,17 @@ async def test_replica_samples_what_its_metrics_tell_of_now(
 ) -> None:
     monkeypatch.setattr(exposition, "SAMPLE_SECONDS", 0)
     app = build_app()
-    registry = app.state.metrics.registry
+    metrics, sampled = app.state.metrics, asyncio.Event()
+
+    def sample(host: PipelineHost) -> None:
+        Metrics.sample(metrics, host)
+        if host.ready:
+            sampled.set()
+
+    monkeypatch.setattr(metrics, "sample", sample)
     async with asyncio.timeout(10), app.router.lifespan_context(app):
-        while registry.get_sample_value("ml_decoder_ready") != 1:
-            await asyncio.sleep(0)
+        await sampled.wait()
+        assert metrics.registry.get_sample_value("ml_decoder_ready") == 1
 
 
 async def test_replica_whose_model_cannot_be_opened_does_not_start(

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from service.http.access import Access, choose_request_id
+from service.http.metrics import Metrics
 from service.logs import make_formatter
 from tests.serving import assert_problem
 
@@ -37,7 +38,7 @@ def test_odd_request_id_is_replaced_by_a_new_one(odd: str | None) -> None:
 def test_unexpected_error_is_a_problem_without_its_text_and_a_logged_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    response = TestClient(Access(fail)).get("/x")
+    response = TestClient(Access(fail, Metrics())).get("/x")
     assert_problem(response, 500, "internal_error")
     assert "secret" not in response.text
     assert "secret" in caplog.text
@@ -46,7 +47,7 @@ def test_unexpected_error_is_a_problem_without_its_text_and_a_logged_traceback(
 def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    response = TestClient(Access(fail_halfway)).get("/x")
+    response = TestClient(Access(fail_halfway, Metrics())).get("/x")
     assert (response.status_code, response.text) == (200, "")
     assert "secret" in caplog.text
 
@@ -54,7 +55,7 @@ def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
 def test_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(make_formatter("text"))
-    TestClient(Access(fail)).get("/x%0Arequest method=GET")
+    TestClient(Access(fail, Metrics())).get("/x%0Arequest method=GET")
     (line,) = [line for line in caplog.text.splitlines() if "INFO service.http.access" in line]
     assert 'request method=GET path="/x\\nrequest method=GET" status=500' in line
 
@@ -77,6 +78,6 @@ def test_log_line_has_template_status_duration_and_problem(
 
 def test_endless_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    TestClient(Access(fail)).get("/" + "x" * 5000)
+    TestClient(Access(fail, Metrics())).get("/" + "x" * 5000)
     (record,) = [r for r in caplog.records if r.getMessage() == "request"]
     assert len(getattr(record, "path")) == 200  # noqa: B009

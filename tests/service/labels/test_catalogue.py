@@ -26,7 +26,7 @@ from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
-from service.labels.store import LabelStore, Limits
+from service.labels.store import LabelStore, Limits, Order
 from service.selection import Query
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
@@ -145,7 +145,7 @@ async def test_threshold_of_its_own_is_a_labels_from_then_on(catalogue: Catalogu
 async def test_stored_set_of_a_fixed_ones_name_stays_hidden(open_bundle: Bundle) -> None:
     store = make_store()
     embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
-    store.write(define("everyday", "cat"), embeddings, replace=True)
+    store.write(Order(define("everyday", "cat"), replace=True), embeddings)
     catalogue = make_catalogue(open_bundle, store=store)
     assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
     await catalogue.start()
@@ -198,7 +198,9 @@ async def test_set_is_not_called_unknown_while_the_store_that_may_have_it_is_awa
     open_bundle: Bundle,
 ) -> None:
     store = make_store()
-    store.write(define("pets", "cat"), np.ones((1, EMBEDDING_WIDTH), np.float32), replace=False)
+    store.write(
+        Order(define("pets", "cat"), replace=False), np.ones((1, EMBEDDING_WIDTH), np.float32)
+    )
     store.away = True
     catalogue = make_catalogue(open_bundle, default=("pets",), store=store)
     await catalogue.start()

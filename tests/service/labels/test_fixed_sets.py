@@ -50,7 +50,7 @@ async def test_set_is_encoded_as_it_was_defined(encoding: Encoding) -> None:
     ("entry", "reason"),
     [
         (make("trained"), "trained: The name is reserved"),
-        (make(space="0" * 64), "pets: The embeddings belong to another space"),
+        (make(space="0" * 64), "pets: embeddings of another space"),
         (make(width=99), "pets: An embedding needs"),
     ],
 )
@@ -63,5 +63,5 @@ async def test_set_that_does_not_fit_stops_the_start(
 
 
 async def test_bundle_without_open_head_takes_no_sets() -> None:
-    with pytest.raises(StartError, match="pets: The bundle scores its trained labels only"):
+    with pytest.raises(StartError, match="pets: the bundle has no open head"):
         await encode_fixed_set(make(), None)

@@ -18,8 +18,8 @@ from service.errors import (
 from service.labels.database import open_database
 from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding, open_encoding
-from service.labels.registration import Order, Registration
-from service.labels.store import ABSENT, LabelStore, Limits, Written
+from service.labels.registration import Registration
+from service.labels.store import ABSENT, LabelStore, Limits, Order, Written
 from service.labels.stored_sets import StoredSets
 from tests.tiny_bundle import SPACE
 
@@ -33,17 +33,10 @@ class FillingStore(LabelStore):
 
     full = False
 
-    def write(
-        self,
-        definition: Definition,
-        embeddings: Embeddings,
-        *,
-        replace: bool,
-        if_version: int | None = None,
-    ) -> Written:
+    def write(self, order: Order, embeddings: Embeddings) -> Written:
         if self.full:
             raise StoreFull("no space")
-        return super().write(definition, embeddings, replace=replace, if_version=if_version)
+        return super().write(order, embeddings)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from service.errors import (
 )
 from service.labels.database import open_database
 from service.labels.definition import Definition
-from service.labels.store import LabelStore, Limits
+from service.labels.store import LabelStore, Limits, Order
 from tests.postgres import Postgres
 
 SPACE = "a" * 64
@@ -45,7 +45,7 @@ def embed(definition: Definition) -> np.ndarray:
 
 def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> int:
     definition = define(name, *labels)
-    return store.write(definition, embed(definition), replace=replace).version
+    return store.write(Order(definition, replace=replace), embed(definition)).version
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -75,7 +75,7 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
     )
     embeddings = np.array([[1, 1, 1], [0.1, -2, 1e-30]], np.float32)
 
-    written = store.write(given, embeddings, replace=False)
+    written = store.write(Order(given, replace=False), embeddings)
 
     found = store.read("pets")
     assert found is not None
@@ -107,16 +107,16 @@ def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
     version = put(store, "pets", "cat")
     other = define("pets", "dog")
     with pytest.raises(LabelSetExists):
-        store.write(other, embed(other), replace=False)
+        store.write(Order(other, replace=False), embed(other))
     with pytest.raises(LabelSetChanged):
-        store.write(other, embed(other), replace=True, if_version=version + 1)
+        store.write(Order(other, replace=True, if_version=version + 1), embed(other))
     with pytest.raises(LabelSetChanged):
         store.delete("pets", if_version=version + 1)
     with pytest.raises(LabelSetNotFound):
         store.delete("none")
     missing = define("none", "x")
     with pytest.raises(LabelSetChanged):
-        store.write(missing, embed(missing), replace=True, if_version=version)
+        store.write(Order(missing, replace=True, if_version=version), embed(missing))
     assert store.find("pets") == (version, define("pets", "cat").digest())
     assert store.find("none") is None
 
@@ -192,12 +192,12 @@ def test_full_disk_is_told_apart_and_nothing_of_the_write_is_kept(tmp_path: Path
     large = define("large", "x")
 
     with pytest.raises(StoreFull):
-        store.write(large, np.ones((1, 100_000), np.float32), replace=False)
+        store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
 
     assert store.read_versions() == (version, {"pets": version})
     with store._database._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
-    store.write(large, np.ones((1, 100_000), np.float32), replace=False)
+    store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
     store.close()
 
 

@@ -23,7 +23,7 @@ from service.errors import (
 from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
-from service.labels.store import LabelStore, Limits
+from service.labels.store import LabelStore, Limits, Order
 from service.labels.stored_sets import StoredSets
 from tests.postgres import Postgres
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
@@ -65,7 +65,7 @@ def define(name: str, *labels: str) -> Definition:
 
 def put(store: LabelStore, name: str, *labels: str, width: int = EMBEDDING_WIDTH) -> int:
     embeddings = np.ones((len(labels), width), np.float32)
-    return store.write(define(name, *labels), embeddings, replace=True).version
+    return store.write(Order(define(name, *labels), replace=True), embeddings).version
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ async def test_version_is_not_reached_while_a_named_set_is_not_there_yet(
             lambda version: encoding.make_set(
                 define("pets", "cat"), random_queries(0, 1), str(version), "store"
             ),
-            lambda: store.write(define("pets", "cat"), embeddings, replace=False),
+            lambda: store.write(Order(define("pets", "cat"), replace=False), embeddings),
         )
         assert made is not None
         await sets.reach(written.version, ["pets", "everyday", "cars"])
