@@ -1,7 +1,10 @@
 # Every target makes the virtual environment that it needs, from Python (3.11 to 3.13) and the package
 # index alone; a second run finds it ready. `make help` lists the targets.
 
-PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null))
+# The first that runs and is new enough; `command -v` finds pyenv's shims of what is not there too.
+PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& command -v "$$python" && break; done),python3)
 DEV := .venv
 DEV_BIN := $(DEV)/bin
 
@@ -25,13 +28,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
+# An environment that Python could not finish is begun anew the next time.
+.DELETE_ON_ERROR:
 .PHONY: help serve test test-scale lint format reference bundle lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 serve: $(SERVE)/.installed ## Serve a bundle (RUNTIME=cpu|openvino|gpu, BUNDLE, HOST, PORT), no torch
-	ML_DECODER_BUNDLE=$(BUNDLE) ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
+	ML_DECODER_BUNDLE="$(BUNDLE)" ML_DECODER_DEVICE=$(DEVICE) ML_DECODER_HOST=$(HOST) \
 		ML_DECODER_PORT=$(PORT) $(SERVE)/bin/ml-decoder serve
 
 test: $(DEV)/.installed ## Run the tests (TESTS="tests/service -k batch" for some of them)

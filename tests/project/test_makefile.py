@@ -1,0 +1,95 @@
+"""`make` on machines unlike this one: other Pythons, one that lacks `venv`, folders with spaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+MAKE = shutil.which("make")
+
+pytestmark = pytest.mark.skipif(MAKE is None, reason="no make")
+
+
+def run_make(folder: Path, *arguments: str, path: str) -> subprocess.CompletedProcess[str]:
+    """Runs make with the project's Makefile in a folder, as a user with this PATH would."""
+    return subprocess.run(
+        [str(MAKE), "-f", str(MAKEFILE), *arguments],
+        cwd=folder,
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def write_command(file: Path, script: str) -> Path:
+    """Writes a shell script that can be run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize("name", ["python3", "python3.12", "python3.13"])
+def test_a_python_of_any_promised_name_is_found(tmp_path: Path, name: str) -> None:
+    python = write_command(tmp_path / "bin" / name, f'exec "{sys.executable}" "$@"')
+
+    done = run_make(tmp_path, "-n", ".venv-new/bin/python", path=str(python.parent))
+
+    assert f'"{python}" -m venv .venv-new' in done.stdout
+
+
+def test_a_python_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
+    # As pyenv has one for every version that is installed, whichever are chosen.
+    write_command(tmp_path / "bin" / "python3.11", "exit 127")
+    python = write_command(tmp_path / "bin" / "python3", f'exec "{sys.executable}" "$@"')
+
+    done = run_make(tmp_path, "-n", ".venv-new/bin/python", path=str(python.parent))
+
+    assert f'"{python}" -m venv .venv-new' in done.stdout
+
+
+def test_a_python_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
+    python = write_command(tmp_path / "bin" / "python3", "exit 1")
+
+    done = run_make(tmp_path, ".venv-new/bin/python", path=str(python.parent))
+
+    assert done.returncode != 0
+    assert "Python 3.11 or newer is needed; name one with PYTHON=" in done.stderr
+
+
+def test_an_environment_that_python_could_not_finish_is_begun_anew(tmp_path: Path) -> None:
+    # Debian's Python without the package python3-venv makes half an environment, and fails.
+    python = write_command(
+        tmp_path / "bin" / "python3",
+        'case "$1" in -m) mkdir -p "$3/bin" && : > "$3/bin/python" && test -e complete;; esac',
+    )
+    path = f"{python.parent}:{os.environ['PATH']}"
+    arguments = (".venv-new/bin/python", f"PYTHON={python}")
+
+    failed = run_make(tmp_path, *arguments, path=path)
+    (tmp_path / "complete").touch()
+    again = run_make(tmp_path, *arguments, path=path)
+
+    assert failed.returncode != 0
+    assert "-m venv .venv-new" in again.stdout
+    assert again.returncode == 0
+
+
+def test_a_bundle_in_a_folder_with_spaces_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "constraints").mkdir()
+    for needed in ("pyproject.toml", "constraints/serve-cpu.txt"):
+        (tmp_path / needed).touch()
+    binaries = tmp_path / ".venv-serve-cpu" / "bin"
+    write_command(binaries / "python", "")
+    write_command(binaries / "ml-decoder", 'echo "$1: $ML_DECODER_BUNDLE"')
+    (tmp_path / ".venv-serve-cpu" / ".installed").touch()
+
+    done = run_make(tmp_path, "serve", "BUNDLE=my models/pets", path=os.environ["PATH"])
+
+    assert "serve: my models/pets" in done.stdout
