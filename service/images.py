@@ -99,10 +99,10 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
         TooManyPixels: over `max_pixels`.
     """
     try:
-        exif = b""
+        exif, decoded = b"", None
         if data.startswith(_JPEG):
             data, exif = _split_jpeg(data)
-        decoded = _decode_jpeg(data, exif, contract, max_pixels)
+            decoded = _decode_jpeg(data, exif, contract, max_pixels)
         return _decode_any(data, exif, contract, max_pixels) if decoded is None else decoded
     except ImageError:
         raise
@@ -116,10 +116,10 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
 def _decode_jpeg(
     data: bytes, exif: bytes, contract: InputContract, max_pixels: int
 ) -> DecodedImage | None:
-    """Decodes a usual JPEG the short way, without Pillow; returns None for any other picture."""
+    """Decodes a usual JPEG the short way, without Pillow; returns None for any other."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    size = read_size(data) if data.startswith(_JPEG) else None
+    size = read_size(data)
     if size is None:
         return None
     _check_size(*size, max_pixels)

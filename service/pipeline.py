@@ -24,7 +24,7 @@ from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
 from service.explanation import Explainer, Explanation
 from service.graphs import Graphs, open_graphs
-from service.images import DecodedImage, PixelArray, decode_image
+from service.images import DecodedImage, decode_image
 from service.inference import Found, Inference, Item
 from service.jpeg import is_quick
 from service.labels.catalogue import Catalogue
@@ -253,12 +253,12 @@ class Pipeline:
             raise self.turn_away()
 
     async def predict(
-        self, data: bytes, selection: Selection, deadline: float | None = None
+        self, photo: bytes | DecodedImage, selection: Selection, deadline: float | None = None
     ) -> Prediction:
         """Predicts the labels of one photo.
 
         Args:
-            data: the photo's file content, any supported format.
+            photo: a file's content, any supported format; or what is decoded already.
             selection: which labels to answer with, from `select`.
             deadline: from `set_deadline`; None sets one now.
 
@@ -273,37 +273,12 @@ class Pipeline:
             # surplus is refused at once, not after it has cost a decode.
             self.check_room()
             deadline = deadline or self.set_deadline()
-            started = time.perf_counter()
-            if self._decodes_apart(data):
-                image = await self._decode(data, deadline)
-                decoding = Stage("decode", started, time.perf_counter())
-                prediction = await self._answer(image, selection, deadline, (decoding,))
-            else:
-                prediction = await self._answer(data, selection, deadline)
-            self._drain_rate.note_answer(time.perf_counter())
-            return prediction
-
-    async def predict_pixels(
-        self, pixels: PixelArray, selection: Selection, deadline: float | None = None
-    ) -> Prediction:
-        """Predicts the labels of one photo that is decoded already.
-
-        Args:
-            pixels: uint8 [H, W, 3], RGB, upright, H and W as in the bundle's input contract.
-            selection: which labels to answer with, from `select`.
-            deadline: from `set_deadline`; None sets one now.
-
-        Raises:
-            BusyError: the queue is full, or the deadline passed.
-            UnavailableError: the pipeline is not taking requests.
-            InferenceFailed: the engine failed on this photo's batch.
-        """
-        with self.taking():
-            self.check_room()
-            height, width = pixels.shape[:2]
-            image = DecodedImage(pixels, width, height)
-            deadline = deadline or self.set_deadline()
-            prediction = await self._answer(image, selection, deadline)
+            earlier: tuple[Stage, ...] = ()
+            if isinstance(photo, bytes) and self._decodes_apart(photo):
+                started = time.perf_counter()
+                photo = await self._decode(photo, deadline)
+                earlier = (Stage("decode", started, time.perf_counter()),)
+            prediction = await self._answer(photo, selection, deadline, earlier)
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
@@ -319,7 +294,7 @@ class Pipeline:
         photo: bytes | DecodedImage,
         selection: Selection,
         deadline: float,
-        earlier: tuple[Stage, ...] = (),
+        earlier: tuple[Stage, ...],
     ) -> Prediction:
         joined = time.perf_counter()
         item = Item(photo, selection.heads, selection.query.explain is not None)

@@ -97,23 +97,23 @@ class RawImage:
         return self.data
 
 
-@dataclass(frozen=True)
-class ImageUrl:
-    """An image that is somewhere else; `fetching.py` gets it."""
-
-    url: str
-
-
 # Base64 is decoded per image, so that one bad text of a batch costs only itself.
 UploadedImage = RawImage | Base64Image
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The images of a request (at least one) and its other fields, not yet validated."""
+    """What a request brings.
 
-    images: tuple[UploadedImage | ImageUrl, ...]
+    Attributes:
+        images: at least one, or none where there is a `url`.
+        fields: the others, not yet validated.
+        url: where its only image is; `fetching.py` gets it.
+    """
+
+    images: tuple[UploadedImage, ...]
     fields: dict[str, Any] = field(default_factory=dict)
+    url: str | None = None
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
@@ -288,7 +288,7 @@ def _from_url(fields: dict[str, Any], shape: FormShape) -> Upload:
     url = fields.pop(URL_FIELD)
     if not isinstance(url, str):
         raise MalformedBody(f"Field '{URL_FIELD}' is not a text")
-    return Upload((ImageUrl(url),), fields)
+    return Upload((), fields, url)
 
 
 def parse_json(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:

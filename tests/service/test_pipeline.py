@@ -173,7 +173,7 @@ async def test_pixels_get_the_labels_of_their_photo_without_being_decoded(
     recorder = Recorder()
     pipeline.watchers = (recorder,)
     image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
-    prediction = await pipeline.predict_pixels(image.pixels, await pipeline.select(ALL))
+    prediction = await pipeline.predict(image, await pipeline.select(ALL))
     scores = {label.label: label.score for label in prediction.labels}
     assert scores == pytest.approx(await predict_scores(pipeline, 3), abs=TOLERANCE)
     assert recorder.predictions[0] == ["queue", "encode", "head"]

@@ -25,7 +25,7 @@ from service.http.open_inference.tensors import (
 from service.http.parameters import Parameters, merge_parameters
 from service.http.request_errors import InvalidTensors
 from service.http.uploads import MOST_BRACKETS, parse_json
-from service.images import PixelArray
+from service.images import DecodedImage
 from service.selection import Query
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -76,13 +76,13 @@ class InferRequest:
 
     Attributes:
         id: the client's name for the request.
-        photos: files of photos, or pixels uint8 [B, H, W, 3].
+        photos: B files of photos, or their pixels.
         query: asks for every label of the sets.
         outputs: what to send, in the client's order.
     """
 
     id: str | None
-    photos: tuple[bytes, ...] | PixelArray
+    photos: tuple[bytes | DecodedImage, ...]
     query: Query
     outputs: tuple[Output, ...]
 
@@ -134,7 +134,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 def _read_photos(
     inputs: list[InputTensor], raw: memoryview, contract: InputContract, most: int
-) -> tuple[bytes, ...] | PixelArray:
+) -> tuple[bytes | DecodedImage, ...]:
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (IMAGE, PIXELS):
@@ -145,7 +145,8 @@ def _read_photos(
     own = _take_bytes(tensor, raw)
     if tensor.name == IMAGE:
         return read_images(tensor, own, most)
-    return read_pixels(tensor, own, contract, most)
+    pixels = read_pixels(tensor, own, contract, most)
+    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
 
 
 def _take_bytes(tensor: InputTensor, raw: memoryview) -> memoryview | None:

@@ -7,7 +7,7 @@ are those of the bundle. Next: `open_inference/`, then `pipeline.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
@@ -169,12 +169,5 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
     deadline = pipeline.set_deadline()
     selection = await pipeline.select(asked.query)
-    return selection, await run_together(_predict_each(pipeline, asked, selection, deadline))
-
-
-def _predict_each(
-    pipeline: Pipeline, asked: InferRequest, selection: Selection, deadline: float
-) -> Iterator[Coroutine[Any, Any, Prediction]]:
-    if isinstance(asked.photos, tuple):
-        return (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
-    return (pipeline.predict_pixels(pixels, selection, deadline) for pixels in asked.photos)
+    works = (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
+    return selection, await run_together(works)

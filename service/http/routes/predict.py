@@ -33,7 +33,7 @@ from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
-from service.http.uploads import JSON, ImageUrl, UploadedImage, UploadShape, read_upload
+from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline, Prediction
 from service.selection import Query, Selection
 from service.settings import Settings
@@ -104,8 +104,7 @@ async def predict(request: Request) -> Response:
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     query = merge_parameters(parameters, upload.fields)
-    image = upload.images[0]
-    work = _label_one(request, pipeline, image, query)
+    work = _label_one(request, pipeline, upload, query)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
     return Response(answer, media_type=JSON)
@@ -128,8 +127,7 @@ async def predict_batch(request: Request) -> Response:
     form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
     upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
     query = merge_parameters(parameters, upload.fields)
-    images = [image for image in upload.images if not isinstance(image, ImageUrl)]
-    work = _label_all(pipeline, images, query)
+    work = _label_all(pipeline, upload.images, query)
     selection, results = await finish_or_leave(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
@@ -141,15 +139,15 @@ def limit_images(settings: Settings) -> int:
 
 
 async def _label_one(
-    request: Request, pipeline: Pipeline, image: UploadedImage | ImageUrl, query: Query
+    request: Request, pipeline: Pipeline, upload: Upload, query: Query
 ) -> tuple[Selection, Prediction]:
-    if isinstance(image, ImageUrl):
+    if upload.url is None:
+        data = upload.images[0].decode()
+    else:
         fetcher: Fetcher | None = request.app.state.fetcher
         if fetcher is None:
             raise UrlInputOff
-        data = await fetcher.fetch(image.url, request.state.held_body)
-    else:
-        data = image.decode()
+        data = await fetcher.fetch(upload.url, request.state.held_body)
     deadline = pipeline.set_deadline()
     selection = await pipeline.select(query)
     return selection, await pipeline.predict(data, selection, deadline)

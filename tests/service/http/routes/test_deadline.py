@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle import Bundle
+from service.images import DecodedImage
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
@@ -43,16 +44,10 @@ class NotingPipeline(Pipeline):
         return await super().select(query)
 
     async def predict(
-        self, data: bytes, selection: Selection, deadline: float | None = None
+        self, photo: bytes | DecodedImage, selection: Selection, deadline: float | None = None
     ) -> Prediction:
         self.deadlines.append(deadline)
-        return await super().predict(data, selection, deadline)
-
-    async def predict_pixels(
-        self, pixels: Any, selection: Selection, deadline: float | None = None
-    ) -> Prediction:
-        self.deadlines.append(deadline)
-        return await super().predict_pixels(pixels, selection, deadline)
+        return await super().predict(photo, selection, deadline)
 
 
 def open_noting(settings: Settings) -> Pipeline:

@@ -18,7 +18,7 @@ from service.bundle import Bundle
 from service.errors import QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
-from service.images import decode_image
+from service.images import DecodedImage, decode_image
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.settings import Settings
 from tests.photos import make_photo
@@ -460,8 +460,10 @@ def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient
 class FullPipeline(Pipeline):
     """Has no place in its queue for pixels."""
 
-    async def predict_pixels(self, *_arguments: Any) -> Prediction:
-        raise QueueFull("secret")
+    async def predict(self, photo: bytes | DecodedImage, *arguments: Any) -> Prediction:
+        if isinstance(photo, DecodedImage):
+            raise QueueFull("secret")
+        return await super().predict(photo, *arguments)
 
 
 def open_full(settings: Settings) -> Pipeline:
