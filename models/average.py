@@ -40,7 +40,7 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
         raise CheckpointError("the checkpoints hold different networks or labels")
-    if abs(sum(share for _, share in parts) - 1) > 1e-6:
+    if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # sums that are no number, too
         raise CheckpointError("the shares do not sum to 1")
     states = [(part.network.state_dict(), share) for part, share in parts]
     last.network.load_state_dict(
@@ -85,6 +85,8 @@ def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:
     last = tensors[-1][0]
     if not last.is_floating_point():  # a batch norm's counter
         return last
+    if any(tensor.shape != last.shape for tensor, _ in tensors):
+        raise CheckpointError("the networks are bound to image sizes, and these differ")
     mean = sum((tensor.double() * share for tensor, share in tensors), start=last.double() * 0)
     return mean.to(last.dtype)
 
@@ -98,30 +100,41 @@ def main(argv: list[str] | None = None) -> int:
         averaged = average_checkpoints(parts)
         if arguments.untouched:
             averaged = blend_untouched(averaged, arguments.untouched)
+        recipe = _describe(arguments)
+        write_checkpoint(
+            arguments.out,
+            cast("Network", averaged.network),
+            averaged.label_names or (),
+            {**averaged.notes, "average": recipe},
+        )
     except (CheckpointError, PretrainedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    shares = (f"{share:g} {path.parent.name}/{path.name}" for path, share in arguments.parts)
-    recipe = ", ".join(shares)
-    if arguments.untouched:
-        recipe += f"; then {arguments.untouched:g} of the untouched backbone"
-    write_checkpoint(
-        arguments.out,
-        cast("Network", averaged.network),
-        averaged.label_names or (),
-        {**averaged.notes, "average": recipe},
-    )
     print(f"{arguments.out}: the average of {recipe}")
     return 0
 
 
+def _describe(arguments: argparse.Namespace) -> str:
+    shares = (f"{share:g} {path.parent.name}/{path.name}" for path, share in arguments.parts)
+    recipe = ", ".join(shares)
+    if arguments.untouched:
+        recipe += f"; then {arguments.untouched:g} of the untouched backbone"
+    return recipe
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m models.average", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="file ending in .safetensors")
+    parser.add_argument("--out", type=_read_out, required=True, help="file ending in .safetensors")
     parser.add_argument("--untouched", type=_read_share, default=0.0, metavar="SHARE",
                         help="of the pretrained backbone in the result's")  # fmt: skip
     parser.add_argument("parts", nargs="+", type=_read_part, metavar="CHECKPOINT=SHARE")
     return parser
+
+
+def _read_out(text: str) -> Path:
+    if not text.endswith(".safetensors"):  # by which readers know what it is
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .safetensors")
+    return Path(text)
 
 
 def _read_share(text: str) -> float:

@@ -7,7 +7,9 @@ from pathlib import Path
 from models.data.records import LabelledFolder, LabelledImage
 
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
-_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"}
+_ENDINGS = {
+    ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"
+}  # fmt: skip
 
 
 def read_classes(path: Path) -> LabelledFolder:

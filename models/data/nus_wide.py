@@ -27,7 +27,8 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
 
     Raises:
-        DataError: a file is absent, or the word vectors are not those of the labels.
+        DataError: a file is absent, the word vectors are not those of the labels, or no label is
+            one of those to keep out of training.
     """
     for name in (_CLASSES, _VECTORS):
         if not (path / name).is_file():
@@ -35,8 +36,7 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     with (path / INDEX).open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row][1:]
     images = [
-        LabelledImage(path / image, split, tuple(labels.strip("[]").split(", ")))
-        for image, labels, split in rows
+        LabelledImage(path / image, split, _read_labels(labels)) for image, labels, split in rows
     ]
     images += [
         LabelledImage(image.path, "test", image.labels) for image in images if image.split == "val"
@@ -44,16 +44,22 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     names = tuple(sorted({label for image in images for label in image.labels}))
     chosen = json.loads((path / _CLASSES).read_text(encoding="utf-8-sig"))
     unseen = tuple(name for name in names if name in set(chosen["test class"]))
+    if chosen["test class"] and not unseen:
+        raise DataError(f"no label of {INDEX} is a test class of {_CLASSES}: {names[0]!r} is none")
     vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), unseen)
     return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)
 
 
+def _read_labels(text: str) -> tuple[str, ...]:
+    return tuple(label for label in text.strip("[]").split(", ") if label)
+
+
 def _read_vectors(path: Path, count: int) -> NDArray[np.float32]:
     try:
-        array = torch.load(path, map_location="cpu", weights_only=True)
+        array = torch.as_tensor(torch.load(path, map_location="cpu", weights_only=True)).detach()
     except Exception as error:  # torch's reader fails in as many ways as bytes can be wrong
         raise DataError(f"{path.name} holds no plain tensor") from error
-    vectors: NDArray[np.float32] = np.asarray(array, np.float32).squeeze().T  # [N, E]
+    vectors: NDArray[np.float32] = array.float().numpy().squeeze().T  # [N, E]
     if vectors.ndim != 2 or len(vectors) != count:
         raise DataError(f"{path.name} does not hold one word vector for each of {count} labels")
     return np.ascontiguousarray(vectors)

@@ -5,6 +5,7 @@ In: a folder. Out: a `LabelledFolder`. Next: `train`, `evaluate.py`.
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from models.data import classes, coco, nus_wide, pairs, simple
@@ -21,7 +22,7 @@ def read_labelled_folder(path: Path) -> LabelledFolder:
         return check_labels(_read(path))
     except KeyError as error:
         raise DataError(f"the index of {path.name} is damaged: there is no {error}") from error
-    except (TypeError, ValueError, AttributeError, OSError) as error:
+    except (TypeError, ValueError, AttributeError, OSError, csv.Error) as error:
         raise DataError(f"the index of {path.name} is damaged: {error}") from error
 
 

@@ -79,6 +79,11 @@ class LabelledFolder:
     single_label: bool = False
     word_vectors: WordVectors | None = field(default=None, compare=False)
 
+    @property
+    def file_name(self) -> str:
+        """The data set's name as a part of a file's name."""
+        return self.name.replace("/", "-")
+
     def split(self, name: str) -> tuple[LabelledImage, ...]:
         """Returns the photos of one split.
 
@@ -105,10 +110,14 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
     """Returns the folder if every label of its photos is among its names.
 
     Raises:
-        DataError: one is not, two have one name, or there is no photo.
+        DataError: one is not, two have one name, one is no text or empty, or there is no photo.
     """
     if not folder.images:
         raise DataError(f"data set {folder.name} has no photo")
+    names: tuple[object, ...] = folder.label_names  # files may hold anything
+    nameless = [name for name in names if not (isinstance(name, str) and name.strip())]
+    if nameless:
+        raise DataError(f"data set {folder.name} has a label without a name: {nameless[0]!r}")
     twice = [name for name, count in Counter(folder.label_names).items() if count > 1]
     if twice:
         raise DataError(f"data set {folder.name} has two labels named {twice[0]!r}")

@@ -22,10 +22,16 @@ def read_simple(path: Path) -> LabelledFolder:
             path / "images" / file,
             entry["split"],
             tuple(entry["labels"]),
-            concepts=tuple(entry.get("caption_concepts", ())),
-            caption=entry.get("caption", ""),
+            concepts=tuple(_read_text(name) for name in entry.get("caption_concepts", ())),
+            caption=_read_text(entry.get("caption") or ""),
         )
         for file, entry in sorted(index["images"].items())
     )
     names = tuple(index["label_names"])
-    return LabelledFolder(index.get("name", path.name), names, images)
+    return LabelledFolder(str(index.get("name", path.name)), names, images)
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} stands for the text of a caption")
+    return value

@@ -46,13 +46,15 @@ from models.train.recipe import (
     add_recipe_flags,
     given_fields,
     read_recipe,
+    read_workers,
 )
 from models.train.start import fingerprint, start_from
 from models.train.state import RunFolder
 from models.train.views import Photos, Transform, evaluation_transform, training_transform
 
 _MISTAKES = (
-    BackboneError, CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError
+    BackboneError, CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError,
+    OSError,  # what may not be written, and full disks
 )  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trai
             return photos
         key = _cache_key(recipe, images, views, start)
         place.cache.mkdir(parents=True, exist_ok=True)
-        path = place.cache / f"{place.data.name}-{split}-{key}.npy"
+        path = place.cache / f"{place.data.file_name}-{split}-{key}.npy"
         frozen.to(device).to(memory_format=torch.channels_last)
         with place.accelerator.main_process_first():  # the others find the file
             return cache_features(FrozenPart(frozen, device, place.workers), photos, views, path)
@@ -242,7 +244,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, help="folder of cached features")
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto",
                         help="auto is what `accelerate` finds or was told")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=2, help="processes that decode photos")
+    parser.add_argument("--workers", type=read_workers, default=2,
+                        help="processes that decode photos")  # fmt: skip
     add_recipe_flags(parser, Recipe)
     return parser
 

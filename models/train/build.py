@@ -21,7 +21,7 @@ from models.config import (
 from models.data import DataError, LabelledFolder
 from models.network import Network
 from models.pretrained import load_pretrained
-from models.train.recipe import Recipe
+from models.train.recipe import Recipe, RecipeError
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
@@ -36,12 +36,17 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
         DataError: a zero-shot head, and no word vectors.
         PretrainedError: no pretrained weights could be had.
         BackboneError: timm knows no such backbone, or it does not take images of this size.
+        RecipeError: Query2Label, whose positions are bound to one grid, and crops of another.
     """
     size = (recipe.image_size, recipe.image_size)
     backbone = Backbone(recipe.backbone, size)
     tokens = backbone.count_tokens(size)
-    if recipe.crop_size != recipe.image_size:
-        backbone.count_tokens((recipe.crop_size, recipe.crop_size))
+    cropped = backbone.count_tokens((recipe.crop_size, recipe.crop_size))
+    if recipe.head == "query2label" and cropped != tokens:
+        raise RecipeError(
+            f"recipe: train_size: crops have {cropped} tokens and photos {tokens}, but the "
+            "positions of query2label are bound to one grid"
+        )
     config = NetworkConfig(
         backbone=recipe.backbone,
         input=input_config(recipe.backbone, size),

@@ -6,12 +6,16 @@ augmented views of each photo. Next: `loop.py`, which trains what comes after it
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -78,11 +82,32 @@ def cache_features(frozen: FrozenPart, photos: Photos, views: int, path: Path) -
     Raises:
         DataError: a photo is missing or broken.
     """
-    if not path.exists():
-        staging = path.with_suffix(".part")
-        _fill(frozen, photos, views, staging)
-        staging.replace(path)
+    with one_at_a_time(path):
+        if not path.exists():
+            staging = path.with_suffix(".part")
+            _fill(frozen, photos, views, staging)
+            staging.replace(path)
     return CachedFeatures(np.load(path, mmap_mode="r"), photos.targets)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Lets one run fill a file of a cache; others that begin meanwhile wait for what it makes.
+
+    Args:
+        path: the file; where it is there, nobody waits.
+    """
+    if path.exists():
+        yield
+        return
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        tqdm.write(f"waiting for another run, which fills {path.name}", file=sys.stderr)
+        held = lock.acquire()
+    with held:
+        yield
 
 
 def _fill(frozen: FrozenPart, photos: Photos, views: int, path: Path) -> None:

@@ -6,7 +6,6 @@ a `metrics.csv` and a state file to resume from. `__main__.py` puts the parts to
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from collections.abc import Iterator
@@ -202,14 +201,8 @@ class Run:
             yield self.mix(to_device(inputs, self.trainee.device), targets)
 
     def _log(self, loss: float, score: float) -> None:
-        path = self.folder.path / "metrics.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if fresh:
-                writer.writerow(["epoch", "loss", "val_mAP_percent", "lr"])
-            lr = self.schedule.get_last_lr()[0]
-            writer.writerow([self.epoch, f"{loss:.5f}", f"{score:.3f}", f"{lr:.3g}"])
+        row = {"epoch": str(self.epoch), "loss": f"{loss:.5f}", "val_mAP_percent": f"{score:.3f}"}
+        self.folder.log({**row, "lr": f"{self.schedule.get_last_lr()[0]:.3g}"})
 
     def _save(self) -> None:
         state = {

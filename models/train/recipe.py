@@ -108,10 +108,14 @@ class Recipe(BaseModel):
     def _choices_fit(self) -> Self:
         if self.cutmix and not self.single_label:
             raise ValueError("cutmix wants single_label: a cut-out part may hold any of several")
+        if self.single_label and (self.mixup or self.cutmix) and self.batch_size < 2:
+            raise ValueError("mixup and cutmix of single_label want a batch_size of 2 and more")
         if self.cutout and self.train_resize != "squash":
             raise ValueError('cutout wants train_resize = "squash"')
         if self.head != "gap":
             check_heads(self.num_heads, self.decoder_width)
+        if self.head == "query2label" and self.decoder_width % 4:
+            raise ValueError("query2label wants a decoder_width that 4 divides, for its positions")
         return self
 
     @model_validator(mode="after")
@@ -183,6 +187,17 @@ def add_recipe_flags(parser: argparse.ArgumentParser, kind: type[BaseModel]) -> 
         if isinstance(field.default, bool):
             options["action"] = argparse.BooleanOptionalAction
         group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+
+
+def read_workers(text: str) -> int:
+    """Reads the number of processes that load photos, for `argparse`.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
 
 
 def given_fields(arguments: argparse.Namespace, kind: type[BaseModel]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def fingerprint(init: Path | None) -> str:
 
 
 def start_from(network: Network, init: Path) -> str:
-    """Takes over a checkpoint's weights: the backbone's, and the head's if it has this shape.
+    """Takes over a checkpoint's weights: the backbone's, and the head's if it is built alike.
 
     Args:
         network: what is to be trained.
@@ -61,7 +61,7 @@ def start_from(network: Network, init: Path) -> str:
     assert isinstance(start.network, Network)  # it has a configuration
     fill(network.backbone, start.network.backbone.state_dict())
     head = start.network.head
-    if _shapes(head) != _shapes(network.head):
+    if _describe(head) != _describe(network.head):
         return "its backbone; its head is built differently"
     network.head.load_state_dict(head.state_dict())
     return "its backbone and its head"
@@ -73,5 +73,7 @@ def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
     fill(backbone.body, complete(kept, own))
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+def _describe(head: nn.Module) -> tuple[object, ...]:
+    """Returns what two heads must have in common for the weights of one to do in the other."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
+    return shapes, *(getattr(head.config, name, None) for name in ("num_heads", "pre_norm"))

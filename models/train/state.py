@@ -1,12 +1,14 @@
 """The folder of a run, and the state in it: taken up by the same run and by no other.
 
-In: what the loop wants to find again. Out: `state.pt`. Used by the loops of `train` and
-`train_open`.
+In: what the loop wants to find again. Out: `state.pt`, and `metrics.csv` with a row an epoch. Used
+by the loops of `train` and `train_open`.
 """
 
 from __future__ import annotations
 
+import csv
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,27 @@ class RunFolder:
 
     path: Path
     identity: dict[str, Any]
+
+    def log(self, row: Mapping[str, str]) -> None:
+        """Adds an epoch's row to `metrics.csv`, atomically.
+
+        A run that was killed between its row and its state trains that epoch again: what stands
+        there of it, and of later ones, goes.
+
+        Args:
+            row: column -> text; `epoch` among them.
+        """
+        path, staging = self.path / "metrics.csv", self.path / "metrics.tmp"
+        earlier: list[Mapping[str, str]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = csv.DictReader(file)
+                earlier = [old for old in rows if int(old["epoch"]) < int(row["epoch"])]
+        with staging.open("w", newline="") as file:
+            writer = csv.DictWriter(file, row.keys())
+            writer.writeheader()
+            writer.writerows([*earlier, row])
+        staging.replace(path)
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Writes the state of the run, atomically."""

@@ -31,7 +31,7 @@ from models.pretrained import PretrainedError
 from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
 from models.train.losses import LossError
-from models.train.recipe import RecipeError, add_recipe_flags, given_fields
+from models.train.recipe import RecipeError, add_recipe_flags, given_fields, read_workers
 from models.train.state import RunFolder
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.data import (
@@ -53,6 +53,7 @@ _OF_NO_WEIGHT = ("dropout", "embedding_encoder")
 _MISTAKES = (
     CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError,
     TextEncoderError,
+    OSError,  # what may not be written, and full disks
 )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             read_labelled_folder(arguments.data),
             arguments.out,
             arguments.cache or arguments.out / "cache",
-            torch.device(arguments.device),
+            arguments.device,
             arguments.workers,
         )
         hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
@@ -238,7 +239,7 @@ def _prepare(
     def compute(split: str, views: list[Transform]) -> CachedTokens:
         images = place.data.split(split)
         photos = Photos(images, place.data.targets(images), views[0])
-        return cache.compute(f"{place.data.name}-{split}-{recipe.seed}", photos, views)
+        return cache.compute(f"{place.data.file_name}-{split}-{recipe.seed}", photos, views)
 
     def embed(some: tuple[str, ...]) -> torch.Tensor:
         return sources.text.embed_names(some, recipe.template)
@@ -291,10 +292,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--init", type=Path, help="open head whose weights to start from")
     add("--recipe", type=Path, help="TOML file with any of the fields below")
     add("--cache", type=Path, help="folder of cached tokens")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--workers", type=int, default=2, help="processes that decode photos")
+    add("--device", type=_read_device, default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=read_workers, default=2, help="processes that decode photos")
     add_recipe_flags(parser, OpenRecipe)
     return parser
+
+
+def _read_device(text: str) -> torch.device:
+    try:
+        return torch.empty(0, device=text).device
+    except (AssertionError, RuntimeError) as error:  # torch's, to a wrong name or no such device
+        raise argparse.ArgumentTypeError(f"torch finds no device {text!r} here") from error
 
 
 if __name__ == "__main__":

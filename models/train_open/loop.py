@@ -6,7 +6,6 @@ file to resume from. `__main__.py` puts the parts together.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -278,15 +277,10 @@ class OpenRun:
         return logits, targets
 
     def _log(self, found: dict[str, float]) -> None:
-        path = self.folder.path / "metrics.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, ["epoch", "lr", *_LOSSES, *_MEASURES])
-            if fresh:
-                writer.writeheader()
-            row = {name: f"{value:.5g}" for name, value in found.items()}
-            lr = self.schedule.get_last_lr()[0]
-            writer.writerow({"epoch": self.epoch, "lr": f"{lr:.3g}", **row})
+        row = {"epoch": str(self.epoch), "lr": f"{self.schedule.get_last_lr()[0]:.3g}"}
+        for name in (*_LOSSES, *_MEASURES):
+            row[name] = f"{found[name]:.5g}" if name in found else ""
+        self.folder.log(row)
 
     def _save(self) -> None:
         state = {

@@ -24,6 +24,7 @@ from models.backbone import Backbone
 from models.config import InputConfig
 from models.open_head import fingerprint_encoder
 from models.teacher import Teacher, share_stages
+from models.train.features import one_at_a_time
 from models.train.pictures import describe_files
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.recipe import OpenRecipe
@@ -91,9 +92,10 @@ class TokenCache:
         text = f"{self._key}{describe_files(photos.images)}{views}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         paths = [self._folder / f"{name}-{digest}.{kind}.npy" for kind in ("tokens", "teacher")]
-        if not all(path.exists() for path in paths):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._fill(photos, views, paths)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(paths[-1]):  # the last to be written
+            if not all(path.exists() for path in paths):
+                self._fill(photos, views, paths)
         tokens, logits = (cast("Array", np.load(path, mmap_mode="r")) for path in paths)
         return CachedTokens(tokens, logits)
 

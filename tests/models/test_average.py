@@ -88,6 +88,8 @@ def test_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
         (("cat", "cow"), (0.5, 0.5), "different networks or labels"),
         (("cat", "dog", "cow"), (0.5, 0.5), "different networks or labels"),
         (LABELS, (0.5, 0.6), "do not sum to 1"),
+        (LABELS, (float("nan"), 0.5), "do not sum to 1"),
+        (LABELS, (float("inf"), -float("inf")), "do not sum to 1"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused_in_one_line(
@@ -106,6 +108,38 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(
     assert error.count("\n") == 1
     assert not out.exists()
     assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
+
+
+def test_networks_that_are_bound_to_other_image_sizes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    for path, size in ((a, 96), (b, 160)):
+        config = NetworkConfig(
+            backbone="test_vit",
+            input=InputConfig(height=size, width=size),
+            head=GapConfig(num_classes=2, encoder_width=64),
+        )
+        write_checkpoint(path, Network(config), LABELS, {})
+    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 2
+    assert "image sizes, and these differ" in capsys.readouterr().err
+    assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
+
+
+def test_average_is_written_under_a_name_that_tells_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
+    write_network(a, 1)
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path / "out.pt"), f"{a}=1"])
+    assert list(tmp_path.iterdir()) == [a]
+    out.mkdir()
+    capsys.readouterr()
+    assert main(["--out", str(out), f"{a}=1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    out.rmdir()
+    assert main(["--out", str(out), f"{a}=1"]) == 0
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "model.safetensors=half", "=1"])

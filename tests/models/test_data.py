@@ -10,7 +10,7 @@ import torch
 
 from models.data import DataError, check_negatives, check_photos, read_labelled_folder
 
-SIMPLE = {
+SIMPLE: dict[str, Any] = {
     "name": "pets",
     "label_names": ["cat", "dog"],
     "images": {
@@ -19,6 +19,12 @@ SIMPLE = {
         "c.jpg": {"split": "test", "labels": ["cat"], "caption": "ignored"},
     },
 }
+
+
+def with_photo(**fields: Any) -> dict[str, Any]:
+    """Returns the index with one more photo."""
+    photo = {"split": "train", "labels": ["cat"], **fields}
+    return SIMPLE | {"images": SIMPLE["images"] | {"d.jpg": photo}}
 
 
 def write_simple(folder: Path, index: Any = SIMPLE) -> Path:
@@ -70,6 +76,10 @@ def test_coco_layout_is_read(tmp_path: Path) -> None:
         (SIMPLE | {"images": {"a.jpg": {}}}, "damaged: there is no 'split'"),
         (SIMPLE | {"label_names": ["cat"]}, "does not name: 'dog'"),
         (SIMPLE | {"label_names": ["cat", "dog", "cat"]}, "two labels named 'cat'"),
+        (SIMPLE | {"label_names": ["cat", "dog", 3]}, "a label without a name: 3"),
+        (SIMPLE | {"label_names": ["cat", "dog", " "]}, "a label without a name: ' '"),
+        (with_photo(caption=3), "damaged: 3 stands for the text"),
+        (with_photo(caption_concepts=[None]), "damaged: None stands for the text"),
     ],
 )
 def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> None:
@@ -128,8 +138,37 @@ def test_nus_wide_without_its_word_vectors_is_refused(tmp_path: Path) -> None:
     assert read_labelled_folder(folder)
 
 
+def test_a_photo_of_nus_wide_may_have_no_label(tmp_path: Path) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    with (folder / "data.csv").open("a") as file:
+        file.write("c.jpg,[],train\n")
+    found = read_labelled_folder(folder)
+    assert found.label_names == ("cat", "dog", "sky")
+    np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
+
+
+def test_nus_wide_whose_test_classes_are_no_labels_is_refused(tmp_path: Path) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    index = folder / "data.csv"
+    good = index.read_text()
+    # As pandas writes lists: every name would have quotes, and none would be kept from training.
+    index.write_text(good.replace("[sky, cat]", "['sky', 'cat']").replace("[dog]", "['dog']"))
+    with pytest.raises(DataError, match=r"no label of data\.csv is a test class"):
+        read_labelled_folder(folder)
+    index.write_text(good)
+    assert read_labelled_folder(folder)
+
+
+def test_word_vectors_may_have_been_trained(tmp_path: Path) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    torch.save(torch.nn.Parameter(torch.ones(2, 3)), folder / "wordvec_array.pth")
+    vectors = read_labelled_folder(folder).word_vectors
+    assert vectors is not None
+    np.testing.assert_array_equal(vectors.embeddings, np.ones((3, 2)))
+
+
 def test_a_folder_a_class_is_read_as_single_label(tmp_path: Path) -> None:
-    for name in ("train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jpg"):
+    for name in ("train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jfif"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -152,6 +191,22 @@ def test_pairs_without_the_wanted_columns_are_refused(tmp_path: Path) -> None:
         read_labelled_folder(tmp_path)
     (tmp_path / "train.csv").write_text("image,label,confidence\na,b,0.7\n")
     assert read_labelled_folder(tmp_path).split("train")[0].labels == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("a\nb\n", "a label without a name: None"),
+        ("a,\n", "a label without a name: ''"),
+        ('a,"cat\n' + "b,dog\n" * 30_000, "damaged: field larger than field limit"),
+    ],
+)
+def test_rows_that_are_cut_off_are_refused(tmp_path: Path, rows: str, reason: str) -> None:
+    (tmp_path / "train.csv").write_text("image,label\n" + rows)
+    with pytest.raises(DataError, match=reason):
+        read_labelled_folder(tmp_path)
+    (tmp_path / "train.csv").write_text("image,label\na,cat\n")
+    assert read_labelled_folder(tmp_path).label_names == ("cat",)
 
 
 def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:

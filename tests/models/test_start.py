@@ -44,14 +44,19 @@ def test_backbone_and_head_are_taken_where_both_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [("gap", "decoder"), ("decoder", "gap"), ("larger", "gap")]
+    ("theirs", "ours"),
+    [("gap", "decoder"), ("decoder", "gap"), ("larger", "gap"), ("decoder", "more heads")],
 )
-def test_a_head_of_another_shape_is_left_as_it_is(tmp_path: Path, theirs: str, ours: str) -> None:
+def test_a_head_that_is_built_differently_is_left_as_it_is(
+    tmp_path: Path, theirs: str, ours: str
+) -> None:
     shape = {"decoder_width": 8, "num_heads": 2, "feedforward_width": 8}
+    shape |= {"num_classes": 2, "encoder_width": 256}
     heads = {
         "gap": GapConfig(num_classes=2, encoder_width=256),
         "larger": GapConfig(num_classes=3, encoder_width=256),
-        "decoder": MLDecoderConfig.model_validate({"num_classes": 2, "encoder_width": 256} | shape),
+        "decoder": MLDecoderConfig.model_validate(shape),
+        "more heads": MLDecoderConfig.model_validate(shape | {"num_heads": 4}),
     }
     first = build("test_efficientnet", 1, heads[theirs])
     second = build("test_efficientnet", 2, heads[ours])

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from models.train.mixing import mix
 from models.train.open_labels import OpenLabels, make_open_labels
 from models.train.recipe import Recipe, RecipeError, read_recipe
 from models.train.schedule import one_cycle
+from models.train.state import RunFolder
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
 TINY = [
@@ -134,6 +136,27 @@ def test_a_resumed_run_equals_an_unbroken_one(
         torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
 
 
+def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "3"]
+    real_write = RunFolder.write_state
+
+    def stop_in_the_second(folder: RunFolder, state: dict[str, Any]) -> None:
+        if state["epoch"] == 2:
+            raise _Stopped
+        real_write(folder, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_state", stop_in_the_second)
+        with pytest.raises(_Stopped):
+            main(arguments)
+    assert len(losses(tmp_path)) == 2
+    assert main(arguments) == 0
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
 def test_mixup_keeps_the_labels_of_both_photos() -> None:
     torch.manual_seed(0)
     inputs, targets = torch.rand(8, 3, 4, 4), torch.eye(8)
@@ -190,10 +213,33 @@ def test_mistakes_on_the_command_line_exit_with_2(
         ["--backbone", "tresnet_m", "--image-size", "64", "--train-size", "230"],
         ["--backbone", "test_resnet", "--frozen-stages", "2"],  # which is not cut
         ["--lr", "1e30"],  # the loss is soon no number
+        ["--head", "query2label", "--decoder-width", "10"],  # whose positions come in fours
+        ["--head", "query2label", "--train-size", "64"],  # whose positions are those of one grid
+        ["--batch-size", "1", "--single-label", "--mixup", "0.2"],  # with what?
+        ["--out", str(photos / "labels.json")],
+        ["--cache", str(photos / "labels.json")],
     ):
         assert main([*good, *bad]) == 2
         assert capsys.readouterr().err.rpartition("\n")[0].rpartition("\n")[2].startswith("error: ")
     assert main(good) == 0
+
+
+@pytest.mark.parametrize("workers", ["-1", "two"])
+def test_workers_are_a_number(photos: Path, tmp_path: Path, workers: str) -> None:
+    good = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "1"]
+    with pytest.raises(SystemExit):
+        main([*good, f"--workers={workers}"])
+    assert main(good) == 0
+
+
+def test_the_name_of_a_data_set_may_hold_slashes(photos: Path, tmp_path: Path) -> None:
+    index = json.loads((photos / "labels.json").read_text())
+    (tmp_path / "images").symlink_to(photos / "images")
+    (tmp_path / "labels.json").write_text(json.dumps(index | {"name": "colours/2026"}))
+    run = tmp_path / "run"
+    assert main(["--data", str(tmp_path), "--out", str(run), *TINY, "--epochs", "1"]) == 0
+    notes = read_checkpoint(run / "model.safetensors").notes
+    assert notes["training_data"] == "colours/2026, 96 photos"
 
 
 def test_photos_of_one_label_each_are_trained_as_such_and_not_cut_once_they_are_tokens(

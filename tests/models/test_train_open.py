@@ -222,6 +222,22 @@ def test_a_resumed_run_equals_an_unbroken_one(
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
+def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
+    photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: loop.OpenRun) -> None:
+        raise _Stopped
+
+    place = make_place(photos, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.OpenRun, "_save", stop)
+        with pytest.raises(_Stopped):
+            train(place, RECIPE, sources, ())
+    assert len(read_log(place.out)) == 1
+    train(place, RECIPE, sources, ())
+    assert [row["epoch"] for row in read_log(place.out)] == ["1", "2", "3"]
+
+
 def test_a_finished_run_is_measured_again_and_another_is_not_taken_up(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
@@ -399,3 +415,26 @@ def test_the_command_names_a_missing_text_encoder(
     arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
     assert main([*arguments, "--text-encoder", str(tmp_path)]) == 2
     assert "no BERT encoder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["--device=banana", "--workers=-1"])
+def test_a_device_that_is_not_there_and_less_than_no_workers_are_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main([*arguments, wrong])
+    assert f"argument {wrong.partition('=')[0]}: " in capsys.readouterr().err
+    # What is good gets as far as the checkpoint.
+    assert main([*arguments, "--device", "cpu", "--workers", "0"]) == 2
+    assert "no checkpoint file at none" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(photos), "--checkpoint", "none"]
+    assert main([*arguments, "--out", str(photos / "labels.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+    assert "no checkpoint file at none" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""The cache of features, which runs may share: each file is filled by one of them."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from models.data import LabelledImage
+from models.train.features import FrozenPart, cache_features
+from models.train.views import Photos
+
+COUNT = 20
+
+
+class Gate(nn.Module):
+    """Gives ones, and waits before the second batch until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.batches += 1
+        if self.batches == 2:
+            self.reached.set()
+            assert self.open.wait(30)
+        return torch.ones(len(images), 4)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Photos:
+    """Black photos without labels."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "1.png")
+    images = (LabelledImage(tmp_path / "1.png", "train", ()),) * COUNT
+    return Photos(images, np.zeros((COUNT, 1), np.int64), lambda _: torch.zeros(3, 4, 4))
+
+
+def compute(module: nn.Module, photos: Photos, path: Path) -> np.ndarray:
+    frozen = FrozenPart(module, torch.device("cpu"), workers=0)
+    return np.array(cache_features(frozen, photos, 1, path).features)
+
+
+def test_a_run_waits_for_the_features_that_another_computes(
+    photos: Photos, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, found = tmp_path / "cache" / "features.npy", {}
+    path.parent.mkdir()
+    first, second = Gate(), Gate()
+    second.open.set()
+    runs = [
+        threading.Thread(target=lambda name=name, gate=gate: found.update(
+            {name: compute(gate, photos, path)}
+        ))
+        for name, gate in (("first", first), ("second", second))
+    ]  # fmt: skip
+    runs[0].start()
+    assert first.reached.wait(30)
+    runs[1].start()
+    told = ""
+    while "waiting for another run, which fills features.npy" not in told and runs[1].is_alive():
+        told += capsys.readouterr().err
+    first.open.set()
+    for run in runs:
+        run.join(30)
+    assert second.batches == 0
+    for features in (found["first"], found["second"]):
+        np.testing.assert_array_equal(features, np.ones((1, COUNT, 4)))
+    left = {file.name for file in path.parent.iterdir()}
+    assert left - {"features.lock"} == {"features.npy"}
+
+
+def test_what_a_killed_run_left_is_computed_anew(photos: Photos, tmp_path: Path) -> None:
+    gate, path = Gate(), tmp_path / "features.npy"
+    gate.open.set()
+    path.with_suffix(".lock").touch()
+    path.with_suffix(".part").write_bytes(b"half")
+    assert compute(gate, photos, path).all()
