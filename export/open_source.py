@@ -21,10 +21,9 @@ from models.data import read_labelled_folder
 from models.open_head import read_open_head
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
-from service.card import EmbeddingSpace, OpenHead
+from service.card import EmbeddingSpace, OpenHead, tell_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
-from service.labels.files import tell_first_error
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,19 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from service.card import Device, Label, ModelCard, Precision, Record, RunPrecision, Sha256
+from service.card import (
+    Device,
+    Label,
+    ModelCard,
+    Precision,
+    Record,
+    RunPrecision,
+    Sha256,
+    tell_first_error,
+)
 from service.errors import BundleError, InvalidLabelSet, LabelSetError
 from service.labels.definition import Definition, check_fit
-from service.labels.files import parse_label_set, tell_first_error
+from service.labels.files import parse_label_set
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
+from service.card import tell_first_error
 from service.errors import InvalidLabelSet, StartError
 from service.labels.definition import (
     Definition,
@@ -133,13 +134,6 @@ def _parse_json(content: bytes, name: str) -> Definition:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
         raise InvalidLabelSet(tell_first_error(error)) from error
-
-
-def tell_first_error(error: ValidationError) -> str:
-    """Returns the first thing that is wrong, after its place where it has one."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def _parse_npz(content: bytes, name: str) -> Definition:
