@@ -1,7 +1,7 @@
 """What can go wrong between a request and its answer, one class for each kind.
 
-    bytes --decode--> image --queue--> batch --run--> logits --score--> labels
-            ImageError        BusyError       InferenceFailed   QueryError
+    bytes --queue--> batch --decode--> images --run--> logits --score--> labels
+           BusyError        ImageError      InferenceFailed   QueryError
 
     ServiceError
     |-- ImageError             the client's picture

@@ -3,7 +3,7 @@
 In: a photo's file content. Out: a `DecodedImage` with uint8 [H, W, 3] RGB, the size that
 the encoder wants. Read are the formats of `formats.py`, told apart by content; of an animation
 the first frame; transparency lies on white; 16-bit samples keep their high byte. Every failure
-is an `ImageError`. Next: `batcher.py`, which gathers the pixels.
+is an `ImageError`. Next: `engine.py`, which runs the pixels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The story of a request: bytes -> images -> batcher -> engine -> scoring -> prediction.
+"""The story of a request: bytes -> batcher -> images -> engine -> scoring -> prediction.
 
 In: a `Query`, which becomes a `Selection` once a request, and the bytes of each of its photos.
 Out: a `Prediction`. The pipeline owns the stages and their life (loading, ready, draining,

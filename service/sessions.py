@@ -1,7 +1,7 @@
 """One graph of a bundle, opened in ONNX Runtime and checked.
 
 In: a graph's name, its precision and a device. Out: a session that runs on that device and
-has the inputs and outputs that the bundle's format asks for. Next: `engine.py`, which runs
+has the inputs and outputs that the bundle's format asks for. Next: `lanes.py`, which runs
 the sessions.
 """
 

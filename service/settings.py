@@ -1,7 +1,7 @@
 """Every setting of the service, in one place.
 
 In: environment variables (`ML_DECODER_` + the name in capitals) and keyword arguments,
-which win. Out: a frozen `Settings`. Next: `pipeline.py`, which opens what is asked for.
+which win. Out: a frozen `Settings`. Next: `graphs.py`, which opens what is asked for.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ names of the photos, which the results are filed under, and the bytes behind a n
 
 from __future__ import annotations
 
-import os
 import posixpath
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from pyarrow import fs
 
 from service.errors import StartError
 from service.formats import is_photo_name
+from service.photo_folders import list_photos
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,8 @@ def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
         else:
             raise StartError(f"{location}: no such folder or list")
     except OSError as error:
-        raise StartError(f"{location}: {error.strerror or 'cannot be read'}") from error
+        where = error.filename or location
+        raise StartError(f"{where}: {error.strerror or 'cannot be read'}") from error
     if not names:
         raise StartError(f"{location} has no photos")
     return store, names
@@ -91,12 +91,12 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
 
 def _search_folder(store: PhotoStore) -> list[str]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        files = [path for path in _walk(store.folder) if Path(path).is_file()]
+        photos = list_photos(store.folder, _stop)
     else:
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
-        files = [info.path for info in found if info.type == fs.FileType.File]
-    names = (posixpath.relpath(path, store.folder) for path in files)
-    photos = sorted(name for name in names if _is_photo(name))
+        files = (info.path for info in found if info.type == fs.FileType.File)
+        names = (posixpath.relpath(path, store.folder) for path in files)
+        photos = sorted(name for name in names if _is_photo(name))
     try:
         "".join(photos).encode()
     except UnicodeEncodeError as error:
@@ -104,25 +104,8 @@ def _search_folder(store: PhotoStore) -> list[str]:
     return photos
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Yields the files in a folder and below; a folder that links lead back to counts once.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    seen = {os.path.realpath(folder)}
-    for place, folders, files in os.walk(folder, onerror=stop, followlinks=True):
-        yield from (posixpath.join(place, file) for file in files)
-        inside, folders[:] = sorted(folders), []
-        for name in inside:
-            real = os.path.realpath(posixpath.join(place, name))
-            if real not in seen and not name.startswith("."):
-                seen.add(real)
-                folders.append(name)
+def _stop(error: OSError) -> None:
+    raise error
 
 
 def _is_photo(name: str) -> bool:

@@ -18,7 +18,8 @@ from service.selection import Query
 from service.settings import Settings
 
 Report = Callable[["Totals", int], None]
-"""Called after each photo: what there is so far, and how many photos this run has to tag."""
+"""Called after each photo, or each part where Ray runs them: what there is so far, and how many
+photos this run has to tag."""
 
 
 @dataclass(frozen=True)

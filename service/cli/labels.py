@@ -57,7 +57,7 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a label set; a running service on the same store has it within two seconds.
+    """Register a label set; a running service on the same store has it soon (label_poll_seconds).
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """

@@ -7,15 +7,14 @@ cannot be used costs only itself. Next: `console.py`, which shows them.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed, StartError
-from service.formats import is_photo_name
 from service.http.problems import describe_failure
+from service.photo_folders import list_photos
 from service.pipeline import Pipeline, Prediction, open_pipeline
 from service.selection import Query, Selection
 from service.settings import Settings
@@ -63,11 +62,9 @@ def find_photos(paths: Sequence[Path]) -> list[Path]:
 
 
 def _search(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for place, _, names in os.walk(folder, onerror=lambda e: found.append(Path(e.filename))):
-        paths = [Path(place, name) for name in names if is_photo_name(name)]
-        found.extend(path for path in paths if path.is_file())
-    return sorted(found)
+    unread: list[Path] = []
+    names = list_photos(str(folder), lambda error: unread.append(Path(error.filename)))
+    return sorted([*unread, *(folder / name for name in names)])
 
 
 async def label_photos(

@@ -3,7 +3,7 @@
 In: definitions with embeddings. Out: the same, after any crash. Every write raises one revision
 number, which becomes the version of the set it wrote, so that other processes see with one small
 query that something is new. Only what is committed counts. Everything here blocks. Next:
-`catalogue.py`, which keeps it off the event loop.
+`stored_sets.py`, which keeps it off the event loop.
 """
 
 from __future__ import annotations

@@ -1,0 +1,39 @@
+"""Photos of a folder: the same files for every command that is given one.
+
+In: a folder. Out: the names of the photos in it and below. Next: `cli/photos.py` and
+`bulk/photos.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from service.formats import is_photo_name
+
+
+def list_photos(folder: str, onerror: Callable[[OSError], None]) -> list[str]:
+    """Returns the names of the photos in a folder and below, relative to it and sorted.
+
+    Hidden files and folders are left out; links are followed, and a folder that they lead back to
+    counts once.
+
+    Args:
+        folder: where to search.
+        onerror: is told of every folder that cannot be read; it may raise the error.
+    """
+    paths = (path for path in _walk(folder, onerror) if is_photo_name(os.path.basename(path)))
+    return sorted(os.path.relpath(path, folder) for path in paths if Path(path).is_file())
+
+
+def _walk(folder: str, onerror: Callable[[OSError], None]) -> Iterator[str]:
+    seen = {os.path.realpath(folder)}
+    for place, folders, files in os.walk(folder, onerror=onerror, followlinks=True):
+        yield from (os.path.join(place, name) for name in files if not name.startswith("."))
+        inside, folders[:] = sorted(folders), []
+        for name in inside:
+            real = os.path.realpath(os.path.join(place, name))
+            if real not in seen and not name.startswith("."):
+                seen.add(real)
+                folders.append(name)
