@@ -210,7 +210,7 @@ class Pipeline:
             InferenceFailed: the candidate labels could not be encoded.
         """
         with self.taking():
-            deadline = self.set_deadline()
+            deadline = self.make_deadline()
             try:
                 pinning = self.catalogue.pin(query)
                 sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
@@ -260,7 +260,7 @@ class Pipeline:
         Args:
             photo: a file's content, any supported format; or what is decoded already.
             selection: which labels to answer with, from `select`.
-            deadline: from `set_deadline`; None sets one now.
+            deadline: from `make_deadline`; None sets one now.
 
         Raises:
             ImageError: the photo cannot be used.
@@ -272,7 +272,7 @@ class Pipeline:
             # A photo takes its place in the queue before it is decoded: under a burst the
             # surplus is refused at once, not after it has cost a decode.
             self.check_room()
-            deadline = deadline or self.set_deadline()
+            deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
             if isinstance(photo, bytes) and self._decodes_apart(photo):
                 started = time.perf_counter()
@@ -282,7 +282,7 @@ class Pipeline:
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
-    def set_deadline(self) -> float:
+    def make_deadline(self) -> float:
         """Returns when nobody wants the answer of a request any more that comes now.
 
         On the event loop's clock, seconds. `select` has as long from its own start.

@@ -167,7 +167,7 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 
 
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
-    deadline = pipeline.set_deadline()
+    deadline = pipeline.make_deadline()
     selection = await pipeline.select(asked.query)
     works = (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
     return selection, await run_together(works)

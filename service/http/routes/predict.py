@@ -148,7 +148,7 @@ async def _label_one(
         if fetcher is None:
             raise UrlInputOff
         data = await fetcher.fetch(upload.url, request.state.held_body)
-    deadline = pipeline.set_deadline()
+    deadline = pipeline.make_deadline()
     selection = await pipeline.select(query)
     return selection, await pipeline.predict(data, selection, deadline)
 
@@ -156,7 +156,7 @@ async def _label_one(
 async def _label_all(
     pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
-    deadline = pipeline.set_deadline()
+    deadline = pipeline.make_deadline()
     selection = await pipeline.select(query)
     trying = (_try_one(pipeline, image, selection, deadline) for image in images)
     return selection, await run_together(trying)
