@@ -94,7 +94,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         label_set=label_set,
         candidate_labels=candidate_label,
     )
-    configure_logs("error")
+    configure_logs("warning")  # hours on the CPU, for a GPU that is not found, must not be silent
     job = BulkJob(photos, out, query, settings, part_size)
     with _show_progress() as report:
         if ray:

@@ -6,6 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 from service.bundle import Bundle
@@ -85,3 +86,12 @@ def test_missing_package_is_named_with_its_extra(
     assert code == 2
     assert err == f"ml-decoder: bulk needs {missing}: pip install 'ml-decoder-serve[{extra}]'\n"
     assert run(photos, tmp_path / "out")[0] == 0
+
+
+def test_run_on_the_cpu_for_want_of_a_gpu_is_told(
+    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    code, out, err = run(photos, tmp_path / "out", "--device", "auto")
+    assert (code, out) == (0, "3 tagged, 0 failed, 0 done before\n")
+    assert "FALLING BACK to the CPU" in err
