@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -88,10 +90,16 @@ def test_missing_package_is_named_with_its_extra(
     assert run(photos, tmp_path / "out")[0] == 0
 
 
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in ort.get_available_providers(), reason="a GPU may be found"
+)
 def test_run_on_the_cpu_for_want_of_a_gpu_is_told(
-    run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    code, out, err = run(photos, tmp_path / "out", "--device", "auto")
-    assert (code, out) == (0, "3 tagged, 0 failed, 0 done before\n")
-    assert "FALLING BACK to the CPU" in err
+    command = ["-m", "service", "bulk", photos, tmp_path / "out", "--device", "auto"]
+    ended = subprocess.run(
+        [sys.executable, *map(str, command), "--bundle", str(tiny_bundle.path)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout == "3 tagged, 0 failed, 0 done before\n"
+    assert "FALLING BACK to the CPU" in ended.stderr
