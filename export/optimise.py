@@ -12,7 +12,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
 
+from export.errors import ExportError
 from export.pixels import fold_scale
 
 _SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
@@ -23,6 +25,9 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Whatever depends on the head's fixed queries alone becomes a constant here. Rewrites
     that depend on the machine are left to the service's own session.
+
+    Raises:
+        ExportError: the temporary folder does not take the graph.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -30,9 +35,12 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(path)
-        onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        content = model.SerializeToString()
+        try:
+            onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except InvalidProtobuf as error:  # what a full disk is to ONNX Runtime
+            size = len(content) / 1e6
+            raise ExportError(f"no graph of {size:.0f} MB can be written to {folder}") from error
         optimised = onnx.load(path)
     fold_scale(optimised)
     return _tidy(optimised)

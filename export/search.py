@@ -69,9 +69,9 @@ def find_int8(
             if count == 1:
                 ranked = rank_layers(graphs, quantisers, samples[:RANKING_PHOTOS])
             kept = ranked[:count]
+            _log.info("int8 with %d layers in float", len(kept))
             int8 = _quantise(quantisers, kept)
             tried.append(Int8Graphs(int8, kept, measure_loss(int8)))
-            _log.info("int8, %d layers in float: loses %.2f", len(kept), tried[-1].loss)
             if tried[-1].loss <= limit or count > len(kept):
                 break
     return min(tried, key=lambda found: found.loss)
@@ -85,6 +85,7 @@ def rank_layers(
     layers: list[Layer] = [
         (name, layer) for name in PIXELS_TO_LOGITS for layer in quantisers[name].layers
     ]
+    _log.info("int8: ranking %d layers by the noise of each", len(layers))
     noise: dict[Layer, float] = {}
     for name, layer in layers:
         quantiser = quantisers[name]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import onnx
 from torch import nn
 
-from export.accuracy import measure_map, predict_logits
 from export.errors import ExportError
 from export.graphs import Graphs
 from export.half import halve, name_half
+from export.judge import Judge, choose_judge
 from export.optimise import compact_weights, optimise
 from export.photos import Splits, read_pixels
 from export.search import Int8Graphs, find_int8
@@ -45,11 +45,8 @@ from models.zero_shot import ZeroShotMLDecoder
 from service.bundle import MAP_GRAPHS, GraphName
 from service.card import Device, Precision
 
-MAX_MAP_LOSS = 0.5
-"""mAP points on validation that int8 may lose against fp32 and still be the CPU's default."""
-
-AIMED_MAP_LOSS = 0.25
-"""mAP points at which the search for int8 is content; the rest is for unseen photos."""
+# Labels and maps are the same on every device.
+_EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")
 
 CALIBRATION_PHOTOS = 256
 """Training photos that the ranges of int8 are measured on."""
@@ -78,7 +75,7 @@ class Variants:
 def make_variants(
     source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool
 ) -> Variants:
-    """Makes every asked-for variant; int8 becomes the CPU's default if it is accurate.
+    """Makes every asked-for variant; int8 becomes the CPU's default if the judge lets it.
 
     Args:
         source: what to trace.
@@ -99,15 +96,20 @@ def make_variants(
         _verify(source, stored, splits, COMPACT_TOLERANCE)
     variants = Variants({"fp32": stored}, {})
     if "fp16" in precisions:
-        half = {name: halve(model) for name, model in exact.items() if name not in MAP_GRAPHS}
+        half = {name: halve(model) for name, model in exact.items() if name not in _EXACT_GRAPHS}
         with name_half():
             _verify(source, {**exact, **half}, splits, HALF_TOLERANCE)
         variants.graphs["fp16"] = half
     if "int8" in precisions and splits is not None:
-        int8 = make_int8(exact, source, splits)
+        judge = choose_judge(exact, source, splits.val)
+        int8 = make_int8(exact, source, splits, judge)
         variants.graphs["int8"] = int8.graphs
-        if int8.loss <= MAX_MAP_LOSS:
+        if int8.loss <= judge.limit:
             variants.defaults["cpu"] = "int8"
+        _log.info(
+            "int8 keeps %d layers in float; the CPU's default is %s",
+            *(len(int8.kept_float), variants.defaults.get("cpu", "fp32")),
+        )
     return variants
 
 
@@ -158,20 +160,10 @@ def trace_heads(
     return {"trained_head": optimise(trace_head(head, tokens, width, any_tokens=any_tokens))}
 
 
-def make_int8(graphs: Graphs, source: Source, splits: Splits) -> Int8Graphs:
-    """Quantises float32 graphs; the loss is in mAP points on the validation split."""
-
-    def validate(candidate: Graphs) -> float:
-        logits = predict_logits(candidate, splits.val, source.contract)
-        return measure_map(logits, splits.val, source.config.activation)
-
-    reference = validate(graphs)
+def make_int8(graphs: Graphs, source: Source, splits: Splits, judge: Judge) -> Int8Graphs:
+    """Quantises float32 graphs, as well as the judge wants."""
     samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)
-    found = find_int8(
-        graphs, samples, lambda candidate: reference - validate(candidate), AIMED_MAP_LOSS
-    )
-    _log.info("int8 loses %.2f of %.2f mAP on %s", found.loss, reference, splits.val.dataset)
-    return found
+    return find_int8(graphs, samples, judge.measure_loss, judge.aim)
 
 
 def _verify(source: Source, graphs: Graphs, splits: Splits | None, tolerance: float) -> None:

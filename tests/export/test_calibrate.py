@@ -46,6 +46,13 @@ def test_threshold_lies_halfway_to_the_next_lower_score() -> None:
     assert best.threshold == pytest.approx(0.6)
 
 
+def test_threshold_between_neighbouring_scores_is_the_higher_one() -> None:
+    lower, higher = 0.5, float(np.nextafter(0.5, 1.0))
+    assert (lower + higher) / 2 == lower  # there is no number between them
+    best = find_best_f1(np.array([lower, higher]), np.array([0, 1]))
+    assert best.threshold == higher
+
+
 def test_of_equal_f1_the_highest_threshold_is_taken() -> None:
     # 1 of 1 right (F1 2/3) and 2 of 4 right (F1 4/6).
     best = find_best_f1(np.array([0.9, 0.8, 0.7, 0.6, 0.1]), np.array([1, 0, 0, 1, 0]))

@@ -16,9 +16,11 @@ from export.accuracy import predict_open_logits
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, UnusablePhotosError
 from export.graphs import PIXELS_TO_OPEN_LOGITS, FloatArray, PixelArray, open_session
+from export.open_calibrate import calibrate_label_sets
 from export.open_source import OpenRequest, read_open_source
 from export.photos import read_splits
 from export.source import SourceHints, read_source
+from export.text import TextEmbedder
 from models.checkpoints import read_checkpoint
 from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError
@@ -158,6 +160,37 @@ def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder
     # The head was not trained on red alone, so the set's own threshold is the one of all.
     assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
     assert shapes.thresholds[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_label_keeps_its_own_threshold_and_takes_none_that_is_of_another_embedding(
+    bundle: Bundle, checkpoint: Path, folder: Path, opened: OpenRequest
+) -> None:
+    labels: list[object] = [
+        "red",
+        {"name": "red", "threshold": 0.875},
+        {"name": "red", "prompt": "a dark red thing"},
+        {"name": "red", "embedding": [1.0] * WIDTH},
+    ]
+    records = tuple(
+        LabelSetRecord.model_validate({"name": f"set{i}", "labels": [label]})
+        for i, label in enumerate(labels)
+    )
+    source = read_source(SourceHints(checkpoint))
+    read = replace(read_open_source(opened, source), label_sets=records)
+    graphs = {
+        name: onnx.load_from_string(bundle.read_graph(name, "fp32"))
+        for name in PIXELS_TO_OPEN_LOGITS
+    }
+    texts = TextEmbedder(
+        read.text, onnx.load_from_string(bundle.read_graph("text_encoder", "int8"))
+    )
+    plain, given, prompted, embedded = (
+        record.labels[0].threshold
+        for record in calibrate_label_sets(read, source, read_splits(folder, LABELS), graphs, texts)
+    )
+    assert plain is not None
+    assert plain != given == 0.875
+    assert prompted is embedded is None
 
 
 def embed(bundle: Bundle, names: list[str]) -> Embeddings:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import resource
+import tempfile
+
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, numpy_helper
 
+from export.errors import ExportError
 from export.graphs import Graphs, constant_names, open_session
 from export.optimise import compact_weights, optimise
 from export.trace import trace_head
@@ -25,6 +30,18 @@ def test_graphs_hold_standard_operators_only(graphs: Graphs) -> None:
     for model in graphs.values():
         assert {node.domain for node in model.graph.node} == {""}
         assert [entry.domain for entry in model.opset_import] == [""]
+
+
+def test_temporary_folder_that_takes_no_graph_is_one_line(graphs: Graphs) -> None:
+    model = graphs["encoder"]
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))  # a full disk, to this process
+    try:
+        with pytest.raises(ExportError, match=rf"MB can be written to {tempfile.gettempdir()}/"):
+            optimise(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    assert optimise(model).graph.node
 
 
 def test_compact_weights_compute_what_rounded_weights_do(graphs: Graphs) -> None:

@@ -7,7 +7,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export.graphs import Chain, Graphs, PixelArray, prelude_nodes, weighted_layers
+from export.graphs import (
+    Chain,
+    Graphs,
+    PixelArray,
+    constant_names,
+    prelude_nodes,
+    weighted_layers,
+)
 from export.quantise import Quantiser
 from export.search import signal_to_noise
 
@@ -72,6 +79,26 @@ def test_keeping_every_layer_in_float_restores_the_tokens(
     kept = Chain({**graphs, "encoder": quantiser.quantise(quantiser.layers)}).encode(pixels)
     assert signal_to_noise(expected, int8) > 15
     assert signal_to_noise(expected, kept) > signal_to_noise(expected, int8)
+
+
+def test_activations_are_unsigned_which_x86_computes_faster(quantiser: Quantiser) -> None:
+    model = quantiser.quantise()
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    points = [n.input[2] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    assert points
+    assert {stored[point] for point in points} == {onnx.TensorProto.UINT8}
+
+
+def test_attention_and_biases_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
+    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
+    model = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path).quantise()
+    nodes, constants = model.graph.node, constant_names(model)
+    (attention,) = (out for node in nodes if node.op_type == "Softmax" for out in node.output)
+    assert [node.op_type for node in nodes if attention in node.input] == ["MatMul"]
+    biases = [n for n in nodes if n.op_type == "Add" and not constants.isdisjoint(n.input)]
+    stored = {tensor.name for tensor in model.graph.initializer}
+    assert biases
+    assert all(not stored.isdisjoint(node.input) for node in biases)
 
 
 def test_group_pooling_and_logits_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
