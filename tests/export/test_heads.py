@@ -81,6 +81,7 @@ def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
     assert bundle.card.trained_head is None
     assert bundle.labels == ()
     assert bundle.precisions() == ("fp32", "fp16")
+    assert set(bundle.manifest.graphs["label_encoder"]) == {"fp32"}
     assert bundle.card.open_head is not None
     space = bundle.card.open_head.embedding_space
     assert (space.encoder, space.width, space.template) == ("letters", 7, "a photo of {}")
