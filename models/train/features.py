@@ -108,6 +108,8 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         held = lock.acquire()
     with held:
         yield
+    # Whoever still waits for it finds the file filled.
+    Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _fill(frozen: FrozenPart, photos: Photos, views: int, path: Path) -> None:
