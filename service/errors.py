@@ -1,14 +1,14 @@
 """What can go wrong between a request and its answer, one class for each kind.
 
     bytes --queue--> batch --decode--> images --run--> logits --score--> labels
-           BusyError        ImageError      InferenceFailed   QueryError
+           BusyError        ImageError      InferenceFailed   QuestionError
 
     ServiceError
     |-- ImageError             the client's picture
     |   |-- InvalidImage       empty, junk, truncated
     |   |-- UnsupportedImage   a known format that is not served
     |   `-- TooManyPixels      over the pixel limit
-    |-- QueryError             the client's question
+    |-- QuestionError          the client's question
     |   |-- UnknownLabel       names that are not labels
     |   |-- ConflictingLabels  names both included and excluded
     |   |-- UnknownLabelSet    names that are not label sets
@@ -78,8 +78,8 @@ class TooManyPixels(ImageError):
         self.limit = limit
 
 
-class QueryError(ServiceError):
-    """The query does not fit the model's labels.
+class QuestionError(ServiceError):
+    """The question does not fit the model's labels.
 
     Attributes:
         names: the names at fault, in the order in which they were given.
@@ -91,20 +91,20 @@ class QueryError(ServiceError):
         self.names = names
 
 
-class UnknownLabel(QueryError):
-    """The query names labels that the model does not have."""
+class UnknownLabel(QuestionError):
+    """The question names labels that the model does not have."""
 
 
-class ConflictingLabels(QueryError):
-    """The query both includes and excludes the same labels."""
+class ConflictingLabels(QuestionError):
+    """The question both includes and excludes the same labels."""
 
 
-class UnknownLabelSet(QueryError):
-    """The query names label sets that there are not."""
+class UnknownLabelSet(QuestionError):
+    """The question names label sets that there are not."""
 
 
-class NoMaps(QueryError):
-    """The query asks for maps, and the bundle has none for labels of these sets."""
+class NoMaps(QuestionError):
+    """The question asks for maps, and the bundle has none for labels of these sets."""
 
 
 class LabelSetError(ServiceError):

@@ -117,7 +117,7 @@ class Explainer:
             names = [labels[i].label for i in found]
             drawn = self._map_part(selection.parts[owner], names, memories[owner])
             maps.update(zip(found, drawn, strict=True))
-        wants_overlay = selection.query.explain == "overlay"
+        wants_overlay = selection.question.explain == "overlay"
         return tuple(
             Explanation(
                 maps[i], draw_overlay(maps[i], photo, self._contract) if wants_overlay else None

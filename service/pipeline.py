@@ -1,6 +1,6 @@
 """The story of a request: bytes -> batcher -> images -> engine -> scoring -> prediction.
 
-In: a `Query`, which becomes a `Selection` once a request, and the bytes of each of its photos.
+In: a `Question`, which becomes a `Selection` once a request, and the bytes of each of its photos.
 Out: a `Prediction`. The pipeline owns the stages and their life (loading, ready, draining,
 failed); each stage's work is in its own file. Next: `http/`, which serves it, and `cli/`, which
 needs no server.
@@ -33,7 +33,7 @@ from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
 from service.patience import finish_within
 from service.scoring import ScoredLabel, score_labels
-from service.selection import Query, Selection, select_labels
+from service.selection import Question, Selection, select_labels
 from service.settings import Settings, count_cores
 from service.stages import Stage, Watcher
 
@@ -76,7 +76,7 @@ class Prediction:
         height: of the upright photo as it was sent, pixels.
         labels: the predicted labels, best first.
         timings: where the time went.
-        explanations: of the first labels, in their order; none where the query asks for none.
+        explanations: of the first labels, in their order; none where the question asks for none.
     """
 
     width: int
@@ -198,12 +198,12 @@ class Pipeline:
             if not self._active:
                 self._idle.set()
 
-    async def select(self, query: Query) -> Selection:
+    async def select(self, question: Question) -> Selection:
         """Pins the label sets that a request asks for, until its last photo is answered.
 
         Raises:
-            QueryError: the query does not fit the label sets, or asks for maps that the bundle
-                does not have.
+            QuestionError: the question does not fit the label sets, or asks for maps that the
+                bundle does not have.
             LabelSetError: the candidate labels cannot be used, or `min_version` is not there.
             BusyError: too many encode labels, or the deadline passed.
             UnavailableError: the pipeline is not taking requests.
@@ -212,19 +212,21 @@ class Pipeline:
         with self.taking():
             deadline = self.make_deadline()
             try:
-                pinning = self.catalogue.pin(query)
+                pinning = self.catalogue.pin(question)
                 sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
             except TimeoutError as error:
                 raise DeadlineExceeded("the deadline passed while pinning labels") from error
-            selection = await self._select(sets, query, deadline)
-        if query.explain is not None and not self.explainer.covers(selection):
+            selection = await self._select(sets, question, deadline)
+        if question.explain is not None and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
 
-    async def _select(self, sets: Sequence[LabelSet], query: Query, deadline: float) -> Selection:
-        if len(query.include) + len(query.exclude) <= _NAMES_RESOLVED_AT_ONCE:
-            return select_labels(sets, query)
-        return await self._run_aside(deadline, select_labels, sets, query)
+    async def _select(
+        self, sets: Sequence[LabelSet], question: Question, deadline: float
+    ) -> Selection:
+        if len(question.include) + len(question.exclude) <= _NAMES_RESOLVED_AT_ONCE:
+            return select_labels(sets, question)
+        return await self._run_aside(deadline, select_labels, sets, question)
 
     @property
     def is_full(self) -> bool:
@@ -297,7 +299,7 @@ class Pipeline:
         earlier: tuple[Stage, ...],
     ) -> Prediction:
         joined = time.perf_counter()
-        item = Item(photo, selection.heads, selection.query.explain is not None)
+        item = Item(photo, selection.heads, selection.question.explain is not None)
         done = await self._batcher.submit(item, deadline)
         found = done.result
         labels = await self._score(found.logits, selection, deadline)

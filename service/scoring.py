@@ -35,7 +35,7 @@ class ScoredLabel:
     Attributes:
         label: the label's name.
         score: 0..1.
-        threshold: the score (0..1) the label counts as predicted from: the query's number,
+        threshold: the score (0..1) the label counts as predicted from: the question's number,
             else the label's own, else the fallback of its set.
         source: how the model knows the label.
         calibrated: whether `threshold` is the label's own.
@@ -67,11 +67,11 @@ def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDAr
 def score_labels(
     logits: Sequence[NDArray[np.floating]], selection: Selection
 ) -> tuple[ScoredLabel, ...]:
-    """Scores one image's logits and picks the labels that answer the query.
+    """Scores one image's logits and picks the labels that answer the question.
 
     Args:
         logits: for each part of the selection, the logits of its head: [N] of every trained
-            label (a softmax runs over all of them, so a score never depends on the query) or
+            label (a softmax runs over all of them, so a score never depends on the question) or
             [L] of the chosen open labels.
         selection: what to choose from.
 
@@ -85,7 +85,7 @@ def score_labels(
     found = [
         label
         for values, part in zip(logits, parts, strict=True)
-        for label in _score_part(values, part, selection.query.threshold, limit, applies)
+        for label in _score_part(values, part, selection.question.threshold, limit, applies)
     ]
     # Each part is in order already; of equal scores, the earlier part's come first.
     if len(parts) > 1:
@@ -127,9 +127,9 @@ def _score_part(
 
 def _resolve(selection: Selection) -> tuple[int | None, bool]:
     """Returns the most labels (None: no limit) and whether thresholds apply."""
-    query, sets = selection.query, selection.sets
-    if query.threshold is not None:
-        return query.top_k, True
-    if query.top_k is None and len(sets) == 1 and sets[0].activation == "softmax":
+    question, sets = selection.question, selection.sets
+    if question.threshold is not None:
+        return question.top_k, True
+    if question.top_k is None and len(sets) == 1 and sets[0].activation == "softmax":
         return 1, False
-    return query.top_k, query.top_k is None
+    return question.top_k, question.top_k is None

@@ -1,6 +1,6 @@
-"""A query and the label sets that it names become a selection, pinned until the answer.
+"""A question and the label sets that it names become a selection, pinned until the answer.
 
-In: a `Query` and snapshots of label sets. Out: a `Selection`: which labels of which set may be
+In: a `Question` and snapshots of label sets. Out: a `Selection`: which labels of which set may be
 in the answer, and what the engine has to run for them. Next: `engine.py`, then `scoring.py`.
 """
 
@@ -25,7 +25,7 @@ head."""
 
 
 @dataclass(frozen=True)
-class Query:
+class Question:
     """What a client wants to know about an image.
 
     Attributes:
@@ -85,12 +85,12 @@ class Selection:
     """What a request asks, and the snapshots it is answered from.
 
     Attributes:
-        query: the question.
+        question: what the client asks.
         sets: the label sets that it names, in its order.
         parts: those of them that have a label to choose from, in the same order.
     """
 
-    query: Query
+    question: Question
     sets: tuple[LabelSet, ...]
     parts: tuple[Part, ...]
 
@@ -115,7 +115,7 @@ class Selection:
         return sum(len(part.chosen) for part in self.parts)
 
 
-def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
+def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """Chooses the labels that may be in the answer.
 
     A name that stands in several sets is answered once, from the first of them.
@@ -124,10 +124,12 @@ def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
         UnknownLabel: `include` or `exclude` has names that stand in none of the sets.
         ConflictingLabels: a name is in both.
     """
-    if len(sets) == 1 and not query.include and not query.exclude:
-        return Selection(query, tuple(sets), (Part(sets[0], sets[0].everything, sets[0].queries),))
-    include = _resolve_names(sets, query.include)
-    exclude = _resolve_names(sets, query.exclude)
+    if len(sets) == 1 and not question.include and not question.exclude:
+        return Selection(
+            question, tuple(sets), (Part(sets[0], sets[0].everything, sets[0].queries),)
+        )
+    include = _resolve_names(sets, question.include)
+    exclude = _resolve_names(sets, question.exclude)
     unknown = tuple(
         name
         for name in dict.fromkeys(include + exclude)
@@ -149,7 +151,7 @@ def select_labels(sets: Sequence[LabelSet], query: Query) -> Selection:
         seen |= labels.positions.keys()
         if chosen.any():
             parts.append(_make_part(labels, np.flatnonzero(chosen)))
-    return Selection(query, tuple(sets), tuple(parts))
+    return Selection(question, tuple(sets), tuple(parts))
 
 
 def _make_part(labels: LabelSet, chosen: NDArray[np.intp]) -> Part:

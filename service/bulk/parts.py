@@ -176,7 +176,7 @@ def _agree_on_question(parts: PartFolder, location: str) -> None:
         content: bytes = stream.read()
     if content != _dump(parts.question):
         raise StartError(
-            f"{location} was begun with another model, label set, query, input or limit: "
+            f"{location} was begun with another model, label set, question, input or limit: "
             f"{QUESTION_FILE} tells which; take another folder"
         )
 

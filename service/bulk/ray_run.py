@@ -45,7 +45,7 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
         StartError: photos, results, pipeline or cluster cannot be used as asked, or a worker
             failed; what was filed stays, and the next run goes on.
         BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the query does not fit the label sets.
+        ServiceError: the question does not fit the label sets.
     """
     store, names = open_photos(job.photos)
     job = replace(job, settings=_divide_settings(job.settings))
@@ -155,7 +155,7 @@ def _divide_settings(settings: Settings) -> Settings:
 async def _open(job: BulkJob) -> tuple[Pipeline, Selection]:
     pipeline = open_pipeline(job.settings)
     await pipeline.start()
-    return pipeline, await pipeline.select(job.query)
+    return pipeline, await pipeline.select(job.question)
 
 
 async def _describe(job: BulkJob) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from service.bulk.parts import Record, open_parts
 from service.bulk.photos import open_photos
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.pipeline import open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 Report = Callable[["Totals", int], None]
@@ -29,14 +29,14 @@ class BulkJob:
     Attributes:
         photos: folder or list, a path or a URL.
         out: folder of the results, a path or a URL.
-        query: what is asked of every photo.
+        question: what is asked of every photo.
         settings: of the pipeline.
         part_size: photos in one file; a run that is killed tags at most so many again.
     """
 
     photos: str
     out: str
-    query: Query
+    question: Question
     settings: Settings
     part_size: int
 
@@ -92,14 +92,14 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     Raises:
         StartError: photos, results or pipeline cannot be used as asked.
         BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the query does not fit the label sets, or the model cannot be run; what
+        ServiceError: the question does not fit the label sets, or the model cannot be run; what
             was filed stays, and the next run goes on.
     """
     store, names = open_photos(job.photos)
     pipeline = open_pipeline(prepare_settings(job.settings))
     await pipeline.start()
     try:
-        selection = await pipeline.select(job.query)
+        selection = await pipeline.select(job.question)
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             done = parts.read_done()
             left = [name for name in names if name not in done]

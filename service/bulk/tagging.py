@@ -55,7 +55,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "max_body_bytes": pipeline.settings.max_body_bytes,
         "max_pixels": pipeline.settings.max_pixels,
         "label_sets": [{"name": s.name, "version": s.version} for s in selection.sets],
-        "query": {k: v for k, v in asdict(selection.query).items() if v not in (None, ())},
+        "question": {k: v for k, v in asdict(selection.question).items() if v not in (None, ())},
         "photos": location if "://" in location else str(Path(location).absolute()),
     }
 

@@ -27,7 +27,7 @@ from service.cli.questions import (
     LabelSets,
     Threshold,
     TopK,
-    make_query,
+    make_question,
 )
 from service.errors import StartError
 from service.logs import configure_logs
@@ -86,7 +86,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     # Not before: the service runs without pyarrow and Ray.
     from service.bulk.run import BulkJob, run_bulk
 
-    query = make_query(
+    question = make_question(
         top_k=top_k,
         threshold=threshold,
         include=include,
@@ -95,7 +95,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         candidate_labels=candidate_label,
     )
     configure_logs("warning")  # hours on the CPU, for a GPU that is not found, must not be silent
-    job = BulkJob(photos, out, query, settings, part_size)
+    job = BulkJob(photos, out, question, settings, part_size)
     with _show_progress() as report:
         if ray:
             from service.bulk.ray_run import run_bulk_on_ray

@@ -18,7 +18,7 @@ from service.calibration import MIN_POSITIVES, Operating, find_best_f1
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
 from service.pipeline import Pipeline, open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"
@@ -67,8 +67,8 @@ async def calibrate_set(
         common = tuple(label for label in labels.names if label in set(labelled.label_names))
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
-        query = Query(label_set=(name,), include=common, top_k=len(common))
-        found = _find_thresholds(common, photos, await _score(pipeline, photos, query))
+        question = Question(label_set=(name,), include=common, top_k=len(common))
+        found = _find_thresholds(common, photos, await _score(pipeline, photos, question))
         if not found:
             raise StartError(f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}")
         await pipeline.catalogue.set_thresholds(
@@ -113,10 +113,10 @@ def _choose_photos(
 
 
 async def _score(
-    pipeline: Pipeline, photos: dict[Path, set[str]], query: Query
+    pipeline: Pipeline, photos: dict[Path, set[str]], question: Question
 ) -> list[dict[str, float]]:
     scores = []
-    async for photo in label_with(pipeline, list(photos), query):
+    async for photo in label_with(pipeline, list(photos), question):
         if photo.prediction is None:
             raise StartError(f"{photo.path}: {photo.failure}")
         scores.append({label.label: label.score for label in photo.prediction.labels})

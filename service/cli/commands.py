@@ -37,7 +37,7 @@ from service.cli.questions import (
     LabelSets,
     Threshold,
     TopK,
-    make_query,
+    make_question,
 )
 from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreIncompatible
 from service.logs import configure_logs
@@ -156,7 +156,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.photos import find_photos
     from service.cli.predicting import predict_photos
 
-    query = make_query(
+    question = make_question(
         top_k=top_k,
         threshold=threshold,
         include=include,
@@ -167,7 +167,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     )
     configure_logs("error")
     chosen = Format.JSON if as_json else output
-    if not asyncio.run(predict_photos(find_photos(photos), query, settings, chosen)):
+    if not asyncio.run(predict_photos(find_photos(photos), question, settings, chosen)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 

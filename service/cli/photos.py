@@ -1,6 +1,6 @@
 """Photos: files and folders on disk -> labels, through the service's pipeline but without a server.
 
-In: paths and a `Query`. Out: one `LabelledPhoto` for each path, in order. A photo that
+In: paths and a `Question`. Out: one `LabelledPhoto` for each path, in order. A photo that
 cannot be used costs only itself. Next: `console.py`, which shows them.
 """
 
@@ -16,7 +16,7 @@ from service.errors import BusyError, ImageError, InferenceFailed, StartError
 from service.http.problems import describe_failure
 from service.photo_folders import list_photos
 from service.pipeline import Pipeline, Prediction, open_pipeline
-from service.selection import Query, Selection
+from service.selection import Question, Selection
 from service.settings import Settings
 from service.under_way import run_in_order
 
@@ -68,19 +68,19 @@ def _search(folder: Path) -> list[Path]:
 
 
 async def label_photos(
-    paths: Sequence[Path], query: Query, settings: Settings
+    paths: Sequence[Path], question: Question, settings: Settings
 ) -> AsyncGenerator[LabelledPhoto]:
     """Labels photos and yields them in order, each as soon as it is there.
 
     Raises:
         StartError: the pipeline cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the query does not fit the label sets.
+        ServiceError: the question does not fit the label sets.
     """
     pipeline = open_pipeline(settings)
     await pipeline.start()
     try:
-        async with aclosing(label_with(pipeline, paths, query)) as labelled:
+        async with aclosing(label_with(pipeline, paths, question)) as labelled:
             async for photo in labelled:
                 yield photo
     finally:
@@ -88,14 +88,14 @@ async def label_photos(
 
 
 async def label_with(
-    pipeline: Pipeline, paths: Sequence[Path], query: Query
+    pipeline: Pipeline, paths: Sequence[Path], question: Question
 ) -> AsyncGenerator[LabelledPhoto]:
     """Labels photos with a pipeline that has been started, in order.
 
     Raises:
-        ServiceError: the query does not fit the label sets.
+        ServiceError: the question does not fit the label sets.
     """
-    selection = await pipeline.select(query)
+    selection = await pipeline.select(question)
     at_once = min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size)
     works = (_label_photo(pipeline, path, selection) for path in paths)
     async with aclosing(run_in_order(works, at_once)) as labelled:

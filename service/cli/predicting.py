@@ -1,7 +1,7 @@
 """Predicting on the command line: `ml-decoder predict`.
 
-In: photos and a `Query`. Out: their labels on stdout, as a table, JSON or CSV, each photo as soon
-as it is there. Next: `photos.py`, which labels them.
+In: photos and a `Question`. Out: their labels on stdout, as a table, JSON or CSV, each photo as
+soon as it is there. Next: `photos.py`, which labels them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from service.cli.console import (
 )
 from service.cli.overlays import write_overlays
 from service.cli.photos import label_photos
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 
 async def predict_photos(
-    photos: list[Path], query: Query, settings: Settings, output: Format
+    photos: list[Path], question: Question, settings: Settings, output: Format
 ) -> bool:
     """Writes the labels of photos; returns whether all of them could be used.
 
     Raises:
         StartError: the pipeline cannot start as configured.
         BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the query does not fit the label sets.
+        ServiceError: the question does not fit the label sets.
     """
     write = {
         Format.TABLE: show_photo,
@@ -43,10 +43,10 @@ async def predict_photos(
     complete, begun = True, False
     with show_progress(len(photos)) as advance:
         # Closed in any case: a model that still runs when Python ends would end it with SIGABRT.
-        async with aclosing(label_photos(photos, query, settings)) as labelled:
+        async with aclosing(label_photos(photos, question, settings)) as labelled:
             async for found in labelled:
                 photo = found
-                if query.explain is not None:
+                if question.explain is not None:
                     photo = await asyncio.to_thread(write_overlays, found)
                 if output is Format.CSV and not begun:
                     write_csv_head()  # not before the start, which may fail

@@ -1,6 +1,6 @@
 """Questions: the options of `predict` and `bulk` that say which labels are wanted.
 
-In: texts from the command line. Out: a `Query`, checked by the rules of the HTTP parameters.
+In: texts from the command line. Out: a `Question`, checked by the rules of the HTTP parameters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from service.selection import Query
+    from service.selection import Question
 
 TopK = Annotated[str | None, typer.Option(metavar="INT", help="Most labels a photo.")]
 Threshold = Annotated[
@@ -24,8 +24,8 @@ CandidateLabels = Annotated[
 ]
 
 
-def make_query(**asked: str | list[str] | None) -> Query:
-    """Returns the query that options ask for.
+def make_question(**asked: str | list[str] | None) -> Question:
+    """Returns the question that options ask for.
 
     Args:
         **asked: the parameters of `/predict` by name; None and an empty list are not given.

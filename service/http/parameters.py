@@ -1,6 +1,6 @@
 """Parameters: what a client asks of its images, from the query string and the body.
 
-In: the query string and the fields of an `Upload`. Out: a `Query`. Both places take the
+In: the query string and the fields of an `Upload`. Out: a `Question`. Both places take the
 same parameters and check them the same way; a parameter in both has to say the same.
 Next: `pipeline.py`.
 """
@@ -27,7 +27,7 @@ from starlette.requests import Request
 from service.explanation import MOST_EXPLAINED
 from service.http.request_errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import LabelSetName, LabelText
-from service.selection import Explain, Query, Threshold
+from service.selection import Explain, Question, Threshold
 
 
 def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:
@@ -162,7 +162,7 @@ def _read_query_string(text: bytes) -> Parameters:
 _read_usual = lru_cache(maxsize=256)(_read_query_string)
 
 
-def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
+def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Question:
     """Puts the parameters of the query string and those of the body together.
 
     Args:
@@ -175,16 +175,16 @@ def merge_parameters(query: Parameters, fields: dict[str, Any]) -> Query:
             body.
     """
     if not fields:
-        return _make_query(query)
+        return _make_question(query)
     merged = _validate(fields, "body").model_dump(exclude_none=True)
     for name, value in query.model_dump(exclude_none=True).items():
         if merged.setdefault(name, value) != value:
             raise RepeatedField(name)
-    return _make_query(Parameters.model_construct(**merged))
+    return _make_question(Parameters.model_construct(**merged))
 
 
-def _make_query(given: Parameters) -> Query:
-    return Query(
+def _make_question(given: Parameters) -> Question:
+    return Question(
         top_k=given.top_k,
         threshold=given.threshold,
         include=tuple(given.include or ()),

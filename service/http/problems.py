@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service import errors
-from service.errors import InvalidLabelSet, QueryError, ServiceError, TooManyPixels
+from service.errors import InvalidLabelSet, QuestionError, ServiceError, TooManyPixels
 from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
@@ -58,7 +58,7 @@ class ProblemKind:
         return headers
 
 
-def _list_names(error: QueryError) -> str:
+def _list_names(error: QuestionError) -> str:
     shown = ", ".join(f"'{name[:_SHOWN_CHARACTERS]}'" for name in error.names[:_SHOWN_NAMES])
     more = len(error.names) - _SHOWN_NAMES
     return f"{shown} and {more} more." if more > 0 else f"{shown}."

@@ -27,7 +27,7 @@ from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet
 from service.labels.registration import Registration
 from service.labels.store import LabelStore, Order
 from service.labels.stored_sets import StoredSets
-from service.selection import Query
+from service.selection import Question
 
 _NAMES_SHOWN = 10
 
@@ -154,29 +154,29 @@ class Catalogue:
         if self._encoding is not None:
             self._encoding.close()
 
-    async def pin(self, query: Query) -> tuple[LabelSet, ...]:
+    async def pin(self, question: Question) -> tuple[LabelSet, ...]:
         """Returns the sets that a request asks for, candidates first, as they are now.
 
         Raises:
-            UnknownLabelSet: there is no set of a name that the query gives.
+            UnknownLabelSet: there is no set of a name that the question gives.
             StoreUnavailable: one is not here, and the store, which may have it, does not answer.
             VersionNotReached: the store has not seen `min_version`, or does not answer.
             InvalidLabelSet: the candidate labels are too many, or one stands twice.
             NoOpenHead: candidate labels need an open head.
             TextNotEncodable: candidate labels need a text encoder.
         """
-        names = tuple(dict.fromkeys(query.label_set))
-        if not names and not query.candidate_labels:
+        names = tuple(dict.fromkeys(question.label_set))
+        if not names and not question.candidate_labels:
             names = self._default or ("",)
-        if query.min_version is not None:
-            await self._reach(query.min_version, names)
+        if question.min_version is not None:
+            await self._reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown:
             self._check_store()
             raise UnknownLabelSet(unknown)
         sets = tuple(self.find(name) for name in names)
-        if query.candidate_labels:
-            return (await self._make_candidates(query.candidate_labels), *sets)
+        if question.candidate_labels:
+            return (await self._make_candidates(question.candidate_labels), *sets)
         return sets
 
     async def register(self, definition: Definition) -> tuple[LabelSet, bool]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx2 as httpx
 
 from service.bulk.run import BulkJob, Totals, run_bulk
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.photos import encode_picture, make_picture
@@ -65,7 +65,7 @@ def measure_bulk(bundle: Path, photos: Path) -> float:
         moments.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as out:
-        job = BulkJob(str(photos), out, Query(), settings, part_size=100)
+        job = BulkJob(str(photos), out, Question(), settings, part_size=100)
         totals = asyncio.run(run_bulk(job, report))
     assert totals.failed == 0
     return totals.tagged / (moments[-1] - moments[0])

@@ -20,7 +20,7 @@ import numpy as np
 
 from service.http.prediction_json import write_prediction
 from service.pipeline import Pipeline, open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -31,10 +31,10 @@ SETS: dict[str, tuple[str, ...]] = {
 WARM_UP = 5
 
 
-async def ask(pipeline: Pipeline, photo: bytes, query: Query) -> float:
+async def ask(pipeline: Pipeline, photo: bytes, question: Question) -> float:
     """Returns the processor seconds of one request; other work hardly changes them."""
     started = time.process_time()
-    selection = await pipeline.select(query)
+    selection = await pipeline.select(question)
     write_prediction(pipeline, selection, await pipeline.predict(photo, selection), "explained")
     return time.process_time() - started
 
@@ -58,13 +58,13 @@ async def measure(arguments: argparse.Namespace) -> None:
     print(f"{'label set':12} " + " ".join(f"{head:>8}" for head in heads))
     for name, label_set in SETS.items():
         for top_k in (1, 3, 10):
-            off = Query(top_k=top_k, label_set=label_set)
+            off = Question(top_k=top_k, label_set=label_set)
             kinds = {
                 "off": (pipelines["with"], off),
-                "map": (pipelines["with"], Query(top_k, label_set=label_set, explain="map")),
+                "map": (pipelines["with"], Question(top_k, label_set=label_set, explain="map")),
                 "overlay": (
                     pipelines["with"],
-                    Query(top_k, label_set=label_set, explain="overlay"),
+                    Question(top_k, label_set=label_set, explain="overlay"),
                 ),
             }
             if "without" in pipelines:
@@ -80,7 +80,7 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 async def take_turns(
-    kinds: dict[str, tuple[Pipeline, Query]], photos: list[bytes]
+    kinds: dict[str, tuple[Pipeline, Question]], photos: list[bytes]
 ) -> dict[str, list[float]]:
     """Asks about every photo in every way; whose turn is first changes from photo to photo."""
     seconds: dict[str, list[float]] = defaultdict(list)

@@ -24,7 +24,7 @@ from service.images import decode_image
 from service.labels.definition import Definition
 from service.lanes import LABELS_PER_RUN
 from service.pipeline import Pipeline, open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import MIB, Settings
 from tests.benchmarks.limit import count_a_second
 from tests.photos import make_photo
@@ -58,21 +58,21 @@ async def measure(
     assert encoding is not None, "the bundle has no open head"
     width = encoding.head.embedding_space.width
     await pipeline.catalogue.register(make_definition(count, width))
-    query = Query(label_set=("benchmark",), top_k=10)
+    question = Question(label_set=("benchmark",), top_k=10)
     seconds = []
     for run in range(WARM_UP + runs):
         started = time.perf_counter()
-        await pipeline.predict(make_photo(run), await pipeline.select(query))
+        await pipeline.predict(make_photo(run), await pipeline.select(question))
         seconds.append(time.perf_counter() - started)
-    shares = [await compare_rates(pipeline, query) for _ in range(ROUNDS)]
+    shares = [await compare_rates(pipeline, question) for _ in range(ROUNDS)]
     await pipeline.drain()
     return seconds[WARM_UP:], shares
 
 
-async def compare_rates(pipeline: Pipeline, query: Query) -> tuple[float, float]:
+async def compare_rates(pipeline: Pipeline, question: Question) -> tuple[float, float]:
     """Returns photos a second: of many requests at a time, and of the bare sessions."""
     engine, contract, photo = pipeline.engine, pipeline.bundle.card.input, make_photo(0)
-    selection = await pipeline.select(query)
+    selection = await pipeline.select(question)
 
     def run_batch() -> None:
         decoded = [decode_image(photo, contract, MIB) for _ in range(engine.max_batch_size)]

@@ -37,7 +37,7 @@ from models.open_head import read_open_head
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
 from service.pipeline import Pipeline, open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 Box = tuple[float, float, float, float]
@@ -145,10 +145,10 @@ async def draw_served(
 async def _explain(
     pipeline: Pipeline, photo: bytes, names: tuple[str, ...], trained: bool
 ) -> dict[str, NDArray[np.float32]]:
-    query = Query(top_k=len(names), explain="map", candidate_labels=names)
+    question = Question(top_k=len(names), explain="map", candidate_labels=names)
     if trained:
-        query = Query(top_k=len(names), explain="map", include=names, label_set=("trained",))
-    prediction = await pipeline.predict(photo, await pipeline.select(query))
+        question = Question(top_k=len(names), explain="map", include=names, label_set=("trained",))
+    prediction = await pipeline.predict(photo, await pipeline.select(question))
     made = zip(prediction.labels, prediction.explanations, strict=True)
     return {label.label: explanation.map for label, explanation in made}
 

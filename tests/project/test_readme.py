@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def test_every_setting_is_in_the_readme() -> None:
 
 
 def test_every_predict_parameter_is_in_the_readme() -> None:
-    for name in Query.__dataclass_fields__:
+    for name in Question.__dataclass_fields__:
         assert f"`{name}`" in README
 
 

@@ -20,7 +20,7 @@ from service.explanation import MOST_EXPLAINED, Explainer
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline import Pipeline, open_pipeline
 from service.scoring import score_labels
-from service.selection import Query, select_labels
+from service.selection import Question, select_labels
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.tiny_bundle import (
@@ -67,11 +67,11 @@ def explain(
     engine: Engine,
     explainer: Explainer,
     images: NDArray[np.uint8],
-    query: Query,
+    question: Question,
     sets: tuple[LabelSet, ...] = (TRAINED, OPEN),
 ) -> list[Maps]:
     """Returns the maps of each image by label, all images being one batch."""
-    selection = select_labels(sets, query)
+    selection = select_labels(sets, question)
     rows = range(len(images))
     found = []
     for logits, memories in engine.run(images, [selection.heads] * len(images), explained=rows):
@@ -87,11 +87,11 @@ def test_map_does_not_depend_on_which_other_labels_are_asked_for(
     engine: Engine, explainer: Explainer, seed: int, some: set[str]
 ) -> None:
     images = random_images(seed, 1)
-    everything = Query(top_k=99, explain="map")
+    everything = Question(top_k=99, explain="map")
     (whole,) = explain(engine, explainer, images, everything)
     assert set(whole) == {*NAMES, "chair", "lamp"}
     (part,) = explain(
-        engine, explainer, images, Query(top_k=99, explain="map", include=tuple(some))
+        engine, explainer, images, Question(top_k=99, explain="map", include=tuple(some))
     )
     assert part.keys() == (some or whole.keys())
     for name, cells in part.items():
@@ -103,9 +103,9 @@ def test_map_does_not_depend_on_which_other_labels_are_asked_for(
 def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
     engine: Engine, explainer: Explainer, seed: int, count: int
 ) -> None:
-    images, query = random_images(seed, count), Query(top_k=99, explain="map")
-    for image, together in zip(images, explain(engine, explainer, images, query), strict=True):
-        (alone,) = explain(engine, explainer, image[None], query)
+    images, question = random_images(seed, count), Question(top_k=99, explain="map")
+    for image, together in zip(images, explain(engine, explainer, images, question), strict=True):
+        (alone,) = explain(engine, explainer, image[None], question)
         assert alone.keys() == together.keys()
         for name, cells in together.items():
             np.testing.assert_allclose(cells, alone[name], atol=TOLERANCE, rtol=0)
@@ -114,18 +114,18 @@ def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
 def test_label_is_explained_by_the_head_that_answers_it(
     engine: Engine, explainer: Explainer
 ) -> None:
-    images, query = random_images(0, 1), Query(include=("cat",), top_k=1, explain="map")
-    (by_trained,) = explain(engine, explainer, images, query, (TRAINED, OPEN))
-    (by_open,) = explain(engine, explainer, images, query, (OPEN, TRAINED))
-    (trained_alone,) = explain(engine, explainer, images, query, (TRAINED,))
-    (open_alone,) = explain(engine, explainer, images, query, (OPEN,))
+    images, question = random_images(0, 1), Question(include=("cat",), top_k=1, explain="map")
+    (by_trained,) = explain(engine, explainer, images, question, (TRAINED, OPEN))
+    (by_open,) = explain(engine, explainer, images, question, (OPEN, TRAINED))
+    (trained_alone,) = explain(engine, explainer, images, question, (TRAINED,))
+    (open_alone,) = explain(engine, explainer, images, question, (OPEN,))
     np.testing.assert_allclose(by_trained["cat"], trained_alone["cat"], atol=TOLERANCE)
     np.testing.assert_allclose(by_open["cat"], open_alone["cat"], atol=TOLERANCE)
     assert not np.allclose(by_trained["cat"], by_open["cat"])
 
 
 def test_map_is_a_small_grid_of_shares(engine: Engine, explainer: Explainer) -> None:
-    (maps,) = explain(engine, explainer, random_images(1, 1), Query(top_k=99, explain="map"))
+    (maps,) = explain(engine, explainer, random_images(1, 1), Question(top_k=99, explain="map"))
     for cells in maps.values():
         assert (cells.shape, cells.dtype) == (CELLS, np.float32)
         assert 0 <= cells.min() <= cells.max() <= 1
@@ -145,8 +145,8 @@ def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> No
 
 def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
     many = random_label_set(3, [f"label {i}" for i in range(MOST_EXPLAINED + 5)])
-    query = Query(top_k=MOST_EXPLAINED + 5, explain="map")
-    selection = select_labels((many,), query)
+    question = Question(top_k=MOST_EXPLAINED + 5, explain="map")
+    selection = select_labels((many,), question)
     ((logits, memories),) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
     labels = score_labels(logits, selection)
     assert len(labels) == MOST_EXPLAINED + 5
@@ -155,8 +155,8 @@ def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer)
 
 
 def test_memory_of_another_width_is_a_failed_inference(explainer: Explainer) -> None:
-    query = Query(top_k=1, explain="map")
-    selection = select_labels((TRAINED,), query)
+    question = Question(top_k=1, explain="map")
+    selection = select_labels((TRAINED,), question)
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
     with pytest.raises(InferenceFailed):
         explainer.explain_labels(labels, selection, [np.zeros((TOKENS, 3), np.float32)], (4, 4))
@@ -209,8 +209,8 @@ async def running(bundle: Bundle) -> AsyncIterator[Pipeline]:
 @pytest.mark.anyio
 async def test_explaining_changes_no_score(mapped_bundle: Bundle) -> None:
     async with running(mapped_bundle) as pipeline:
-        plain = await pipeline.select(Query(top_k=5))
-        asked = await pipeline.select(Query(top_k=5, explain="map"))
+        plain = await pipeline.select(Question(top_k=5))
+        asked = await pipeline.select(Question(top_k=5, explain="map"))
         photos = [make_photo(seed) for seed in range(4)]
         predictions = await asyncio.gather(
             *(pipeline.predict(p, s) for p in photos for s in (plain, asked))
@@ -230,11 +230,11 @@ async def test_selection_of_labels_without_maps_is_refused(
     async with running(open_bundle) as pipeline:
         for names in (("trained",), ("everyday",), ("trained", "everyday")):
             with pytest.raises(NoMaps):
-                await pipeline.select(Query(label_set=names, explain="map"))
-        assert await pipeline.select(Query(label_set=("trained",)))
+                await pipeline.select(Question(label_set=names, explain="map"))
+        assert await pipeline.select(Question(label_set=("trained",)))
     graphs = {**mapped_graphs(), "open_head": {"fp32": tiny_open_head()}}
     del graphs["open_head_maps"]
     async with running(write_mapped_bundle(tmp_path, graphs)) as pipeline:
-        assert await pipeline.select(Query(label_set=("trained",), explain="map"))
+        assert await pipeline.select(Question(label_set=("trained",), explain="map"))
         with pytest.raises(NoMaps):
-            await pipeline.select(Query(label_set=("trained", "everyday"), explain="map"))
+            await pipeline.select(Question(label_set=("trained", "everyday"), explain="map"))

@@ -41,7 +41,7 @@ from service.images import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.labels.store import LabelStore
 from service.pipeline import Pipeline, Prediction, open_pipeline
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 from service.stages import Stage
 from tests.photos import encode_picture, make_photo, make_picture
@@ -49,7 +49,7 @@ from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
 
 pytestmark = pytest.mark.anyio
 
-ALL = Query(top_k=len(TINY_LABELS))
+ALL = Question(top_k=len(TINY_LABELS))
 # Scores of a batch's row and of the same image alone differ by float32 rounding at most.
 TOLERANCE = 1e-5
 SECONDS = 30.0
@@ -76,8 +76,8 @@ async def pipeline(tiny_bundle: Bundle) -> AsyncIterator[Pipeline]:
         yield pipeline
 
 
-async def predict(pipeline: Pipeline, data: bytes, query: Query = ALL) -> Prediction:
-    return await pipeline.predict(data, await pipeline.select(query))
+async def predict(pipeline: Pipeline, data: bytes, question: Question = ALL) -> Prediction:
+    return await pipeline.predict(data, await pipeline.select(question))
 
 
 async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
@@ -227,7 +227,7 @@ async def test_photo_over_the_pixel_limit_is_refused(tiny_bundle: Bundle) -> Non
 
 async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipeline) -> None:
     with pytest.raises(UnknownLabel):
-        await predict(pipeline, b"junk", Query(include=("unicorn",)))
+        await predict(pipeline, b"junk", Question(include=("unicorn",)))
     await assert_good_photo_is_answered(pipeline)
 
 
@@ -237,7 +237,7 @@ async def test_event_loop_goes_on_while_many_names_are_looked_up(pipeline: Pipel
     many = tuple(f"unicorn {number}" for number in range(5000))
 
     with pytest.raises(UnknownLabel) as unknown:
-        await pipeline.select(Query(exclude=many))
+        await pipeline.select(Question(exclude=many))
 
     assert unknown.value.names == many
     assert others.is_set()
@@ -303,7 +303,7 @@ async def test_maps_count_as_waiting_and_end_with_the_deadline(
 
     monkeypatch.setattr(Explainer, "explain_labels", draw)
     async with running(mapped_bundle, queue_size=1, deadline_ms=400) as pipeline:
-        selection = await pipeline.select(Query(top_k=1, explain="map"))
+        selection = await pipeline.select(Question(top_k=1, explain="map"))
         asked = asyncio.create_task(pipeline.predict(make_photo(0), selection))
         assert await asyncio.to_thread(drawn.wait, SECONDS)
         assert pipeline.is_full
@@ -503,13 +503,13 @@ PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
 async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle: Bundle) -> None:
     async with running(open_bundle, label_store="memory") as pipeline:
         await pipeline.catalogue.register(PETS)
-        query = Query(label_set=("pets",), top_k=9)
-        selection = await pipeline.select(query)
+        question = Question(label_set=("pets",), top_k=9)
+        selection = await pipeline.select(question)
         await pipeline.catalogue.delete("pets")
         found = await pipeline.predict(make_photo(), selection)
         assert {label.label for label in found.labels} == {"yak", "newt"}
         with pytest.raises(UnknownLabelSet):
-            await pipeline.select(query)
+            await pipeline.select(question)
 
 
 async def test_draining_waits_for_a_registration(

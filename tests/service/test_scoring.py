@@ -13,7 +13,7 @@ from service.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
 from service.scoring import ScoredLabel, compute_scores, score_labels
-from service.selection import Query, select_labels
+from service.selection import Question, select_labels
 from tests.tiny_bundle import random_label_set
 
 TRAINED = [
@@ -31,46 +31,48 @@ finite = st.floats(-1e4, 1e4, width=32)
 
 
 def ask(
-    query: Query, logits: Any = LOGITS, activation: Activation = "sigmoid"
+    question: Question, logits: Any = LOGITS, activation: Activation = "sigmoid"
 ) -> tuple[ScoredLabel, ...]:
     labels = make_trained_set(TRAINED, activation=activation)
-    return score_labels([logits], select_labels([labels], query))
+    return score_labels([logits], select_labels([labels], question))
 
 
-def names(query: Query, activation: Activation = "sigmoid") -> list[str]:
-    return [label.label for label in ask(query, activation=activation)]
+def names(question: Question, activation: Activation = "sigmoid") -> list[str]:
+    return [label.label for label in ask(question, activation=activation)]
 
 
 @pytest.mark.parametrize(
-    ("query", "expected"),
+    ("question", "expected"),
     [
-        (Query(), ["c", "b"]),
-        (Query(threshold="calibrated"), ["c", "b"]),
-        (Query(threshold=0.45), ["a", "c", "d"]),
-        (Query(threshold=0.0), ["a", "c", "d", "b"]),
-        (Query(threshold=1.0), []),
-        (Query(top_k=1), ["a"]),
-        (Query(top_k=3), ["a", "c", "d"]),
-        (Query(top_k=1_000_000_000), ["a", "c", "d", "b"]),
-        (Query(top_k=1, threshold="calibrated"), ["c"]),
-        (Query(top_k=2, threshold=0.6), ["a"]),
-        (Query(include=("b", "a")), ["b"]),
-        (Query(include=("b", "a"), top_k=5), ["a", "b"]),
-        (Query(exclude=("c",)), ["b"]),
-        (Query(exclude=("a", "b", "c", "d"), top_k=1), []),
-        (Query(include=("b", "b"), exclude=("a", "a")), ["b"]),
+        (Question(), ["c", "b"]),
+        (Question(threshold="calibrated"), ["c", "b"]),
+        (Question(threshold=0.45), ["a", "c", "d"]),
+        (Question(threshold=0.0), ["a", "c", "d", "b"]),
+        (Question(threshold=1.0), []),
+        (Question(top_k=1), ["a"]),
+        (Question(top_k=3), ["a", "c", "d"]),
+        (Question(top_k=1_000_000_000), ["a", "c", "d", "b"]),
+        (Question(top_k=1, threshold="calibrated"), ["c"]),
+        (Question(top_k=2, threshold=0.6), ["a"]),
+        (Question(include=("b", "a")), ["b"]),
+        (Question(include=("b", "a"), top_k=5), ["a", "b"]),
+        (Question(exclude=("c",)), ["b"]),
+        (Question(exclude=("a", "b", "c", "d"), top_k=1), []),
+        (Question(include=("b", "b"), exclude=("a", "a")), ["b"]),
     ],
 )
-def test_query_answers_with_these_labels_best_first(query: Query, expected: list[str]) -> None:
-    assert names(query) == expected
+def test_question_answers_with_these_labels_best_first(
+    question: Question, expected: list[str]
+) -> None:
+    assert names(question) == expected
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
     labels = make_trained_set([Label(name=f"label {i}") for i in range(300)])
-    query = Query(top_k=300)
+    question = Question(top_k=300)
     logits = np.tile([0.0, 1.0, 2.0], 100)
 
-    answer = score_labels([logits], select_labels([labels], query))
+    answer = score_labels([logits], select_labels([labels], question))
 
     positions = [labels.positions[label.label] for label in answer]
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
@@ -80,7 +82,7 @@ def test_sets_together_answer_best_first_and_equal_scores_in_the_order_of_the_se
     ours, others = (LABELS, LOGITS), (random_label_set(0, ["x", "y"]), np.array([0.0, 9.0]))
 
     def ask_both(*sets: tuple[LabelSet, Any], top_k: int) -> list[str]:
-        selection = select_labels([labels for labels, _ in sets], Query(top_k=top_k))
+        selection = select_labels([labels for labels, _ in sets], Question(top_k=top_k))
         return [found.label for found in score_labels([v for _, v in sets], selection)]
 
     assert ask_both(ours, others, top_k=9) == ["y", "a", "c", "d", "x", "b"]
@@ -89,30 +91,30 @@ def test_sets_together_answer_best_first_and_equal_scores_in_the_order_of_the_se
 
 
 def test_softmax_answers_with_its_best_label_when_asked_for_nothing() -> None:
-    assert names(Query(), activation="softmax") == ["a"]
-    assert names(Query(top_k=2), activation="softmax") == ["a", "c"]
-    assert names(Query(threshold=0.0), activation="softmax") == ["a", "c", "d", "b"]
+    assert names(Question(), activation="softmax") == ["a"]
+    assert names(Question(top_k=2), activation="softmax") == ["a", "c"]
+    assert names(Question(threshold=0.0), activation="softmax") == ["a", "c", "d", "b"]
 
 
 def test_softmax_beside_another_set_answers_by_thresholds_as_that_does() -> None:
     sets = [make_trained_set(TRAINED, activation="softmax"), random_label_set(0, ["x", "y"])]
 
-    answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Query()))
+    answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Question()))
 
     assert [label.label for label in answer] == ["x", "y"]
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_include_does_not_change_a_score(activation: Activation) -> None:
-    alone = ask(Query(include=("d",), top_k=1), activation=activation)[0]
-    among_all = {label.label: label for label in ask(Query(top_k=4), activation=activation)}
+    alone = ask(Question(include=("d",), top_k=1), activation=activation)[0]
+    among_all = {label.label: label for label in ask(Question(top_k=4), activation=activation)}
 
     assert alone == among_all["d"]
 
 
 def test_each_label_tells_its_threshold_and_where_that_is_from() -> None:
-    own = {label.label: label for label in ask(Query(top_k=4))}
-    number = ask(Query(threshold=0.25))
+    own = {label.label: label for label in ask(Question(top_k=4))}
+    number = ask(Question(threshold=0.25))
 
     assert (own["a"].threshold, own["a"].calibrated) == (0.9, True)
     assert (own["c"].threshold, own["c"].calibrated) == (FALLBACK_THRESHOLD, False)
@@ -121,21 +123,21 @@ def test_each_label_tells_its_threshold_and_where_that_is_from() -> None:
 
 
 def test_every_unknown_name_is_told_once() -> None:
-    query = Query(include=("a", "x", "y"), exclude=("x", "z"))
+    question = Question(include=("a", "x", "y"), exclude=("x", "z"))
 
     with pytest.raises(UnknownLabel) as caught:
-        select_labels([LABELS], query)
+        select_labels([LABELS], question)
 
     assert caught.value.names == ("x", "y", "z")
-    assert names(Query(include=("b",))) == ["b"]
+    assert names(Question(include=("b",))) == ["b"]
 
 
 def test_name_both_included_and_excluded_is_a_conflict() -> None:
     with pytest.raises(ConflictingLabels) as caught:
-        select_labels([LABELS], Query(include=("a", "b", "c"), exclude=("c", "b")))
+        select_labels([LABELS], Question(include=("a", "b", "c"), exclude=("c", "b")))
 
     assert caught.value.names == ("b", "c")
-    assert names(Query(exclude=("c", "b"), top_k=9)) == ["a", "d"]
+    assert names(Question(exclude=("c", "b"), top_k=9)) == ["a", "d"]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,9 @@ def test_name_both_included_and_excluded_is_a_conflict() -> None:
         {"threshold": float("inf")},
     ],
 )
-def test_query_out_of_range_cannot_be_made(values: dict[str, Any]) -> None:
+def test_question_out_of_range_cannot_be_made(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="has to be"):
-        Query(**values)
+        Question(**values)
 
 
 @given(st.lists(finite, min_size=1, max_size=20), st.sampled_from(get_args(Activation)))
@@ -180,7 +182,7 @@ def test_scores_are_sigmoid_and_softmax() -> None:
 def test_answer_is_sorted_and_obeys_its_limits(
     logits: list[float], top_k: int | None, threshold: Any
 ) -> None:
-    answer = ask(Query(top_k=top_k, threshold=threshold), logits=np.array(logits))
+    answer = ask(Question(top_k=top_k, threshold=threshold), logits=np.array(logits))
 
     scores = [label.score for label in answer]
     assert scores == sorted(scores, reverse=True)

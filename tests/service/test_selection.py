@@ -12,7 +12,7 @@ from service.engine import Engine, open_engine
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.scoring import score_labels
-from service.selection import Query, select_labels
+from service.selection import Question, select_labels
 from tests.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
@@ -32,8 +32,8 @@ def engine(open_bundle: Bundle) -> Engine:
     return open_engine(open_bundle, device="cpu", max_batch_size=1, threads=1)
 
 
-def ask(engine: Engine, sets: list[LabelSet], query: Query) -> dict[str, tuple[float, str]]:
-    selection = select_labels(sets, query)
+def ask(engine: Engine, sets: list[LabelSet], question: Question) -> dict[str, tuple[float, str]]:
+    selection = select_labels(sets, question)
     image = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3), np.uint8)
     ((logits, _),) = engine.run(image, [selection.heads])
     return {found.label: (found.score, found.source) for found in score_labels(logits, selection)}
@@ -53,7 +53,7 @@ def test_union_of_sets_answers_as_each_of_them_alone(
     engine: Engine, sets: list[LabelSet], place: int
 ) -> None:
     sets = [*sets[:place], TRAINED, *sets[place:]]
-    everything = Query(top_k=1000)
+    everything = Question(top_k=1000)
     expected: dict[str, tuple[float, str]] = {}
     for labels in sets:  # the first set that has a name answers it
         expected = ask(engine, [labels], everything) | expected
@@ -66,34 +66,34 @@ def test_include_and_exclude_leave_the_scores_of_the_others(
     engine: Engine, sets: list[LabelSet], data: st.DataObject
 ) -> None:
     sets = [*sets, TRAINED]
-    whole = ask(engine, sets, Query(top_k=1000))
+    whole = ask(engine, sets, Question(top_k=1000))
     some = data.draw(st.sets(st.sampled_from(sorted(whole)), min_size=1))
-    included = ask(engine, sets, Query(top_k=1000, include=tuple(sorted(some))))
-    excluded = ask(engine, sets, Query(top_k=1000, exclude=tuple(sorted(some))))
+    included = ask(engine, sets, Question(top_k=1000, include=tuple(sorted(some))))
+    excluded = ask(engine, sets, Question(top_k=1000, exclude=tuple(sorted(some))))
     assert_same(included, {name: found for name, found in whole.items() if name in some})
     assert_same(excluded, {name: found for name, found in whole.items() if name not in some})
 
 
 def test_set_without_a_label_to_choose_from_is_not_run() -> None:
     sets = [random_label_set(0, ["yak"]), TRAINED]
-    selection = select_labels(sets, Query(include=("cat",)))
+    selection = select_labels(sets, Question(include=("cat",)))
     assert selection.heads == (None,)
     assert selection.sets == tuple(sets)
 
 
 def test_whole_set_shares_its_queries_with_other_requests() -> None:
     labels = random_label_set(0, ["yak", "newt"])
-    (part,) = select_labels([labels], Query()).parts
+    (part,) = select_labels([labels], Question()).parts
     assert part.head is labels.queries
 
 
 def test_names_are_found_in_any_form_and_what_is_wrong_is_named() -> None:
     labels = random_label_set(0, ["caf\u00e9", "yak"])
-    (part,) = select_labels([labels], Query(include=(" cafe\u0301",))).parts
+    (part,) = select_labels([labels], Question(include=(" cafe\u0301",))).parts
     assert part.chosen.tolist() == [0]
     with pytest.raises(UnknownLabel) as unknown:
-        select_labels([labels], Query(include=("x",), exclude=("y", "yak")))
+        select_labels([labels], Question(include=("x",), exclude=("y", "yak")))
     assert unknown.value.names == ("x", "y")
     with pytest.raises(ConflictingLabels) as conflict:
-        select_labels([labels], Query(include=("cafe\u0301",), exclude=("caf\u00e9",)))
+        select_labels([labels], Question(include=("cafe\u0301",), exclude=("caf\u00e9",)))
     assert conflict.value.names == ("caf\u00e9",)

@@ -26,7 +26,7 @@ from service.http.parameters import Parameters, merge_parameters
 from service.http.request_errors import InvalidTensors
 from service.http.uploads import MOST_BRACKETS, parse_json
 from service.images import DecodedImage
-from service.selection import Query
+from service.selection import Question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SCORES = "scores"
@@ -77,13 +77,13 @@ class InferRequest:
     Attributes:
         id: the client's name for the request.
         photos: B files of photos, or their pixels.
-        query: asks for every label of the sets.
+        question: asks for every label of the sets.
         outputs: what to send, in the client's order.
     """
 
     id: str | None
     photos: tuple[bytes | DecodedImage, ...]
-    query: Query
+    question: Question
     outputs: tuple[Output, ...]
 
 
@@ -111,11 +111,11 @@ def parse_infer_request(
         raise InvalidTensors(f"'{place[:_SHOWN_CHARACTERS]}': {first['msg']}") from error
     parameters = dict(asked.parameters)
     binary = _take(parameters, "binary_data_output", bool) or False
-    query = _read_query(parameters)
+    question = _read_question(parameters)
     return InferRequest(
         asked.id,
         _read_photos(asked.inputs, raw, contract, most),
-        query,
+        question,
         _read_outputs(asked, binary),
     )
 
@@ -159,7 +159,7 @@ def _take_bytes(tensor: InputTensor, raw: memoryview) -> memoryview | None:
     return None if size is None else raw
 
 
-def _read_query(parameters: dict[str, Any]) -> Query:
+def _read_question(parameters: dict[str, Any]) -> Question:
     fields: dict[str, Any] = {"top_k": _ALL_LABELS}
     names = _take(parameters, "label_set", str)
     if names is not None:

@@ -168,6 +168,6 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(asked.query)
+    selection = await pipeline.select(asked.question)
     works = (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
     return selection, await run_together(works)

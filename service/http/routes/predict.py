@@ -35,7 +35,7 @@ from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
 from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline, Prediction
-from service.selection import Query, Selection
+from service.selection import Question, Selection
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ async def predict(request: Request) -> Response:
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
-    query = merge_parameters(parameters, upload.fields)
-    work = _label_one(request, pipeline, upload, query)
+    question = merge_parameters(parameters, upload.fields)
+    work = _label_one(request, pipeline, upload, question)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
     return Response(answer, media_type=JSON)
@@ -126,8 +126,8 @@ async def predict_batch(request: Request) -> Response:
     pipeline, parameters = host.pipeline, read_parameters(request)
     form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
     upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
-    query = merge_parameters(parameters, upload.fields)
-    work = _label_all(pipeline, upload.images, query)
+    question = merge_parameters(parameters, upload.fields)
+    work = _label_all(pipeline, upload.images, question)
     selection, results = await finish_or_leave(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
@@ -139,7 +139,7 @@ def limit_images(settings: Settings) -> int:
 
 
 async def _label_one(
-    request: Request, pipeline: Pipeline, upload: Upload, query: Query
+    request: Request, pipeline: Pipeline, upload: Upload, question: Question
 ) -> tuple[Selection, Prediction]:
     if upload.url is None:
         data = upload.images[0].decode()
@@ -149,15 +149,15 @@ async def _label_one(
             raise UrlInputOff
         data = await fetcher.fetch(upload.url, request.state.held_body)
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(query)
+    selection = await pipeline.select(question)
     return selection, await pipeline.predict(data, selection, deadline)
 
 
 async def _label_all(
-    pipeline: Pipeline, images: Sequence[UploadedImage], query: Query
+    pipeline: Pipeline, images: Sequence[UploadedImage], question: Question
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(query)
+    selection = await pipeline.select(question)
     trying = (_try_one(pipeline, image, selection, deadline) for image in images)
     return selection, await run_together(trying)
 

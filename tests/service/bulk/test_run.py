@@ -19,7 +19,7 @@ import pytest
 from service.bulk.run import BulkJob, Totals, run_bulk
 from service.bundle import Bundle
 from service.errors import StartError, UnknownLabelSet
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 from tests.photos import encode_picture, make_photo, make_picture
 
@@ -42,7 +42,7 @@ def make_job(bundle: Bundle, photos: Path, out: Path, **changes: Any) -> BulkJob
     settings = Settings(
         bundle=bundle.path, device="cpu", label_store="memory", max_body_bytes=10_000_000
     )
-    asked = {"query": Query(top_k=2), "settings": settings, "part_size": 4, **changes}
+    asked = {"question": Question(top_k=2), "settings": settings, "part_size": 4, **changes}
     return BulkJob(str(photos), str(out), **asked)
 
 
@@ -75,8 +75,8 @@ def test_every_photo_has_a_row_and_a_bad_one_says_why(
 def test_rows_hold_what_the_pipeline_answers(
     open_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
-    query = Query(label_set=("everyday", "trained"), threshold=0.0)
-    run(make_job(open_bundle, photos, tmp_path / "out", query=query))
+    question = Question(label_set=("everyday", "trained"), threshold=0.0)
+    run(make_job(open_bundle, photos, tmp_path / "out", question=question))
     row = read_rows(tmp_path / "out")["03.png"]
     assert (row["width"], row["height"]) == (48, 32)
     scores = [label["score"] for label in row["labels"]]
@@ -142,7 +142,7 @@ def test_photo_whose_file_cannot_be_read_is_left_for_the_next_run(
 def test_question_that_cannot_be_asked_writes_nothing(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
-    job = make_job(tiny_bundle, photos, tmp_path / "out", query=Query(label_set=("none",)))
+    job = make_job(tiny_bundle, photos, tmp_path / "out", question=Question(label_set=("none",)))
     with pytest.raises(UnknownLabelSet):
         run(job)
     assert not (tmp_path / "out").exists()
@@ -152,12 +152,12 @@ def test_other_question_on_the_same_folder_is_refused(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     run(make_job(tiny_bundle, photos, tmp_path / "out"))
-    with pytest.raises(StartError, match="another model, label set, query, input or limit"):
-        run(make_job(tiny_bundle, photos, tmp_path / "out", query=Query(top_k=3)))
+    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
+        run(make_job(tiny_bundle, photos, tmp_path / "out", question=Question(top_k=3)))
     other_limit = make_job(tiny_bundle, photos, tmp_path / "out").settings.model_copy(
         update={"max_pixels": 7}
     )
-    with pytest.raises(StartError, match="another model, label set, query, input or limit"):
+    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
         run(make_job(tiny_bundle, photos, tmp_path / "out", settings=other_limit))
     assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
 

@@ -15,7 +15,7 @@ from service.http.parameters import (
     read_parameters,
 )
 from service.http.request_errors import InvalidParameters, RepeatedField
-from service.selection import Query
+from service.selection import Question
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
@@ -25,15 +25,15 @@ def test_every_parameter_is_either_single_or_a_list() -> None:
 
 def test_parameters_of_both_places_are_put_together() -> None:
     query = merge_parameters(Parameters(top_k=3), {"threshold": "0.5", "include": ["cat"]})
-    assert query == Query(top_k=3, threshold=0.5, include=("cat",))
+    assert query == Question(top_k=3, threshold=0.5, include=("cat",))
 
 
 def test_nothing_given_leaves_the_defaults_of_the_query() -> None:
-    assert merge_parameters(Parameters(), {}) == Query()
+    assert merge_parameters(Parameters(), {}) == Question()
 
 
 def test_same_value_in_both_places_is_no_conflict() -> None:
-    assert merge_parameters(Parameters(top_k=3), {"top_k": "3"}) == Query(top_k=3)
+    assert merge_parameters(Parameters(top_k=3), {"top_k": "3"}) == Question(top_k=3)
 
 
 @pytest.mark.parametrize(

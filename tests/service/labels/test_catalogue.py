@@ -27,7 +27,7 @@ from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
 from service.labels.store import LabelStore, Limits, Order
-from service.selection import Query
+from service.selection import Question
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
@@ -71,36 +71,36 @@ async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
     await catalogue.stop()
 
 
-async def pin_names(catalogue: Catalogue, query: Query) -> list[str]:
-    return [labels.name for labels in await catalogue.pin(query)]
+async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
+    return [labels.name for labels in await catalogue.pin(question)]
 
 
-async def test_query_names_the_sets_that_it_gets(catalogue: Catalogue) -> None:
+async def test_question_names_the_sets_that_it_gets(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat"))
-    assert await pin_names(catalogue, Query()) == ["trained"]
-    twice = Query(label_set=("pets", "everyday", "pets"))
+    assert await pin_names(catalogue, Question()) == ["trained"]
+    twice = Question(label_set=("pets", "everyday", "pets"))
     assert await pin_names(catalogue, twice) == ["pets", "everyday"]
-    candidates = Query(candidate_labels=("yak",))
+    candidates = Question(candidate_labels=("yak",))
     assert await pin_names(catalogue, candidates) == ["candidate_labels"]
-    both = Query(candidate_labels=("yak",), label_set=("pets",))
+    both = Question(candidate_labels=("yak",), label_set=("pets",))
     assert await pin_names(catalogue, both) == ["candidate_labels", "pets"]
 
 
 async def test_every_unknown_set_is_named(catalogue: Catalogue) -> None:
     with pytest.raises(UnknownLabelSet) as caught:
-        await catalogue.pin(Query(label_set=("none", "trained", "neither")))
+        await catalogue.pin(Question(label_set=("none", "trained", "neither")))
     assert caught.value.names == ("none", "neither")
 
 
 async def test_pinned_set_outlives_its_replacement_and_its_end(catalogue: Catalogue) -> None:
-    query = Query(label_set=("pets",))
+    question = Question(label_set=("pets",))
     await catalogue.register(define("pets", "cat"))
-    (first,) = await catalogue.pin(query)
+    (first,) = await catalogue.pin(question)
     await catalogue.replace(define("pets", "dog"))
-    (second,) = await catalogue.pin(query)
+    (second,) = await catalogue.pin(question)
     await catalogue.delete("pets")
     with pytest.raises(UnknownLabelSet):
-        await catalogue.pin(query)
+        await catalogue.pin(question)
     with pytest.raises(LabelSetNotFound):
         catalogue.find("pets")
     assert (first.names, second.names) == (("cat",), ("dog",))
@@ -108,15 +108,15 @@ async def test_pinned_set_outlives_its_replacement_and_its_end(catalogue: Catalo
 
 
 async def test_candidates_of_other_names_are_another_version(catalogue: Catalogue) -> None:
-    (one,) = await catalogue.pin(Query(candidate_labels=("yak",)))
-    (same,) = await catalogue.pin(Query(candidate_labels=("yak",)))
-    (other,) = await catalogue.pin(Query(candidate_labels=("newt",)))
+    (one,) = await catalogue.pin(Question(candidate_labels=("yak",)))
+    (same,) = await catalogue.pin(Question(candidate_labels=("yak",)))
+    (other,) = await catalogue.pin(Question(candidate_labels=("newt",)))
     assert one.version == same.version != other.version
-    (most,) = await catalogue.pin(Query(candidate_labels=("a", "b", "c")))
+    (most,) = await catalogue.pin(Question(candidate_labels=("a", "b", "c")))
     assert most.names == ("a", "b", "c")
     for names in (("a", "a"), ("a", "b", "c", "d")):
         with pytest.raises(InvalidLabelSet):
-            await catalogue.pin(Query(candidate_labels=names))
+            await catalogue.pin(Question(candidate_labels=names))
 
 
 async def test_only_the_version_that_is_demanded_is_replaced_or_deleted(
@@ -161,8 +161,8 @@ async def test_stopped_catalogue_lets_go_of_store_and_encoders(open_bundle: Bund
     with pytest.raises(Draining):
         await catalogue.refresh()
     with pytest.raises(Draining):
-        await catalogue.pin(Query(candidate_labels=("yak",)))
-    assert await pin_names(catalogue, Query()) == ["trained"]
+        await catalogue.pin(Question(candidate_labels=("yak",)))
+    assert await pin_names(catalogue, Question()) == ["trained"]
 
 
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
@@ -187,10 +187,10 @@ async def test_default_set_may_be_registered_later_and_is_missed_till_then(
     await catalogue.start()
     assert "no label set pets" in caplog.text
     with pytest.raises(UnknownLabelSet) as caught:
-        await catalogue.pin(Query())
+        await catalogue.pin(Question())
     assert caught.value.names == ("pets",)
     await catalogue.register(define("pets", "cat"))
-    assert await pin_names(catalogue, Query()) == ["pets"]
+    assert await pin_names(catalogue, Question()) == ["pets"]
     await catalogue.stop()
 
 
@@ -204,33 +204,37 @@ async def test_set_is_not_called_unknown_while_the_store_that_may_have_it_is_awa
     store.away = True
     catalogue = make_catalogue(open_bundle, default=("pets",), store=store)
     await catalogue.start()
-    for query in (Query(), Query(label_set=("trained", "pets")), Query(label_set=("none",))):
+    for question in (
+        Question(),
+        Question(label_set=("trained", "pets")),
+        Question(label_set=("none",)),
+    ):
         with pytest.raises(StoreUnavailable):
-            await catalogue.pin(query)
+            await catalogue.pin(question)
     with pytest.raises(StoreUnavailable):
         catalogue.find("pets")
     assert catalogue.get("pets") is None
-    assert await pin_names(catalogue, Query(label_set=("trained", "everyday"))) == [
+    assert await pin_names(catalogue, Question(label_set=("trained", "everyday"))) == [
         "trained",
         "everyday",
     ]
     store.away = False
     await catalogue.refresh()
-    assert await pin_names(catalogue, Query()) == ["pets"]
+    assert await pin_names(catalogue, Question()) == ["pets"]
     await catalogue.stop()
 
 
 async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bundle) -> None:
     catalogue = make_catalogue(tiny_bundle)
     await catalogue.start()
-    assert await pin_names(catalogue, Query()) == ["trained"]
+    assert await pin_names(catalogue, Question()) == ["trained"]
     assert catalogue.list_sets() == (TRAINED,)
     assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
     with pytest.raises(NoOpenHead):
-        await catalogue.pin(Query(candidate_labels=("yak",)))
+        await catalogue.pin(Question(candidate_labels=("yak",)))
     with pytest.raises(NoOpenHead):
         await catalogue.register(define("pets", "cat"))
     with pytest.raises(VersionNotReached):
-        await catalogue.pin(Query(min_version=1))
+        await catalogue.pin(Question(min_version=1))
     await catalogue.refresh()
     await catalogue.stop()

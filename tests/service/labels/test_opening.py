@@ -16,7 +16,7 @@ from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
 from service.labels.opening import open_catalogue
-from service.selection import Query
+from service.selection import Question
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +90,7 @@ async def test_default_place_that_cannot_be_used_only_refuses_registrations(
         with pytest.raises(StoreUnavailable):
             await catalogue.register(PETS)
         await catalogue.refresh()
-        assert len(await catalogue.pin(Query(candidate_labels=("cat",)))) == 1
+        assert len(await catalogue.pin(Question(candidate_labels=("cat",)))) == 1
 
 
 async def test_place_that_was_asked_for_has_to_be_usable(

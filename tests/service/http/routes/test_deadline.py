@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from service.bundle import Bundle
 from service.images import DecodedImage
 from service.pipeline import Pipeline, Prediction, open_pipeline
-from service.selection import Query, Selection
+from service.selection import Question, Selection
 from service.settings import Settings
 from tests.serving import PHOTO, serve_app, to_base64
 
@@ -39,9 +39,9 @@ class NotingPipeline(Pipeline):
     last_choice: float
     deadlines: list[float | None]
 
-    async def select(self, query: Query) -> Selection:
+    async def select(self, question: Question) -> Selection:
         self.last_choice = asyncio.get_running_loop().time()
-        return await super().select(query)
+        return await super().select(question)
 
     async def predict(
         self, photo: bytes | DecodedImage, selection: Selection, deadline: float | None = None
