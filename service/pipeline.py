@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, TypeVar, TypeVarTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
+from service.aside import Aside
 from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
@@ -32,6 +31,7 @@ from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
 from service.patience import finish_within
+from service.prediction import Prediction, add_up_timings
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Question, Selection, select_labels
 from service.settings import Settings, count_cores
@@ -44,46 +44,6 @@ _LABELS_SCORED_AT_ONCE = 2000
 
 # A name of many combining marks takes a tenth of a millisecond.
 _NAMES_RESOLVED_AT_ONCE = 500
-
-ArgumentTs = TypeVarTuple("ArgumentTs")
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Where the time of one prediction went, milliseconds.
-
-    Attributes:
-        decode_ms: decoding and resizing, the wait for a decoding thread included.
-        queue_ms: waiting for a worker.
-        inference_ms: the run of the batch that this image was in, the other images' decoding
-            included where the worker decodes them.
-        total_ms: from the call to the answer.
-    """
-
-    decode_ms: float
-    queue_ms: float
-    inference_ms: float
-    total_ms: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one photo.
-
-    Attributes:
-        width: of the upright photo as it was sent, pixels.
-        height: of the upright photo as it was sent, pixels.
-        labels: the predicted labels, best first.
-        timings: where the time went.
-        explanations: of the first labels, in their order; none where the question asks for none.
-    """
-
-    width: int
-    height: int
-    labels: tuple[ScoredLabel, ...]
-    timings: Timings
-    explanations: tuple[Explanation, ...] = ()
 
 
 class Pipeline:
@@ -120,10 +80,7 @@ class Pipeline:
             workers=engine.workers,
             max_wait_seconds=settings.max_wait_ms / 1000,
         )
-        self._decoders = ThreadPoolExecutor(
-            settings.decode_threads or count_cores(), thread_name_prefix="decode"
-        )
-        self._aside = 0
+        self._aside = Aside(settings.decode_threads or count_cores())
         self._active = 0
         self._drain_rate = DrainRate()
         self._idle = asyncio.Event()
@@ -149,7 +106,7 @@ class Pipeline:
     @property
     def queue_length(self) -> int:
         """Images that wait now, those that threads of their own are at included."""
-        return self._aside + self._batcher.waiting
+        return self._aside.waiting + self._batcher.waiting
 
     async def start(self) -> None:
         """Loads the label sets and starts taking requests.
@@ -174,7 +131,7 @@ class Pipeline:
                 await self._idle.wait()
         await self._batcher.drain(deadline)
         await self.catalogue.stop()
-        self._decoders.shutdown(wait=False)
+        self._aside.stop()
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
@@ -226,7 +183,7 @@ class Pipeline:
     ) -> Selection:
         if len(question.include) + len(question.exclude) <= _NAMES_RESOLVED_AT_ONCE:
             return select_labels(sets, question)
-        return await self._run_aside(deadline, select_labels, sets, question)
+        return await self._aside.run(deadline, select_labels, sets, question)
 
     @property
     def is_full(self) -> bool:
@@ -310,13 +267,8 @@ class Pipeline:
         stages = (*earlier, queueing, *found.stages)
         for watcher in self.watchers:
             watcher.saw_prediction(stages, done.batch_size)
-        decode_seconds = sum(stage.seconds for stage in stages if stage.name == "decode")
-        in_run = 0.0 if earlier else decode_seconds
-        timings = Timings(
-            decode_ms=decode_seconds * 1000,
-            queue_ms=done.queue_seconds * 1000,
-            inference_ms=(done.run_seconds - in_run) * 1000,
-            total_ms=(time.perf_counter() - stages[0].started) * 1000,
+        timings = add_up_timings(
+            stages, done.queue_seconds, done.run_seconds, decoded_apart=bool(earlier)
         )
         image = found.image
         return Prediction(image.width, image.height, labels, timings, explanations)
@@ -326,14 +278,14 @@ class Pipeline:
     ) -> tuple[ScoredLabel, ...]:
         if selection.num_labels <= _LABELS_SCORED_AT_ONCE:
             return score_labels(logits, selection)
-        return await self._run_aside(deadline, score_labels, logits, selection)
+        return await self._aside.run(deadline, score_labels, logits, selection)
 
     async def _explain(
         self, labels: Sequence[ScoredLabel], selection: Selection, found: Found, deadline: float
     ) -> tuple[Explanation, ...]:
         size = (found.image.width, found.image.height)
         explain = self.explainer.explain_labels
-        return await self._run_aside(deadline, explain, labels, selection, found.memories, size)
+        return await self._aside.run(deadline, explain, labels, selection, found.memories, size)
 
     def _decodes_apart(self, data: bytes) -> bool:
         """Tells whether a photo is decoded before it joins the line.
@@ -346,28 +298,9 @@ class Pipeline:
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         contract = self.bundle.card.input
-        return await self._run_aside(
+        return await self._aside.run(
             deadline, decode_image, data, contract, self.settings.max_pixels
         )
-
-    async def _run_aside(
-        self, deadline: float, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
-    ) -> ResultT:
-        """Runs what may take long in a thread of its own; it counts as waiting until it is done."""
-        self._aside += 1
-        # Whoever leaves takes the photo along: the executor keeps the calls that nobody wants any
-        # more until a thread comes to them.
-        calls: list[Callable[[], ResultT]] = [lambda: work(*arguments)]
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._decoders, lambda: calls.pop()()
-                )
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed beside the engine") from error
-        finally:
-            self._aside -= 1
-            calls.clear()
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

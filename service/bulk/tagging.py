@@ -19,7 +19,8 @@ from service.bulk.parts import Record
 from service.bulk.photos import PhotoStore
 from service.errors import ImageError
 from service.http.problems import describe_failure
-from service.pipeline import Pipeline, Prediction
+from service.pipeline import Pipeline
+from service.prediction import Prediction
 from service.selection import Selection
 from service.settings import Settings
 from service.under_way import run_in_order

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from service.cli.load import Load
     from service.cli.photos import LabelledPhoto
     from service.labels.label_set import LabelSet
-    from service.pipeline import Prediction
+    from service.prediction import Prediction
     from service.scoring import ScoredLabel
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")

@@ -18,7 +18,7 @@ from service.cli.photos import LabelledPhoto
 from service.errors import ImageError
 from service.formats import name_overlay
 from service.images import decode_image
-from service.pipeline import Prediction
+from service.prediction import Prediction
 
 _LONGEST_SIDE = 1024
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from service.errors import BusyError, ImageError, InferenceFailed, StartError
 from service.http.problems import describe_failure
 from service.photo_folders import list_photos
-from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.pipeline import Pipeline, open_pipeline
+from service.prediction import Prediction
 from service.selection import Question, Selection
 from service.settings import Settings
 from service.under_way import run_in_order

@@ -18,7 +18,8 @@ from pydantic_core import to_json
 
 from service.explanation import Explanation
 from service.http.schemas import ImageFailure
-from service.pipeline import Pipeline, Prediction
+from service.pipeline import Pipeline
+from service.prediction import Prediction
 from service.scoring import ScoredLabel
 from service.selection import Selection
 

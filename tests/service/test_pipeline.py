@@ -40,7 +40,8 @@ from service.http.together import run_together
 from service.images import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.labels.store import LabelStore
-from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.pipeline import Pipeline, open_pipeline
+from service.prediction import Prediction
 from service.selection import Question
 from service.settings import Settings
 from service.stages import Stage

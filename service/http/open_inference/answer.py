@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from service.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
-from service.pipeline import Prediction
+from service.prediction import Prediction
 from service.selection import Selection
 
 ScoreArray = NDArray[np.float32]

@@ -40,7 +40,8 @@ from service.http.request_errors import UnknownModel
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.together import run_together
 from service.http.uploads import read_body
-from service.pipeline import Pipeline, Prediction
+from service.pipeline import Pipeline
+from service.prediction import Prediction
 from service.selection import Selection
 
 SERVER_NAME = "ml-decoder-serve"

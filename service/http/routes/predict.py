@@ -34,7 +34,8 @@ from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.together import run_together
 from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
-from service.pipeline import Pipeline, Prediction
+from service.pipeline import Pipeline
+from service.prediction import Prediction
 from service.selection import Question, Selection
 from service.settings import Settings
 

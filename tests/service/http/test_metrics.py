@@ -12,7 +12,8 @@ from service.bundle import Bundle
 from service.errors import QueueFull
 from service.http.hosting import PipelineHost
 from service.http.metrics import SECONDS_BUCKETS, Metrics
-from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.pipeline import Pipeline, open_pipeline
+from service.prediction import Prediction
 from service.selection import Selection
 from service.settings import Settings
 from tests.photos import make_photo

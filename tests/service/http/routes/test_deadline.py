@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 
 from service.bundle import Bundle
 from service.images import DecodedImage
-from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.pipeline import Pipeline, open_pipeline
+from service.prediction import Prediction
 from service.selection import Question, Selection
 from service.settings import Settings
 from tests.serving import PHOTO, serve_app, to_base64

@@ -19,7 +19,8 @@ from service.errors import QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.images import DecodedImage, decode_image
-from service.pipeline import Pipeline, Prediction, open_pipeline
+from service.pipeline import Pipeline, open_pipeline
+from service.prediction import Prediction
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.serving import PHOTO, labels_of, send_image, serve_app, to_base64
