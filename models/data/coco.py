@@ -17,7 +17,8 @@ def read_coco(path: Path) -> LabelledFolder:
     """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
 
     Raises:
-        DataError: there is no index, or a photo is in two splits.
+        DataError: there is no index, its annotations belong to none of its photos, or a photo is
+            in two splits.
     """
     names: list[str] = []
     images: list[LabelledImage] = []
@@ -28,9 +29,13 @@ def read_coco(path: Path) -> LabelledFolder:
         category = {c["id"]: c["name"] for c in sorted(index["categories"], key=lambda c: c["id"])}
         names += [name for name in category.values() if name not in names]
         _check_years(placed, folder, index)
-        present: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        present: defaultdict[object, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
+        # Annotations of photos that somebody has taken out are common; of all of them, they are
+        # a fault: "7" is not 7.
+        if present and not any(image["id"] in present for image in index["images"]):
+            raise DataError(f"{file.name}: no image_id of its annotations is the id of an image")
         images += [
             LabelledImage(
                 path / folder / image["file_name"],

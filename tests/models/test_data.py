@@ -244,6 +244,19 @@ def test_two_coco_categories_of_one_name_are_refused(tmp_path: Path) -> None:
     assert read_labelled_folder(folder).label_names == ("person", "dog")
 
 
+def test_coco_annotations_that_belong_to_no_photo_are_refused(tmp_path: Path) -> None:
+    folder = write_coco(tmp_path / "coco")
+    path = folder / "annotations" / "instances_train2017.json"
+    good = path.read_text()
+    path.write_text(good.replace('"image_id": 7', '"image_id": "7"'))
+    with pytest.raises(DataError, match=r"instances_train2017\.json: no image_id"):
+        read_labelled_folder(folder)
+    one_of_a_photo_taken_out = '"annotations": [{"image_id": 8, "category_id": 1}, '
+    path.write_text(good.replace('"annotations": [', one_of_a_photo_taken_out))
+    train = read_labelled_folder(folder)
+    np.testing.assert_array_equal(train.targets(train.split("train")), [[0, 0], [1, 1]])
+
+
 def test_csv_files_of_one_split_are_read_as_one(tmp_path: Path) -> None:
     (tmp_path / "train1.csv").write_text("image,label,confidence\nb,dog,1\na,dog,1\n")
     (tmp_path / "train-more.csv").write_text("image,label,confidence\na,cat,0\n")
