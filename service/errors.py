@@ -165,11 +165,11 @@ class StoreError(ServiceError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or is locked."""
+    """The store cannot be reached, or is locked; one line for a person, with where it is."""
 
 
 class StoreIncompatible(StoreUnavailable):
-    """The store's file is no database, or its tables are of another version; one line."""
+    """The store's file is no database, or its tables are of another version."""
 
 
 class StoreFull(StoreError):

@@ -164,6 +164,7 @@ class Pipeline:
             LabelSetError: the candidate labels cannot be used, or `min_version` is not there.
             BusyError: too many encode labels, or the deadline passed.
             UnavailableError: the pipeline is not taking requests.
+            StoreUnavailable: the label store, which may have what is asked for, does not answer.
             InferenceFailed: the candidate labels could not be encoded.
         """
         with self.taking():

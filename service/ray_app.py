@@ -11,7 +11,9 @@ from functools import partial
 
 from fastapi import FastAPI
 from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.access import RAW_REQUEST_ID
 from service.http.app import create_app, live
 from service.http.hosting import PipelineHost
 from service.logs import configure_logs
@@ -26,7 +28,27 @@ def build_app() -> FastAPI:
     # Unlike under `ml-decoder serve`, nobody asks /readyz: Ray routes to a replica once it has
     # started, so it has started when the model is open.
     app.router.lifespan_context = partial(live, opened_first=True)
+    app.add_middleware(LeaveRequestId)
     return app
+
+
+class LeaveRequestId:
+    """ASGI middleware: sends no `X-Request-ID`, for Ray adds the one that it gave the request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wraps `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = message["headers"]
+                message["headers"] = [pair for pair in headers if pair[0] != RAW_REQUEST_ID]
+            await send(message)
+
+        await self._app(scope, receive, send_without)
 
 
 class MLDecoder:

@@ -39,7 +39,7 @@ from service.cli.questions import (
     TopK,
     make_question,
 )
-from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreIncompatible
+from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreError
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -91,7 +91,7 @@ def main() -> None:
         _fail(f"{error.format_message()} (--help tells more)")
     except typer.Abort:
         _fail("stopped")
-    except (StartError, BundleError, StoreIncompatible) as error:
+    except (StartError, BundleError, StoreError) as error:
         _fail(str(error))
     except ServiceBroken as error:
         _fail(str(error), EXIT_BROKE)
@@ -153,8 +153,8 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
     """
-    from service.cli.photos import find_photos
     from service.cli.predicting import predict_photos
+    from service.photo_folders import find_photos
 
     question = make_question(
         top_k=top_k,
@@ -229,7 +229,7 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     if importlib.util.find_spec("httpx_retries") is None:
         raise StartError("bench needs the client: pip install 'ml-decoder-serve[client]'")
     from service.cli.bench import SAMPLE, Plan, run_bench  # which needs the client
-    from service.cli.photos import find_photos
+    from service.photo_folders import find_photos
 
     try:
         contents = [path.read_bytes() for path in find_photos(photos or [SAMPLE])]

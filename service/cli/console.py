@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from service.card import Device
 
 # Whoever has one of these to show has imported it; `--help` waits for none of them.
 if TYPE_CHECKING:
@@ -152,6 +154,7 @@ def dump_bundle(bundle: Bundle) -> dict[str, Any]:
     return {
         **bundle.card.model_dump(mode="json"),
         "precisions": list(bundle.precisions()),
+        "default_precision": _find_defaults(bundle),
         "labels": [label.model_dump(mode="json") for label in bundle.labels],
     }
 
@@ -209,6 +212,7 @@ def _card_table(bundle: Bundle) -> Table:
         "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
         "precisions": ", ".join(bundle.precisions()),
+        "default precision": _format_defaults(bundle),
     }
     for metric in card.metrics:
         where = f"{metric.dataset}, {metric.images} images"
@@ -217,6 +221,19 @@ def _card_table(bundle: Bundle) -> Table:
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
     return table
+
+
+def _find_defaults(bundle: Bundle) -> dict[str, str]:
+    """Returns the variant that `auto` means on each device, be it here or not."""
+    devices: tuple[Device, ...] = get_args(Device)
+    return {device: bundle.default_precision(device) for device in devices}
+
+
+def _format_defaults(bundle: Bundle) -> str:
+    defaults = _find_defaults(bundle)
+    if defaults["openvino"] == "fp32":
+        defaults["openvino"] = "fp32 (bf16 where the processor has it)"
+    return ", ".join(f"{device} {precision}" for device, precision in defaults.items())
 
 
 def _label_table(bundle: Bundle) -> Table:

@@ -1,4 +1,4 @@
-"""Photos: files and folders on disk -> labels, through the service's pipeline but without a server.
+"""Photos: files on disk -> labels, through the service's pipeline but without a server.
 
 In: paths and a `Question`. Out: one `LabelledPhoto` for each path, in order. A photo that
 cannot be used costs only itself. Next: `console.py`, which shows them.
@@ -12,9 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import BusyError, ImageError, InferenceFailed, StartError
+from service.errors import BusyError, ImageError, InferenceFailed
 from service.http.problems import describe_failure
-from service.photo_folders import list_photos
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.selection import Question, Selection
@@ -40,32 +39,6 @@ class LabelledPhoto:
     prediction: Prediction | None
     failure: str | None = None
     overlays: tuple[Path, ...] = ()
-
-
-def find_photos(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and in place of a folder the photos in it and below, by name.
-
-    A folder below that cannot be read is among them: it is told like a photo that cannot.
-
-    Raises:
-        StartError: a folder holds no photo.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)  # one that is not there is told like one that is broken
-            continue
-        inside = _search(path)
-        if not inside:
-            raise StartError(f"{path} holds no photo")
-        found.extend(inside)
-    return found
-
-
-def _search(folder: Path) -> list[Path]:
-    unread: list[Path] = []
-    names = list_photos(str(folder), lambda error: unread.append(Path(error.filename)))
-    return sorted([*unread, *(folder / name for name in names)])
 
 
 async def label_photos(

@@ -6,9 +6,10 @@ In: settings. Out: a server that answers until SIGTERM. Next: `http/server.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from service.cli.importing import importing_for_good
+from service.errors import BundleError, StartError
 from service.graphs import Graphs, open_graphs
 from service.logs import configure_logs
 from service.settings import Settings
@@ -36,4 +37,12 @@ def serve_model(
         with importing_for_good():
             from service.http.server import run_server
             from service.pipeline import build_pipeline
+        _refuse_failed(opening)
         run_server(settings, lambda settings: build_pipeline(settings, opening.result()))
+
+
+def _refuse_failed(opening: Future[Graphs]) -> None:
+    """Raises what has gone wrong by now: most bad bundles are told before a port is open."""
+    failure = opening.exception() if opening.done() else None
+    if isinstance(failure, StartError | BundleError):
+        raise failure

@@ -21,7 +21,7 @@ from service.client.answers import (
 )
 from service.client.awaiting import AsyncClient
 from service.client.blocking import Client
-from service.client.calls import Photo, Question
+from service.client.calls import LabelToWrite, Photo, Question
 from service.client.errors import (
     ClientError,
     ServiceProblem,
@@ -37,6 +37,7 @@ __all__ = [
     "Info",
     "LabelSet",
     "LabelSetSummary",
+    "LabelToWrite",
     "NewLabel",
     "Photo",
     "Question",

@@ -16,8 +16,8 @@ import httpx
 from httpx_retries import RetryTransport
 
 from service.client import calls
-from service.client.answers import Answer, Info, LabelSet, LabelSetSummary, NewLabel
-from service.client.calls import Call, Photo, Question
+from service.client.answers import Answer, Info, LabelSet, LabelSetSummary
+from service.client.calls import Call, LabelToWrite, Photo, Question
 from service.client.connection import (
     AsyncWholeTransport,
     check_timeout,
@@ -142,13 +142,13 @@ class AsyncClient:
         return await self._send(calls.call_read(name))
 
     async def register_label_set(
-        self, name: str, labels: Sequence[str | NewLabel], *, embedding_space: str | None = None
+        self, name: str, labels: Sequence[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
         """Registers a label set; the same set once more is no error, another one is.
 
         Args:
             name: of the set.
-            labels: at least one.
+            labels: at least one: a name, a `NewLabel` or a mapping of its keys.
             embedding_space: fingerprint of the space of embeddings that the labels bring; the
                 service refuses another than its model's.
         """
@@ -157,7 +157,7 @@ class AsyncClient:
     async def replace_label_set(
         self,
         name: str,
-        labels: Sequence[str | NewLabel],
+        labels: Sequence[LabelToWrite],
         *,
         embedding_space: str | None = None,
         if_version: str | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -34,9 +34,13 @@ ResultT = TypeVar("ResultT")
 
 Photo = bytes | str | os.PathLike[str]
 """The content of an image file, or the path of one."""
+LabelToWrite = str | NewLabel | Mapping[str, Any]
+"""A label's name, or all that there is to say of it."""
 
 # The service takes 2,048 text fields in a form, of which a few are no lists; JSON may hold more.
 _MOST_ENTRIES = 2000
+# Of these JSON takes a list alone, where one name may be given.
+_LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers, in 4 ms each on two cores.
 _SECONDS_A_LABEL = 0.02
 
@@ -141,7 +145,7 @@ def call_read(name: str) -> Call[LabelSet]:
 
 
 def call_register(
-    name: str, labels: Sequence[str | NewLabel], embedding_space: str | None
+    name: str, labels: Sequence[LabelToWrite], embedding_space: str | None
 ) -> Call[LabelSet]:
     """A new label set."""
     body = {"name": name, **_set_body(labels, embedding_space)}
@@ -150,7 +154,7 @@ def call_register(
 
 def call_replace(
     name: str,
-    labels: Sequence[str | NewLabel],
+    labels: Sequence[LabelToWrite],
     embedding_space: str | None,
     if_version: str | None,
 ) -> Call[LabelSet]:
@@ -201,6 +205,8 @@ def _write_question(data: bytes, question: Question) -> dict[str, Any]:
 def _write_value(name: str, value: object) -> str | list[str]:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str) and name in _LISTS:
+        return [value]
     if isinstance(value, str | Real):  # Real are numpy's numbers too
         return str(value)
     # Not what can be gone through once: `predict_many` asks the same of every photo.
@@ -215,14 +221,23 @@ def _set_path(name: str) -> str:
     return f"labels/{quote(name, safe='')}"
 
 
-def _set_body(labels: Sequence[str | NewLabel], embedding_space: str | None) -> dict[str, Any]:
-    if isinstance(labels, str):  # else each letter would be a label
-        raise TypeError("labels are a list of names, not one name")
-    listed = [
-        label if isinstance(label, str) else label.model_dump(exclude_none=True) for label in labels
-    ]
+def _set_body(labels: Sequence[LabelToWrite], embedding_space: str | None) -> dict[str, Any]:
+    if isinstance(labels, str | Mapping):  # else each letter, or each key, would be a label
+        raise TypeError("labels are a list of names, not one name or mapping")
+    listed = [_write_label(label) for label in labels]
     space = {} if embedding_space is None else {"embedding_space": embedding_space}
     return {"labels": listed, **space}
+
+
+def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
+    match label:
+        case str():
+            return label
+        case NewLabel():
+            return label.model_dump(exclude_none=True)
+        case Mapping():
+            return _write_label(NewLabel.model_validate(label))
+    raise TypeError(f"a label is a name, a NewLabel or a mapping, not a {type(label).__name__}")
 
 
 def _demand(version: str | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.answers import answer_unexpected
-from service.http.metrics import Metrics
+from service.http.metrics import CLIENT_LEFT, Metrics
 from service.logs import request_id_of
 
 REQUEST_ID_HEADER = "X-Request-ID"
@@ -28,8 +28,6 @@ RAW_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Where no route fits, the log shows what was asked for, but not a megabyte of it.
 _SHOWN_CHARACTERS = 200
-# No status was sent; proxies log a client that left as 499, so do we.
-_CLIENT_LEFT = 499
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ class Access:
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
-            answer.status = _CLIENT_LEFT
+            answer.status = CLIENT_LEFT
         except Exception:
             logger.exception("unexpected error")
             await self._answer_unexpected(scope, receive, answer)

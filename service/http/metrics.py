@@ -36,7 +36,8 @@ GaugeMode = Literal["livesum", "livemin", "livemax"]
 
 # Clients may send any word as a method; a label takes only what there is a route for.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
-_CLIENT_LEFT = 499
+# No status was sent; proxies log a client that left as 499, so do we.
+CLIENT_LEFT = 499
 
 
 MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
@@ -122,7 +123,7 @@ class Metrics:
         """
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
-        if status == _CLIENT_LEFT:
+        if status == CLIENT_LEFT:
             self._disconnects.inc()
         if problem is not None:
             self._rejected[(problem,)].inc()

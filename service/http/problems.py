@@ -234,6 +234,11 @@ class Problem(BaseModel):
         default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
     )
 
+    @property
+    def sentences(self) -> str:
+        """The title, and the detail where there is one."""
+        return ". ".join(filter(None, (self.title, self.detail)))
+
 
 def document_headers(kinds: Iterable[ProblemKind]) -> dict[str, Any]:
     """Returns what an OpenAPI document says of the headers of an answer: nothing where none is."""
@@ -280,5 +285,4 @@ def describe_problem(error: Exception, request_id: str | None = None) -> Problem
 
 def describe_failure(error: Exception) -> str:
     """Returns what a client may know of `error` as one line of text."""
-    problem = describe_problem(error)
-    return ". ".join(filter(None, (problem.title, problem.detail)))
+    return describe_problem(error).sentences

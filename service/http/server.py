@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where it listens, with the port that the system chose for port 0.
+        """Says where it listens, with the port that the system chose for port 0; the model loads.
 
         Raises:
             StartError: it cannot listen there.
@@ -73,7 +73,8 @@ class Server(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 address, port = listener.getsockname()[:2]
-                logger.info("listening", extra={"address": address, "port": port})
+                fields = {"address": address, "port": port, "state": "loading"}
+                logger.info("listening", extra=fields)
 
     async def on_tick(self, counter: int) -> bool:
         """Stops where the pipeline could not be opened, or broke: a supervisor starts anew."""

@@ -159,8 +159,9 @@ class Catalogue:
 
         Raises:
             UnknownLabelSet: there is no set of a name that the question gives.
-            StoreUnavailable: one is not here, and the store, which may have it, does not answer.
-            VersionNotReached: the store has not seen `min_version`, or does not answer.
+            StoreUnavailable: one is not here, or not in `min_version`, and the store, which may
+                have it, does not answer.
+            VersionNotReached: the store has not seen `min_version`.
             InvalidLabelSet: the candidate labels are too many, or one stands twice.
             NoOpenHead: candidate labels need an open head.
             TextNotEncodable: candidate labels need a text encoder.
@@ -238,9 +239,9 @@ class Catalogue:
             await self._stored.refresh()
 
     def _check_store(self) -> None:
-        """Does nothing where all that is not here is nowhere."""
-        if not self.store_answers:
-            raise StoreUnavailable("a set that is not here may be in the store")
+        """Does nothing where all that is not here is nowhere; else a set may be in the store."""
+        if self._stored is not None:
+            self._stored.check_answers()
 
     def _writer_of(self, name: str) -> Registration:
         """Returns what writes the set called `name`."""
@@ -249,7 +250,7 @@ class Catalogue:
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._registration is None:
-            raise StoreUnavailable("there is no store")
+            raise StoreUnavailable("there is no place for label sets: label_store may name one")
         return self._registration
 
     async def _reach(self, version: int, names: Sequence[str]) -> None:

@@ -20,7 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
-from service.errors import StartError, StoreFull, StoreIncompatible, StoreUnavailable
+from service.errors import (
+    StartError,
+    StoreError,
+    StoreFull,
+    StoreIncompatible,
+    StoreUnavailable,
+)
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"
@@ -47,7 +53,7 @@ class Database:
         Raises:
             StoreUnavailable: the database is away or locked.
         """
-        with _naming_failures(), self._engine.connect() as connection:
+        with self._naming_failures(), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -59,7 +65,7 @@ class Database:
             StoreFull: its disk has no space left.
         """
         engine = self._engine.execution_options(**{_WRITING: True})
-        with _naming_failures(), engine.begin() as connection:
+        with self._naming_failures(), engine.begin() as connection:
             yield connection
 
     def hang_up(self) -> None:
@@ -77,6 +83,21 @@ class Database:
     def close(self) -> None:
         """Closes the connections."""
         self._engine.dispose()
+
+    @contextmanager
+    def _naming_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.SQLAlchemyError as error:
+            raise _name_failure(error, name_place(self._engine.url)) from error
+
+
+def name_place(url: sa.URL) -> str:
+    """Returns where a database is, for a person: nothing of it is secret."""
+    if url.drivername == "sqlite":
+        return str(url.database)
+    # A password may stand among the options as well; the other one is not spelled out.
+    return url.set(drivername="postgresql", query={}).render_as_string()
 
 
 def open_database(location: str | None, *, patience_seconds: float = 2.0) -> Database:
@@ -213,18 +234,14 @@ def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:
         ) from error
 
 
-@contextmanager
-def _naming_failures() -> Iterator[None]:
-    try:
-        yield
-    except sa.exc.DBAPIError as error:
-        if _is_full(error.orig):
-            raise StoreFull("the store's disk is full") from error
-        if _is_sqlite(error.orig, sqlite3.SQLITE_NOTADB):
-            raise StoreIncompatible("label_store: the file is no SQLite database") from error
-        raise StoreUnavailable("the store does not answer") from error
-    except sa.exc.SQLAlchemyError as error:  # no free connection in time, for example
-        raise StoreUnavailable("the store does not answer") from error
+def _name_failure(error: sa.exc.SQLAlchemyError, place: str) -> StoreError:
+    # Without one it is SQLAlchemy's own: no free connection in time, for example.
+    origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
+        return StoreIncompatible(f"label_store {place}: the file is no SQLite database")
+    reason = str(origin or error).strip().partition("\n")[0]
+    failure = StoreFull if _is_full(origin) else StoreUnavailable
+    return failure(f"label_store {place}: {reason}")
 
 
 def _is_full(error: BaseException | None) -> bool:

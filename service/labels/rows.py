@@ -14,6 +14,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from service.errors import InvalidLabelSet, StoreIncompatible
+from service.labels.database import name_place
 from service.labels.definition import Definition, Embeddings
 
 SCHEMA_VERSION = 1
@@ -71,8 +72,9 @@ def make_tables(connection: sa.Connection) -> None:
         first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}
         connection.execute(sa.insert(STATE).values(**first))
     elif version != SCHEMA_VERSION:
+        place = name_place(connection.engine.url)
         raise StoreIncompatible(
-            f"label_store: schema version {version}, this service has {SCHEMA_VERSION}"
+            f"label_store {place}: schema version {version}, this service has {SCHEMA_VERSION}"
         )
 
 

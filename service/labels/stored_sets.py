@@ -64,7 +64,7 @@ class StoredSets:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._following: asyncio.Task[None] | None = None
         self._patience_seconds = _PATIENCE_SECONDS
-        self._away = False
+        self._away: str | None = None  # why
         self._stopped = False
 
     @property
@@ -80,7 +80,16 @@ class StoredSets:
     @property
     def answers(self) -> bool:
         """Whether the store answered when it was last looked at."""
-        return not self._away
+        return self._away is None
+
+    def check_answers(self) -> None:
+        """Does nothing if the store answered when it was last looked at.
+
+        Raises:
+            StoreUnavailable: it did not.
+        """
+        if self._away is not None:
+            raise StoreUnavailable(self._away)
 
     async def start(self) -> None:
         """Loads the sets, if the store answers, and follows the store from then on.
@@ -144,13 +153,11 @@ class StoredSets:
         """Returns once the sets called `names` are at least of `version`.
 
         Raises:
-            VersionNotReached: the store has not seen this version, or does not answer.
+            VersionNotReached: the store has not seen this version.
+            StoreUnavailable: it may have, but does not answer.
         """
         if not self._has_reached(version, names):
-            # Not its own error: a proxy leaves out replicas that answer 503, and would soon have
-            # none for all the predictions that need no store.
-            with contextlib.suppress(StoreUnavailable):
-                await self.refresh()
+            await self.refresh()
         if not self._has_reached(version, names):
             raise VersionNotReached(f"version {version}, the store is at {self._revision}")
 
@@ -232,18 +239,17 @@ class StoredSets:
         try:
             await look()
         except StoreError as error:
-            if not self._away:
-                reason = str(error.__cause__ or error).partition("\n")[0]
-                _log.warning("the label store is away: %s", reason)
-            self._away = True
+            if self._away is None:
+                _log.warning("the label store is away: %s", error)
+            self._away = str(error)
             if isinstance(error, StoreIncompatible):
                 raise
         except Exception:
             _log.exception("looking at the label store failed")
         else:
-            if self._away:
+            if self._away is not None:
                 _log.warning("the label store is back")
-            self._away = False
+            self._away = None
 
     def _tell_hidden(self, loaded: Mapping[str, LabelSet]) -> None:
         for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):

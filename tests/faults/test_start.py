@@ -102,6 +102,18 @@ def test_damaged_bundle_stops_the_start_with_one_line(
     assert_start_fails(*serve_command(bundle))
 
 
+def test_bundle_that_is_not_there_is_told_before_a_port_is_open(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with ServerProcess(*serve_command(tmp_path / "none")) as server:
+        assert server.wait() == 2
+    assert len(server.stderr.splitlines()) == 1, server.stderr
+    command = (*serve_command(open_bundle.path), "--label-store", "memory")
+    with ServerProcess(*command) as server, server.open_client() as client:
+        server.wait_for_line(r"listening address=\S+ port=\d+ state=loading\n")
+        assert_still_serving(client)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

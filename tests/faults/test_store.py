@@ -116,6 +116,7 @@ def test_set_in_a_store_that_was_away_at_the_start_is_asked_for_again_and_not_un
         with server.open_client() as client:
             for refused in (
                 send_image(client, params={"label_set": "pets"}),
+                send_image(client, params={"label_set": "trained", "min_version": 1}),
                 client.get("/labels/pets"),
             ):
                 assert_problem(refused, 503, "store_unavailable")

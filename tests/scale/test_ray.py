@@ -77,6 +77,7 @@ def test_ray_serve_answers_as_the_service_does(
         answer = client.post("/predict", files={"image": make_photo(1)}, params={"top_k": 5})
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"]["name"] == open_bundle.card.name
+        assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
         made = client.post("/labels", json={"name": "mine", "labels": ["red", "blue"]})
         assert made.status_code == 201
         asked = {"label_set": "mine", "threshold": "0"}

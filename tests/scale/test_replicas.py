@@ -139,7 +139,7 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
                 assert refused.status_code == 503
                 assert refused.json()["code"] == "store_unavailable"
                 missed = ask(client, "trained", min_version="1000000")
-                assert missed.json()["code"] == "version_not_reached"
+                assert missed.json()["code"] == "store_unavailable"
                 assert predict(client, "trained") == 200
             assert_set_that_one_replica_lost_is_had_from_the_others(replicas, client)
             # Who asks for what no replica knows takes none of them from the others.

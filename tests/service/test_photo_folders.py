@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.photos import find_photos
-from service.photo_folders import list_photos
+from service.photo_folders import find_photos, list_photos
 
 
 def fail(error: OSError) -> None:

@@ -9,16 +9,38 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.bundle import Bundle
 from service.errors import BundleError
 from service.http import exposition
 from service.http.hosting import PipelineHost
 from service.http.metrics import Metrics
+from tests.photos import make_photo
 
 pytestmark = pytest.mark.anyio
+
+
+class FakeProxy:
+    """What Ray's proxy does with request ids: it gives each request one, and tells it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = MutableHeaders(scope=scope)
+        request_id = given.setdefault("x-request-id", "rays")
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).append("X-Request-ID", request_id)
+            await send(message)
+
+        await self._app(scope, receive, tell)
 
 
 class FakeServe(ModuleType):
@@ -73,6 +95,22 @@ async def test_replica_samples_what_its_metrics_tell_of_now(
     async with asyncio.timeout(10), app.router.lifespan_context(app):
         await sampled.wait()
         assert metrics.registry.get_sample_value("ml_decoder_ready") == 1
+
+
+@pytest.mark.parametrize(("sent", "answered"), [({}, "rays"), ({"X-Request-ID": "mine"}, "mine")])
+async def test_answer_behind_rays_proxy_has_one_request_id(
+    build_app: Callable[[], FastAPI], sent: dict[str, str], answered: str
+) -> None:
+    app = build_app()
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(FakeProxy(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://ray") as client:
+            good = await client.post("/predict", files={"image": make_photo()}, headers=sent)
+            bad = await client.post("/predict", files={"image": b"junk"}, headers=sent)
+    assert (good.status_code, bad.status_code) == (200, 400)
+    for answer in (good, bad):
+        assert answer.headers.get_list("x-request-id") == [answered]
+        assert answer.json()["request_id"] == answered
 
 
 async def test_replica_whose_model_cannot_be_opened_does_not_start(

@@ -38,8 +38,7 @@ class OpenInferenceError(JSONResponse):
 
     def __init__(self, kind: ProblemKind, problem: Problem) -> None:
         """Takes the status and the headers from `kind`, the sentences from `problem`."""
-        sentences = ". ".join(filter(None, (problem.title, problem.detail)))
-        super().__init__({"error": sentences}, find_status(kind), kind.headers)
+        super().__init__({"error": problem.sentences}, find_status(kind), kind.headers)
 
 
 def is_open_inference(request: Request) -> bool:

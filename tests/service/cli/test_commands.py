@@ -19,6 +19,7 @@ from service.settings import Settings
 from tests.fake_service import run_fake
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
+from tests.tiny_bundle import tiny_card, write_tiny_bundle
 
 
 @pytest.fixture
@@ -156,6 +157,19 @@ def test_info_shows_the_card_as_table_and_as_json(run: Run, tiny_bundle: Bundle)
     assert [label["name"] for label in card["labels"]] == [la.name for la in tiny_bundle.labels]
 
 
+def test_info_tells_what_precision_auto_means_on_each_device(
+    run: Run, tmp_path: Path, tiny_bundle: Bundle
+) -> None:
+    told = json.loads(run("info", "--json", tiny_bundle.path)[1])["default_precision"]
+    assert told == dict.fromkeys(("cpu", "openvino", "cuda", "tensorrt"), "fp32")
+    table = run("info", tiny_bundle.path)[1]
+    assert "cpu fp32, openvino fp32 (bf16 where the processor has it), cuda fp32" in table
+
+    card = tiny_card("small").model_copy(update={"default_precision": {"cpu": "int8"}})
+    table = run("info", write_tiny_bundle(tmp_path, card).path)[1]
+    assert "cpu int8, openvino int8, cuda fp32, tensorrt fp32" in table
+
+
 def test_info_refuses_what_is_no_bundle(run: Run, tmp_path: Path) -> None:
     code, _, err = run("info", tmp_path)
     assert (code, len(err.splitlines())) == (2, 1)
@@ -193,6 +207,19 @@ def test_command_without_onnx_runtime_names_the_extra(command: list[str]) -> Non
         "ml-decoder: ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
     )
     assert "Traceback" not in found.stderr
+
+
+def test_bench_needs_no_onnx_runtime(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(make_photo())
+    with run_fake() as (_, url):
+        command = ["bench", "--url", url, "--seconds", "0.1", "--json", str(tmp_path)]
+        script = (
+            "import sys; sys.modules['onnxruntime'] = None; "
+            f"sys.argv = ['ml-decoder', *{command}]; from service.__main__ import main; main()"
+        )
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert json.loads(found.stdout)["answers"] > 0
 
 
 def test_version_is_the_packages(run: Run) -> None:

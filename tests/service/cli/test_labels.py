@@ -84,9 +84,23 @@ def test_store_that_cannot_be_reached_is_told_and_not_an_empty_list(
     for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
         code, out, err = run("labels", *arguments)
         assert (code, out) == (2, "")
-        assert err == "ml-decoder: label_store: the file is no SQLite database\n"
+        place = tmp_path / "labels.db"
+        assert err == f"ml-decoder: label_store {place}: the file is no SQLite database\n"
     (tmp_path / "labels.db").unlink()
     assert list_names(run) == ["trained", "everyday"]
+
+
+def test_place_of_a_store_that_cannot_be_opened_is_told(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "loop.db"
+    place.symlink_to(place)
+    told = f"ml-decoder: label_store {place}: unable to open database file\n"
+    store = ("--label-store", place)
+    for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
+        assert run("labels", *arguments, *store) == (2, "", told)
+    (tmp_path / "photo.png").write_bytes(make_photo())
+    asked = ("predict", tmp_path / "photo.png", "--label-set")
+    assert run(*asked, "zoo", *store) == (2, "", told)
+    assert run(*asked, "everyday", *store)[0] == 0
 
 
 def test_photos_too_few_to_calibrate_are_told_and_nothing_changes(run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.bundle import Bundle
-from service.cli.photos import find_photos
+from service.photo_folders import find_photos
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
 

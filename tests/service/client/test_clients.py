@@ -12,6 +12,7 @@ import pytest
 
 from service.client import Answer, NewLabel, ServiceProblem
 from tests.photos import make_photo
+from tests.tiny_bundle import EMBEDDING_WIDTH
 
 PHOTO = make_photo()
 
@@ -72,6 +73,29 @@ def test_one_name_is_no_list_of_labels(client: Any) -> None:
         with pytest.raises(TypeError, match="not one name"):
             write("pets", "cat")
     assert "pets" not in {found.name for found in client.list_label_sets()}
+
+
+def test_label_may_be_a_mapping_of_its_keys(client: Any) -> None:
+    made = client.register_label_set("crowd", [{"name": "newt", "threshold": 0.25}, "yak"])
+    assert [(label.name, label.calibrated) for label in made.labels] == [
+        *(("newt", True), ("yak", False))
+    ]
+    assert client.replace_label_set("crowd", [{"name": "newt", "prompt": None}]).num_labels == 1
+    with pytest.raises(ValueError, match="nam\n"):  # as `NewLabel` itself
+        client.replace_label_set("crowd", [{"nam": "newt"}])
+    vector = np.ones(EMBEDDING_WIDTH, np.float32)
+    client.replace_label_set("crowd", [{"name": "newt", "embedding": vector}])
+    client.delete_label_set("crowd")
+
+
+@pytest.mark.parametrize("label", [None, 3, ("newt", 0.25), b"newt"])
+def test_label_of_another_type_is_refused_in_one_line(client: Any, label: Any) -> None:
+    for write in (client.register_label_set, client.replace_label_set):
+        with pytest.raises(TypeError, match=r"^a label is a name, a NewLabel or a mapping, not a "):
+            write("crowd", ["yak", label])
+        with pytest.raises(TypeError, match="not one name or mapping"):
+            write("crowd", {"yak": label})
+    assert "crowd" not in {found.name for found in client.list_label_sets()}
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
@@ -178,6 +202,10 @@ def test_lists_longer_than_a_form_may_be_are_sent_too(client: Any) -> None:
     question = {"top_k": 9, "threshold": 0.0, "explain": False, "min_version": 0}
     labels = client.predict(PHOTO, include=["cat", "dog"] * 1500, **question).labels
     assert {label.label for label in labels} == {"cat", "dog"}
+    # One name in place of a list is taken however the question is sent.
+    for names in ("chair", ["chair"] * 3000):
+        labels = client.predict(PHOTO, label_set="everyday", include=names, threshold=0).labels
+        assert [label.label for label in labels] == ["chair"]
     with pytest.raises(ServiceProblem) as caught:
         client.predict(PHOTO, exclude=["unicorn"] * 3000)
     assert caught.value.code == "unknown_label"

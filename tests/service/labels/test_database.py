@@ -74,6 +74,24 @@ def test_new_file_that_another_is_writing_is_waited_for(tmp_path: Path) -> None:
     other.close()
 
 
+def test_failure_tells_where_the_database_is_and_no_password(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    database = open_database(str(path))
+    path.mkdir()
+    with pytest.raises(StoreUnavailable) as failure:
+        count(database)
+    assert str(failure.value) == f"label_store {path}: unable to open database file"
+    database.close()
+
+    database = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
+    with pytest.raises(StoreUnavailable) as failure:
+        count(database)
+    assert str(failure.value).startswith("label_store postgresql://me:***@127.0.0.1:1/labels: conn")
+    assert "secret" not in str(failure.value)
+    assert "\n" not in str(failure.value)
+    database.close()
+
+
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="no folder"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -235,7 +236,7 @@ def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
         connection.execute("UPDATE label_store SET schema_version = 99")
     connection.close()
     again = open_store(str(path))
-    with pytest.raises(StoreIncompatible, match="schema version 99"):
+    with pytest.raises(StoreIncompatible, match=f"{re.escape(str(path))}: schema version 99"):
         again.read_revision()
     again.close()
 

@@ -200,6 +200,9 @@ async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: Fl
             await sets.reach(version + 1, ["pets"])
         store.away = True
         await sets.reach(version, ["pets"])  # nobody has to be asked
+        with pytest.raises(StoreUnavailable):  # which may have this version by now
+            await sets.reach(version + 1, ["pets"])
+        store.away = False
         with pytest.raises(VersionNotReached):
             await sets.reach(version + 1, ["pets"])
 
