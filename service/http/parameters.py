@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from service.explanation import MOST_EXPLAINED
 from service.http.request_errors import InvalidParameters, RepeatedField, list_values
-from service.labels.definition import LabelSetName, LabelText
+from service.labels.definition import LabelSetName, LabelText, NoTruth
 from service.selection import Explain, Question, Threshold
 
 
@@ -55,6 +55,7 @@ LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Listed = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 ThresholdParameter = Annotated[
     Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
+    NoTruth,
     WrapValidator(_check_threshold),
 ]
 ExplainParameter = Annotated[bool | Literal["overlay"], WrapValidator(_check_explain)]
@@ -65,7 +66,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    top_k: int | None = Field(
+    top_k: Annotated[int | None, NoTruth] = Field(
         default=None,
         ge=1,
         description="Most labels to answer with; more than there are means all of them. "
@@ -101,7 +102,7 @@ class Parameters(BaseModel):
         "repeated. Without `label_set` they are all there is to choose from.",
         examples=[["a red bicycle"]],
     )
-    min_version: int | None = Field(
+    min_version: Annotated[int | None, NoTruth] = Field(
         default=None,
         ge=0,
         le=2**63 - 1,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     StringConstraints,
     ValidationError,
@@ -74,7 +75,9 @@ def normalise_text(text: str) -> str:
     if not normal:
         raise PydanticCustomError("empty_text", "Text should not be empty")
     if any(unicodedata.category(c) in _HIDDEN_CATEGORIES and c not in _JOINERS for c in normal):
-        raise PydanticCustomError("hidden_text", "Text should have no control characters")
+        raise PydanticCustomError(
+            "hidden_text", "Text should have no control characters, nor others that cannot be seen"
+        )
     return normal
 
 
@@ -108,6 +111,16 @@ PromptText = Annotated[
 ]
 
 
+def _refuse_truth(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("truth", "Input should be a number, not true or false")
+    return value
+
+
+NoTruth = BeforeValidator(_refuse_truth)
+"""For numbers: JSON tells `true` from 1, Python does not."""
+
+
 class OpenLabel(Record):
     """One label of a set; a bare string is a label that has only a name.
 
@@ -120,7 +133,9 @@ class OpenLabel(Record):
 
     name: LabelText
     prompt: PromptText | None = None
-    threshold: float | None = Field(default=None, ge=0.0, le=1.0, allow_inf_nan=False)
+    threshold: Annotated[float | None, NoTruth] = Field(
+        default=None, ge=0.0, le=1.0, allow_inf_nan=False
+    )
     embedding: Annotated[list[float], Field(max_length=65_536, fail_fast=True)] | None = None
 
     @model_validator(mode="before")

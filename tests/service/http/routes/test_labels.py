@@ -373,6 +373,7 @@ def zeros(**values: Any) -> dict[str, Any]:
         ({"name": "x", "labels": [7]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "extra": 1}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "threshold": 1.1}]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "threshold": True}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "prompt": ""}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "prompt": "p" * 1001}]}, "invalid_parameters"),
         ({"name": "../x", "labels": ["a"]}, "invalid_parameters"),

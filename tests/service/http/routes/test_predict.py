@@ -169,6 +169,14 @@ def test_bad_parameter_is_422_naming_it(client: TestClient, name: str, value: st
     assert name in assert_problem(send_image(client, data={name: value}), 422, code)["detail"]
 
 
+@pytest.mark.parametrize("name", ["top_k", "threshold", "min_version"])
+def test_true_is_no_number(client: TestClient, name: str) -> None:
+    asked = {"image": to_base64(PHOTO)}
+    bad = client.post("/predict", json={**asked, name: True})
+    assert name in assert_problem(bad, 422, "invalid_parameters")["detail"]
+    assert client.post("/predict", json={**asked, "top_k": 1}).status_code == 200
+
+
 def test_huge_top_k_means_all_labels(client: TestClient) -> None:
     assert len(labels_of(send_image(client, params={"top_k": 1_000_000_000}))) == 5
 
