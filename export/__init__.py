@@ -5,5 +5,9 @@ Start at `build.py`, which tells the story from top to bottom; `python -m export
 
 import os
 
+from models.commands import need_extra
+
+need_extra("pip install 'ml-decoder-serve[export]'", "onnx", "onnxruntime", "onnxscript")
+
 # Official builds of ONNX Runtime report to their maker unless told not to, before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

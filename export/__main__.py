@@ -19,6 +19,7 @@ from export.errors import ExportError
 from export.open_source import OpenRequest
 from export.source import SourceHints
 from export.triton import check_new_bundle, write_repository
+from models.commands import run_command
 from models.data import DataError
 from models.layouts import CheckpointError
 from models.metrics import MetricError
@@ -183,4 +184,4 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -18,6 +18,7 @@ from export.accuracy import predict_logits, predict_open_logits
 from export.errors import ExportError
 from export.graphs import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.photos import select_photos
+from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
@@ -100,4 +101,4 @@ def _read_graph(bundle: Bundle, name: GraphName, precision: Precision) -> onnx.M
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

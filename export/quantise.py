@@ -22,12 +22,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import create_calibrator, save_tensors_data
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from export.graphs import constant_names, hide_outputs, prelude_nodes, weighted_layers
 from export.pixels import feed_pixels
+from export.switch import switch_layers
 
 Feed = Mapping[str, NDArray[np.generic]]
 
@@ -37,6 +39,8 @@ _OP_TYPES = (
     *("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool"),
     *("GlobalAveragePool", "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"),
 )
+# A session of ONNX Runtime rounds their weights where they stand between rounded values.
+_ROUNDED_BY_SESSIONS = ("Conv", "Gemm")
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]
@@ -84,6 +88,18 @@ class Quantiser:
 
     def quantise(self, keep_float: Collection[str] = ()) -> onnx.ModelProto:
         """Returns the graph in int8, but for the named layers and what never is."""
+        model = self._round(keep_float)
+        _keep_weights(model)
+        feed_pixels(model)
+        model.graph.output.extend(self._hidden)
+        onnx.checker.check_model(model)
+        return model
+
+    def make_switchable(self) -> onnx.ModelProto:
+        """Returns the float graph, in which any one of `layers` can be put in int8."""
+        return switch_layers(onnx.load(self._prepared), self._round(()), self.layers)
+
+    def _round(self, keep_float: Collection[str]) -> onnx.ModelProto:
         quantize_static(
             self._prepared,
             self._result,
@@ -95,11 +111,40 @@ class Quantiser:
             nodes_to_exclude=sorted({*self._float, *keep_float}),
             calibration_cache_path=self._ranges,
         )
-        model = onnx.load(self._result)
-        feed_pixels(model)
-        model.graph.output.extend(self._hidden)
-        onnx.checker.check_model(model)
-        return model
+        return onnx.load(self._result)
+
+
+def _keep_weights(model: onnx.ModelProto) -> None:
+    """Keeps ONNX Runtime from rounding the weights of layers that are in float.
+
+    Where the values before and behind a layer are rounded, a session rounds its weights as well,
+    with one scale for all channels (`WeightBiasQuantization`): worse than int8. It leaves a layer
+    whose bias is no constant, so the bias is written as a product of 31 bits.
+    """
+    rounded = {n.output[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in list(model.graph.node):
+        between = node.op_type in _ROUNDED_BY_SESSIONS and node.input[0] in rounded
+        if between and node.input[1] in stored:
+            _hide_bias(model, node, stored)
+
+
+def _hide_bias(model: onnx.ModelProto, layer: NodeProto, stored: Mapping[str, TensorProto]) -> None:
+    if len(layer.input) < 3:
+        layer.input.append("")
+        bias = np.zeros(stored[layer.input[1]].dims[0], np.float32)
+    elif layer.input[2] in stored:
+        bias = numpy_helper.to_array(stored[layer.input[2]])
+    else:  # it is no constant
+        return
+    whole, step, exact = (f"{layer.name}.bias.{part}" for part in ("whole", "step", "exact"))
+    size = np.float32(np.abs(bias).max() / 2**30) or np.float32(1)
+    values = np.round(bias / np.float64(size)).astype(np.int32)
+    model.graph.initializer.append(numpy_helper.from_array(values, whole))
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(size), step))
+    multiply = helper.make_node("DequantizeLinear", [whole, step], [exact], name=exact)
+    model.graph.node.insert(list(model.graph.node).index(layer), multiply)
+    layer.input[2] = exact
 
 
 def _float_nodes(model: onnx.ModelProto) -> frozenset[str]:
@@ -118,6 +163,6 @@ def _float_nodes(model: onnx.ModelProto) -> frozenset[str]:
     for node in model.graph.node:
         bias = node.op_type == "Add" and not constants.isdisjoint(node.input)
         no_matrix = node.op_type == "MatMul" and ranks.get(node.input[1]) != 2
-        if bias or no_matrix:
+        if bias or no_matrix or node.op_type not in _OP_TYPES:
             nodes.add(node.name)
     return frozenset(nodes)

@@ -16,8 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from export.graphs import PIXELS_TO_LOGITS, Chain, FloatArray, Graphs, PixelArray
+from export.graphs import (
+    PIXELS_TO_LOGITS,
+    Chain,
+    FloatArray,
+    Graphs,
+    PixelArray,
+    open_session,
+)
 from export.quantise import Feed, Quantiser
+from export.switch import LAYER, NO_LAYER
 from service.bundle import GraphName
 
 Layer = tuple[GraphName, str]
@@ -26,8 +34,9 @@ Layer = tuple[GraphName, str]
 KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)
 """Numbers of layers kept in float that are tried, in this order."""
 
-RANKING_PHOTOS = 32
-"""Sample photos that the layers are ranked on; ranges are measured on all of them."""
+RANKING_PHOTOS = 4
+"""Sample photos that the layers are ranked on: each layer costs a run of them. Ranked on 32, the
+default bundle's worst layers in float are worth the same. Ranges are measured on all photos."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +76,7 @@ def find_int8(
         tried: list[Int8Graphs] = []
         for count in KEPT_FLOAT_STEPS:
             if count == 1:
-                ranked = rank_layers(graphs, quantisers, samples[:RANKING_PHOTOS])
+                ranked = rank_layers(quantisers, samples[:RANKING_PHOTOS])
             kept = ranked[:count]
             _log.info("int8 with %d layers in float", len(kept))
             int8 = _quantise(quantisers, kept)
@@ -78,21 +87,27 @@ def find_int8(
 
 
 def rank_layers(
-    graphs: Graphs, quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
+    quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
 ) -> tuple[Layer, ...]:
     """Orders layers by the noise on the logits where each alone is in int8, worst first."""
-    expected = Chain(graphs).predict(samples)
-    layers: list[Layer] = [
-        (name, layer) for name in PIXELS_TO_LOGITS for layer in quantisers[name].layers
-    ]
-    _log.info("int8: ranking %d layers by the noise of each", len(layers))
+    encoder, head = (open_session(quantisers[name].make_switchable()) for name in PIXELS_TO_LOGITS)
+    encoder_layers, head_layers = (quantisers[name].layers for name in PIXELS_TO_LOGITS)
+    _log.info("int8: ranking %d layers by the noise of each", len(encoder_layers + head_layers))
+
+    def encode(place: int) -> FloatArray:
+        return np.asarray(encoder.run(["tokens"], {"images": samples, LAYER: np.array(place)})[0])
+
+    def score(tokens: FloatArray, place: int) -> FloatArray:
+        return np.asarray(head.run(["logits"], {"tokens": tokens, LAYER: np.array(place)})[0])
+
+    tokens = encode(NO_LAYER)
+    expected = score(tokens, NO_LAYER)
     noise: dict[Layer, float] = {}
-    for name, layer in layers:
-        quantiser = quantisers[name]
-        others = [other for other in quantiser.layers if other != layer]
-        alone = {**graphs, name: quantiser.quantise(keep_float=others)}
-        noise[name, layer] = signal_to_noise(expected, Chain(alone).predict(samples))
-    return tuple(sorted(layers, key=noise.__getitem__))
+    for place, layer in enumerate(encoder_layers):
+        noise["encoder", layer] = signal_to_noise(expected, score(encode(place), NO_LAYER))
+    for place, layer in enumerate(head_layers):
+        noise["trained_head", layer] = signal_to_noise(expected, score(tokens, place))
+    return tuple(sorted(noise, key=noise.__getitem__))
 
 
 def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:

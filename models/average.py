@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models.backbone import Backbone
 from models.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from models.commands import run_command
 from models.layouts import CheckpointError
 from models.network import Network
 from models.pretrained import PretrainedError, load_pretrained
@@ -158,4 +159,4 @@ def _read_part(text: str) -> tuple[Path, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints import Checkpoint, read_checkpoint
+from models.commands import run_command
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError, Hints
-from models.metrics import MetricError, average_precisions
+from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
@@ -118,11 +119,6 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
     return report_multi_label(logits.sigmoid(), targets, folder.label_names)
 
 
-def evaluate(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Tensor:
-    """Returns each label's average precision, percent, float [N]; see `predict`."""
-    return average_precisions(*predict(checkpoint, folder, split))
-
-
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
     """Computes the logits of a split's photos.
@@ -174,4 +170,4 @@ def _embeddings(checkpoint: Checkpoint, folder: LabelledFolder) -> tuple[Tensor,
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

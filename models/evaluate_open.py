@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from models.commands import run_command
 from models.conse import compare
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError
@@ -159,4 +160,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

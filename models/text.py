@@ -97,15 +97,6 @@ class TextEncoder:
         return self.embed([template.replace("{}", name) for name in names])
 
 
-def embed_texts(folder: Path, texts: Sequence[str], template: str = "{}") -> Tensor:
-    """Embeds names with the sentence encoder of a folder to float [L, E] of length 1.
-
-    Raises:
-        TextEncoderError: the folder holds no such encoder.
-    """
-    return read_text_encoder(folder).embed_names(texts, template)
-
-
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
     """Reads a BERT sentence encoder.
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from models.backbone import Backbone, BackboneError
 from models.checkpoints import write_checkpoint
+from models.commands import run_command
 from models.data import (
     DataError,
     LabelledFolder,
@@ -251,4 +252,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from models.commands import run_command
 from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError
@@ -306,4 +307,4 @@ def _read_device(text: str) -> torch.device:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -4,19 +4,26 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import torch
 from onnx import numpy_helper
+from torch import nn
 
 from export.graphs import (
     Chain,
     Graphs,
     PixelArray,
     constant_names,
+    open_session,
     prelude_nodes,
     weighted_layers,
 )
+from export.optimise import optimise
 from export.quantise import Quantiser
 from export.search import signal_to_noise
+from export.trace import trace_encoder
+from models.config import InputConfig
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +86,30 @@ def test_keeping_every_layer_in_float_restores_the_tokens(
     kept = Chain({**graphs, "encoder": quantiser.quantise(quantiser.layers)}).encode(pixels)
     assert signal_to_noise(expected, int8) > 15
     assert signal_to_noise(expected, kept) > signal_to_noise(expected, int8)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_kept_in_float_is_exact_in_a_session_too(tmp_path: Path, bias: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8 if i else 3, 8, 1, bias=bias) for i in range(3)]
+    kept = layers[1]
+    spread = torch.logspace(-3, 0, 8)  # one scale does not fit it
+    kept.weight.data *= spread.view(8, 1, 1, 1)
+    if kept.bias is not None:
+        kept.bias.data *= spread
+    layers[2].weight.data /= spread.view(1, 8, 1, 1)
+    network = nn.Sequential(*layers, nn.Flatten(2))
+    model = optimise(trace_encoder(network, InputConfig(height=8, width=8)))
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
+    quantiser = Quantiser(model, ({"images": photo[np.newaxis]} for photo in pixels), tmp_path)
+    int8 = quantiser.quantise([quantiser.layers[1]])
+    assert _float_layers(int8) == {quantiser.layers[1]}
+    as_written = onnxruntime.SessionOptions()
+    as_written.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    plain = onnxruntime.InferenceSession(int8.SerializeToString(), as_written)
+    (expected,) = plain.run(["tokens"], {"images": pixels})
+    (found,) = open_session(int8).run(["tokens"], {"images": pixels})
+    assert signal_to_noise(expected, found) > 35
 
 
 def test_activations_are_unsigned_which_x86_computes_faster(quantiser: Quantiser) -> None:

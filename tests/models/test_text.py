@@ -6,45 +6,44 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.text import TextEncoderError, embed_texts, read_text_encoder
+from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from tests.models.tiny_text import WIDTH, write_text_encoder
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_encoder(tmp_path_factory.mktemp("text") / "tiny")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+    return read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny"))
 
 
-def test_embeddings_have_length_one(folder: Path) -> None:
-    found = embed_texts(folder, ["red", "a photo of a blue square", ""])
+def test_embeddings_have_length_one(encoder: TextEncoder) -> None:
+    found = encoder.embed(["red", "a photo of a blue square", ""])
     assert found.shape == (3, WIDTH)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(3))
     assert not torch.allclose(found[0], found[1], atol=0.05)
 
 
-def test_an_embedding_does_not_depend_on_the_texts_beside_it(folder: Path) -> None:
+def test_an_embedding_does_not_depend_on_the_texts_beside_it(encoder: TextEncoder) -> None:
     texts = ["red", "a photo of a large dark blue square", "circle"]
-    alone = torch.cat([embed_texts(folder, [text]) for text in texts])
-    torch.testing.assert_close(embed_texts(folder, texts), alone, rtol=0, atol=1e-6)
-    many = embed_texts(folder, texts * 50)  # more than one run takes
+    alone = torch.cat([encoder.embed([text]) for text in texts])
+    torch.testing.assert_close(encoder.embed(texts), alone, rtol=0, atol=1e-6)
+    many = encoder.embed(texts * 50)  # more than one run takes
     torch.testing.assert_close(many[-3:], alone, rtol=0, atol=1e-6)
 
 
-def test_the_template_takes_the_name(folder: Path) -> None:
-    found = embed_texts(folder, ["red"], "a photo of {}")
-    torch.testing.assert_close(found, embed_texts(folder, ["a photo of red"]))
+def test_the_template_takes_the_name(encoder: TextEncoder) -> None:
+    found = encoder.embed_names(["red"], "a photo of {}")
+    torch.testing.assert_close(found, encoder.embed(["a photo of red"]))
 
 
-def test_a_long_text_is_cut(folder: Path) -> None:
-    encoder = read_text_encoder(folder)
+def test_a_long_text_is_cut(encoder: TextEncoder) -> None:
     assert (encoder.name, encoder.width) == ("tiny", WIDTH)
     ids, mask = encoder.tokenize(["red " * 1000, "red"])
     assert ids.shape == mask.shape == (2, 128)
     assert int(mask[1].sum()) == 3
 
 
-def test_no_texts_have_no_embeddings(folder: Path) -> None:
-    assert embed_texts(folder, []).shape == (0, WIDTH)
+def test_no_texts_have_no_embeddings(encoder: TextEncoder) -> None:
+    assert encoder.embed([]).shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

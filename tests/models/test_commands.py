@@ -1,0 +1,85 @@
+"""How commands end that Ctrl+C stops, or whose extra is not installed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Blocks until the signal comes, inside of what the command calls.
+_WAITS = """
+import signal
+from models.commands import run_command
+def main():
+    print("runs", flush=True)
+    signal.pause()
+run_command(main)
+"""
+
+
+def test_a_command_that_is_interrupted_says_so_in_one_line() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, b"stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [
+        ("export", "torch", "[export]"),
+        ("export", "onnx", "[export]"),
+        ("models.evaluate", "torch", "[export]"),
+        ("models.average", "timm", "[export]"),
+        ("models.train", "torch", "[train]"),
+        ("models.train", "accelerate", "[train]"),
+        ("models.train_open", "accelerate", "[train]"),
+    ],
+)
+def test_a_command_without_its_extra_names_it_in_one_line(
+    tmp_path: Path, command: str, missing: str, extra: str
+) -> None:
+    hide = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == {missing!r} else super().find_spec(name, path, target)
+
+sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    found = run(command, tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"error: {missing} is missing: pip install ")
+    assert extra in line
+
+
+@pytest.mark.parametrize("command", ["export", "models.train"])
+def test_a_command_with_its_extra_runs(tmp_path: Path, command: str) -> None:
+    found = run(command, tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("usage: ")
+
+
+def run(command: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command's `--help` with modules of a folder before all others."""
+    return subprocess.run(
+        [sys.executable, "-m", command, "--help"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
