@@ -195,8 +195,8 @@ def info(
 
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `--help` shows the options of `python -m export`."""
-    if any(importlib.util.find_spec(module) is None for module in ("torch", "export")):
-        raise StartError("export needs torch: pip install 'ml-decoder-serve[export]'")
+    if any(importlib.util.find_spec(module) is None for module in ("torch", "onnx", "export")):
+        raise StartError("export needs torch and onnx: pip install 'ml-decoder-serve[export]'")
     # Run by name: the service itself must not import what needs torch.
     sys.argv = ["ml-decoder export", *context.args]
     runpy.run_module("export", run_name="__main__", alter_sys=True)
