@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Blocks until the signal comes, inside of what the command calls.
+# Blocks until the signal comes, inside of what the command calls. Shells start what runs in the
+# background with the signal ignored, and its children, such as these tests, inherit that.
 _WAITS = """
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from models.commands import run_command
 def main():
     print("runs", flush=True)
