@@ -27,7 +27,7 @@ from export.source import Source, SourceHints, read_source
 from export.text import TextEmbedder, build_text_graph
 from export.variants import Variants, make_variants
 from models.config import ZeroShotMLDecoderConfig
-from service.bundle import Bundle, GraphName
+from service.bundle import Bundle
 from service.bundle_draft import BundleDraft, check_target, write_bundle
 from service.card import (
     Label,
@@ -38,6 +38,7 @@ from service.card import (
     Provenance,
     TrainedHead,
 )
+from service.manifest import GraphName
 
 _TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)

@@ -22,9 +22,10 @@ from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
-from service.bundle import Bundle, GraphName, load_bundle
+from service.bundle import Bundle, load_bundle
 from service.card import Precision
 from service.errors import BundleError
+from service.manifest import GraphName
 
 
 def main(argv: list[str] | None = None) -> int:

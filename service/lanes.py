@@ -17,10 +17,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import MAP_GRAPHS, Bundle
+from service.bundle import Bundle
 from service.card import CPU_DEVICES
 from service.images import PixelArray
 from service.labels.label_set import QueryArray
+from service.manifest import MAP_GRAPHS
 from service.replay import Replay
 from service.selection import Head
 from service.sessions import Place, check_tensors, open_session

@@ -8,7 +8,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.bundle import Bundle, GraphName
+from service.bundle import Bundle
+from service.manifest import GraphName
 
 Array = NDArray[Any]
 

@@ -9,9 +9,12 @@ is a label's products with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +22,7 @@ from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from service.bundle import Bundle, GraphName
+from service.bundle import Bundle
 from service.bundle_draft import BundleDraft, write_bundle
 from service.card import (
     Activation,
@@ -35,6 +38,7 @@ from service.card import (
 from service.images import PixelArray
 from service.labels.definition import Definition, LabelSetRecord
 from service.labels.label_set import LabelSet, QueryArray, make_open_set
+from service.manifest import GraphName
 
 SIDE = 16
 PATCH = 4
@@ -349,3 +353,16 @@ def write_tiny_bundle(
     card = card or tiny_card()
     draft = BundleDraft(card=card, labels=labels, graphs=graphs or tiny_graphs())
     return write_bundle(parent / card.name, draft)
+
+
+def copy_bundle(bundle: Bundle, folder: Path) -> Path:
+    """Returns the path of a copy of a bundle in `folder`."""
+    return Path(shutil.copytree(bundle.path, folder / bundle.path.name))
+
+
+def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Has `edit` change the manifest of the bundle at `path`."""
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    edit(manifest)
+    file.write_text(json.dumps(manifest))

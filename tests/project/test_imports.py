@@ -59,6 +59,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.errors",
     "service.labels.definition",
     "service.labels.encoding",
+    "service.manifest",
 )
 
 

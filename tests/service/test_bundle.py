@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service import bundle_draft as draft_module
-from service.bundle import Bundle, GraphName, load_bundle
-from service.bundle_draft import check_target
+from service.bundle import Bundle, load_bundle
 from service.card import Label
 from service.errors import BundleError
+from service.manifest import GraphName
 from tests.tiny_bundle import (
     TINY_LABELS,
     Graphs,
+    copy_bundle,
     tiny_card,
-    tiny_encoder,
     tiny_graphs,
     write_tiny_bundle,
 )
-
-
-def copy_bundle(bundle: Bundle, folder: Path) -> Path:
-    return Path(shutil.copytree(bundle.path, folder / bundle.path.name))
-
-
-def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    file = path / "manifest.json"
-    manifest = json.loads(file.read_text())
-    edit(manifest)
-    file.write_text(json.dumps(manifest))
-
-
-def make_metric(value: float) -> dict[str, Any]:
-    return {"name": "mAP", "value": value, "precision": "fp32", "dataset": "d", "images": 1}
 
 
 def test_bundle_is_read_back_as_it_was_written(tiny_bundle: Bundle) -> None:
@@ -111,175 +89,11 @@ def test_missing_file_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:
         load_bundle(path)
 
 
-def test_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="is not a bundle"):
-        load_bundle(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '"x"', "[" * 100_000])
-def test_manifest_that_is_no_object_is_refused(
-    tiny_bundle: Bundle, tmp_path: Path, text: str
-) -> None:
-    path = copy_bundle(tiny_bundle, tmp_path)
-    (path / "manifest.json").write_text(text)
-
-    with pytest.raises(BundleError, match=r"manifest\.json is not a JSON object"):
-        load_bundle(path)
-
-
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (lambda m: m.update(schema_version=2), "schema version 2, this service reads 1"),
-        (lambda m: m.update(extra=1), "extra: Extra inputs"),
-        (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
-        (lambda m: m["card"].update(name="../up"), r"card\.name"),
-        (lambda m: m["card"]["input"].update(crop_pct=0), r"card\.input\.crop_pct"),
-        (lambda m: m["card"]["trained_head"].update(num_labels=4), "5 labels, manifest says 4"),
-        (lambda m: m["files"].pop("labels.json"), "lists no labels.json"),
-        (lambda m: m["graphs"].pop("encoder"), "lists no encoder graph"),
-        (lambda m: m["graphs"]["encoder"].update(fp32="other.onnx"), "not among the manifest"),
-        (lambda m: m["card"].update(default_precision={"cpu": "fp16"}), "variant that is absent"),
-        *(
-            (
-                lambda m, name=name: m["files"].update({name: m["files"]["labels.json"]}),
-                "is not a plain file name",
-            )
-            for name in ("../labels.json", "a\0b", "a\nb")
-        ),
-        *(
-            (lambda m, value=value: m["card"].update(metrics=[make_metric(value)]), "finite number")
-            for value in (float("nan"), float("inf"))
-        ),
-    ],
-)
-def test_inconsistent_manifest_is_refused_with_its_reason(
-    tiny_bundle: Bundle, tmp_path: Path, edit: Callable[[dict[str, Any]], None], reason: str
-) -> None:
-    path = copy_bundle(tiny_bundle, tmp_path)
-    edit_manifest(path, edit)
-
-    with pytest.raises(BundleError, match=reason) as caught:
-        load_bundle(path)
-
-    assert "\n" not in str(caught.value)
-    assert load_bundle(tiny_bundle.path) == tiny_bundle
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "labels.json"])
-def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
-    tiny_bundle: Bundle, tmp_path: Path, file: str
-) -> None:
-    path = copy_bundle(tiny_bundle, tmp_path)
-    content = (path / file).read_bytes()
-    # Nothing is ever written to the pipe, and a reader of the device never comes to an end.
-    for put in (os.mkfifo, lambda place: os.symlink("/dev/zero", place)):
-        (path / file).unlink()
-        put(path / file)
-        edit_size_of_labels(path, 0)
-        with pytest.raises(BundleError, match=r"no readable manifest|labels\.json cannot be"):
-            load_bundle(path)
-    (path / file).unlink()
-    (path / file).write_bytes(content)
-    edit_size_of_labels(path, (path / "labels.json").stat().st_size)
-    assert load_bundle(path).labels == tiny_bundle.labels
-
-
-def edit_size_of_labels(path: Path, size: int) -> None:
-    """Has the manifest, where it can be read, tell another size of the labels."""
-    if (path / "manifest.json").is_file():
-        edit_manifest(path, lambda m: m["files"]["labels.json"].update(bytes=size))
-
-
 def test_label_named_twice_is_refused(tmp_path: Path) -> None:
     twice = (*TINY_LABELS[:4], TINY_LABELS[0])
 
     with pytest.raises(BundleError, match="twice"):
         write_tiny_bundle(tmp_path, labels=twice)
-
-
-def test_bad_draft_leaves_the_old_bundle_and_no_litter(tmp_path: Path) -> None:
-    old = write_tiny_bundle(tmp_path)
-
-    with pytest.raises(BundleError, match="labels, manifest says"):
-        write_tiny_bundle(tmp_path, labels=TINY_LABELS[:3])
-
-    assert load_bundle(old.path) == old
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
-
-
-def test_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
-    write_tiny_bundle(tmp_path)
-    graphs = tiny_graphs()
-    only_fp32: Graphs = {name: {"fp32": variants["fp32"]} for name, variants in graphs.items()}
-
-    new = write_tiny_bundle(tmp_path, graphs=only_fp32)
-
-    assert load_bundle(new.path).precisions() == ("fp32",)
-    assert not (new.path / "encoder.int8.onnx").exists()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
-
-
-def put_file(path: Path) -> None:
-    path.write_text("kept")
-
-
-def put_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "model.safetensors").write_text("kept")
-
-
-def put_bundle_and_more(path: Path) -> None:
-    write_tiny_bundle(path.parent)
-    (path / "notes.txt").write_text("kept")
-
-
-def put_link(path: Path) -> None:
-    write_tiny_bundle(path.parent / "elsewhere").path.rename(path.parent / "other")
-    path.symlink_to(path.parent / "other")
-
-
-@pytest.mark.parametrize("put", [put_file, put_folder, put_bundle_and_more, put_link])
-def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    put(tmp_path / "tiny")
-    before = sorted(tmp_path.rglob("*"))
-
-    with pytest.raises(BundleError, match="tiny is there and is no bundle"):
-        write_tiny_bundle(tmp_path)
-
-    assert sorted(tmp_path.rglob("*")) == before
-    empty = tmp_path / "empty" / "tiny"
-    empty.mkdir(parents=True)
-    assert load_bundle(write_tiny_bundle(empty.parent).path).path == empty
-    check_target(empty)  # a bundle by now
-
-
-def test_reader_finds_a_bundle_while_it_is_replaced(tmp_path: Path) -> None:
-    path, tries = write_tiny_bundle(tmp_path).path, range(40)
-
-    def replace_again_and_again() -> None:
-        for seed in tries:
-            encoders: Graphs = {"encoder": {"fp32": tiny_encoder(seed)}}
-            write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), **encoders})
-
-    writer = threading.Thread(target=replace_again_and_again)
-    writer.start()
-    while writer.is_alive():
-        assert load_bundle(path).labels == TINY_LABELS
-    writer.join()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
-
-
-def test_bundle_is_replaced_where_folders_cannot_change_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draft_module, "_exchange", lambda *_: False)
-    write_tiny_bundle(tmp_path)
-
-    new = write_tiny_bundle(tmp_path, tiny_card().model_copy(update={"version": "2"}))
-
-    assert load_bundle(new.path).card.version == "2"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
 
 
 def test_head_that_lacks_a_precision_runs_in_fp32(tmp_path: Path) -> None:

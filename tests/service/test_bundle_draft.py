@@ -1,0 +1,106 @@
+"""A draft becomes a bundle whole or not at all, and replaces nothing but a bundle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service import bundle_draft as draft_module
+from service.bundle import load_bundle
+from service.bundle_draft import check_target
+from service.errors import BundleError
+from tests.tiny_bundle import (
+    TINY_LABELS,
+    Graphs,
+    tiny_card,
+    tiny_encoder,
+    tiny_graphs,
+    write_tiny_bundle,
+)
+
+
+def test_bad_draft_leaves_the_old_bundle_and_no_litter(tmp_path: Path) -> None:
+    old = write_tiny_bundle(tmp_path)
+
+    with pytest.raises(BundleError, match="labels, manifest says"):
+        write_tiny_bundle(tmp_path, labels=TINY_LABELS[:3])
+
+    assert load_bundle(old.path) == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    write_tiny_bundle(tmp_path)
+    graphs = tiny_graphs()
+    only_fp32: Graphs = {name: {"fp32": variants["fp32"]} for name, variants in graphs.items()}
+
+    new = write_tiny_bundle(tmp_path, graphs=only_fp32)
+
+    assert load_bundle(new.path).precisions() == ("fp32",)
+    assert not (new.path / "encoder.int8.onnx").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+
+
+def put_file(path: Path) -> None:
+    path.write_text("kept")
+
+
+def put_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "model.safetensors").write_text("kept")
+
+
+def put_bundle_and_more(path: Path) -> None:
+    write_tiny_bundle(path.parent)
+    (path / "notes.txt").write_text("kept")
+
+
+def put_link(path: Path) -> None:
+    write_tiny_bundle(path.parent / "elsewhere").path.rename(path.parent / "other")
+    path.symlink_to(path.parent / "other")
+
+
+@pytest.mark.parametrize("put", [put_file, put_folder, put_bundle_and_more, put_link])
+def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    put(tmp_path / "tiny")
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(BundleError, match="tiny is there and is no bundle"):
+        write_tiny_bundle(tmp_path)
+
+    assert sorted(tmp_path.rglob("*")) == before
+    empty = tmp_path / "empty" / "tiny"
+    empty.mkdir(parents=True)
+    assert load_bundle(write_tiny_bundle(empty.parent).path).path == empty
+    check_target(empty)  # a bundle by now
+
+
+def test_reader_finds_a_bundle_while_it_is_replaced(tmp_path: Path) -> None:
+    path, tries = write_tiny_bundle(tmp_path).path, range(40)
+
+    def replace_again_and_again() -> None:
+        for seed in tries:
+            encoders: Graphs = {"encoder": {"fp32": tiny_encoder(seed)}}
+            write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), **encoders})
+
+    writer = threading.Thread(target=replace_again_and_again)
+    writer.start()
+    while writer.is_alive():
+        assert load_bundle(path).labels == TINY_LABELS
+    writer.join()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_bundle_is_replaced_where_folders_cannot_change_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_module, "_exchange", lambda *_: False)
+    write_tiny_bundle(tmp_path)
+
+    new = write_tiny_bundle(tmp_path, tiny_card().model_copy(update={"version": "2"}))
+
+    assert load_bundle(new.path).card.version == "2"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]

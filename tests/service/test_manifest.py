@@ -1,0 +1,98 @@
+"""A manifest that does not describe a model is refused with its reason, in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.bundle import Bundle, load_bundle
+from service.errors import BundleError
+from tests.tiny_bundle import copy_bundle, edit_manifest
+
+
+def make_metric(value: float) -> dict[str, Any]:
+    return {"name": "mAP", "value": value, "precision": "fp32", "dataset": "d", "images": 1}
+
+
+def test_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="is not a bundle"):
+        load_bundle(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '"x"', "[" * 100_000])
+def test_manifest_that_is_no_object_is_refused(
+    tiny_bundle: Bundle, tmp_path: Path, text: str
+) -> None:
+    path = copy_bundle(tiny_bundle, tmp_path)
+    (path / "manifest.json").write_text(text)
+
+    with pytest.raises(BundleError, match=r"manifest\.json is not a JSON object"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda m: m.update(schema_version=2), "schema version 2, this service reads 1"),
+        (lambda m: m.update(extra=1), "extra: Extra inputs"),
+        (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
+        (lambda m: m["card"].update(name="../up"), r"card\.name"),
+        (lambda m: m["card"]["input"].update(crop_pct=0), r"card\.input\.crop_pct"),
+        (lambda m: m["card"]["trained_head"].update(num_labels=4), "5 labels, manifest says 4"),
+        (lambda m: m["files"].pop("labels.json"), "lists no labels.json"),
+        (lambda m: m["graphs"].pop("encoder"), "lists no encoder graph"),
+        (lambda m: m["graphs"]["encoder"].update(fp32="other.onnx"), "not among the manifest"),
+        (lambda m: m["card"].update(default_precision={"cpu": "fp16"}), "variant that is absent"),
+        *(
+            (
+                lambda m, name=name: m["files"].update({name: m["files"]["labels.json"]}),
+                "is not a plain file name",
+            )
+            for name in ("../labels.json", "a\0b", "a\nb")
+        ),
+        *(
+            (lambda m, value=value: m["card"].update(metrics=[make_metric(value)]), "finite number")
+            for value in (float("nan"), float("inf"))
+        ),
+    ],
+)
+def test_inconsistent_manifest_is_refused_with_its_reason(
+    tiny_bundle: Bundle, tmp_path: Path, edit: Callable[[dict[str, Any]], None], reason: str
+) -> None:
+    path = copy_bundle(tiny_bundle, tmp_path)
+    edit_manifest(path, edit)
+
+    with pytest.raises(BundleError, match=reason) as caught:
+        load_bundle(path)
+
+    assert "\n" not in str(caught.value)
+    assert load_bundle(tiny_bundle.path) == tiny_bundle
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "labels.json"])
+def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
+    tiny_bundle: Bundle, tmp_path: Path, file: str
+) -> None:
+    path = copy_bundle(tiny_bundle, tmp_path)
+    content = (path / file).read_bytes()
+    # Nothing is ever written to the pipe, and a reader of the device never comes to an end.
+    for put in (os.mkfifo, lambda place: os.symlink("/dev/zero", place)):
+        (path / file).unlink()
+        put(path / file)
+        edit_size_of_labels(path, 0)
+        with pytest.raises(BundleError, match=r"no readable manifest|labels\.json cannot be"):
+            load_bundle(path)
+    (path / file).unlink()
+    (path / file).write_bytes(content)
+    edit_size_of_labels(path, (path / "labels.json").stat().st_size)
+    assert load_bundle(path).labels == tiny_bundle.labels
+
+
+def edit_size_of_labels(path: Path, size: int) -> None:
+    """Has the manifest, where it can be read, tell another size of the labels."""
+    if (path / "manifest.json").is_file():
+        edit_manifest(path, lambda m: m["files"]["labels.json"].update(bytes=size))
