@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -142,7 +142,7 @@ class AsyncClient:
         return await self._send(calls.call_read(name))
 
     async def register_label_set(
-        self, name: str, labels: Sequence[LabelToWrite], *, embedding_space: str | None = None
+        self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
         """Registers a label set; the same set once more is no error, another one is.
 
@@ -157,7 +157,7 @@ class AsyncClient:
     async def replace_label_set(
         self,
         name: str,
-        labels: Sequence[LabelToWrite],
+        labels: Iterable[LabelToWrite],
         *,
         embedding_space: str | None = None,
         if_version: str | None = None,

@@ -7,7 +7,7 @@ service refuses for now is sent again when it says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -138,7 +138,7 @@ class Client:
         return self._send(calls.call_read(name))
 
     def register_label_set(
-        self, name: str, labels: Sequence[LabelToWrite], *, embedding_space: str | None = None
+        self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
         """Registers a label set; the same set once more is no error, another one is.
 
@@ -153,7 +153,7 @@ class Client:
     def replace_label_set(
         self,
         name: str,
-        labels: Sequence[LabelToWrite],
+        labels: Iterable[LabelToWrite],
         *,
         embedding_space: str | None = None,
         if_version: str | None = None,

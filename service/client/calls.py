@@ -145,23 +145,24 @@ def call_read(name: str) -> Call[LabelSet]:
 
 
 def call_register(
-    name: str, labels: Sequence[LabelToWrite], embedding_space: str | None
+    name: str, labels: Iterable[LabelToWrite], embedding_space: str | None
 ) -> Call[LabelSet]:
     """A new label set."""
-    body = {"name": name, **_set_body(labels, embedding_space)}
-    return Call("POST", "labels", _read(LabelSet), {"json": body}, _SECONDS_A_LABEL * len(labels))
+    body = _set_body(labels, embedding_space)
+    options = {"json": {"name": name, **body}}
+    return Call("POST", "labels", _read(LabelSet), options, _seconds_for(body))
 
 
 def call_replace(
     name: str,
-    labels: Sequence[LabelToWrite],
+    labels: Iterable[LabelToWrite],
     embedding_space: str | None,
     if_version: str | None,
 ) -> Call[LabelSet]:
     """A label set in place of the one of its name."""
-    options = {"json": _set_body(labels, embedding_space), "headers": _demand(if_version)}
-    more_seconds = _SECONDS_A_LABEL * len(labels)
-    return Call("PUT", _set_path(name), _read(LabelSet), options, more_seconds)
+    body = _set_body(labels, embedding_space)
+    options = {"json": body, "headers": _demand(if_version)}
+    return Call("PUT", _set_path(name), _read(LabelSet), options, _seconds_for(body))
 
 
 def call_delete(name: str, if_version: str | None) -> Call[None]:
@@ -221,12 +222,16 @@ def _set_path(name: str) -> str:
     return f"labels/{quote(name, safe='')}"
 
 
-def _set_body(labels: Sequence[LabelToWrite], embedding_space: str | None) -> dict[str, Any]:
+def _set_body(labels: Iterable[LabelToWrite], embedding_space: str | None) -> dict[str, Any]:
     if isinstance(labels, str | Mapping):  # else each letter, or each key, would be a label
         raise TypeError("labels are a list of names, not one name or mapping")
     listed = [_write_label(label) for label in labels]
     space = {} if embedding_space is None else {"embedding_space": embedding_space}
     return {"labels": listed, **space}
+
+
+def _seconds_for(body: dict[str, Any]) -> float:
+    return _SECONDS_A_LABEL * len(body["labels"])
 
 
 def _write_label(label: LabelToWrite) -> str | dict[str, Any]:

@@ -75,6 +75,13 @@ def test_one_name_is_no_list_of_labels(client: Any) -> None:
     assert "pets" not in {found.name for found in client.list_label_sets()}
 
 
+def test_labels_may_come_one_by_one(client: Any) -> None:
+    for write in (client.register_label_set, client.replace_label_set):
+        made = write("crowd", (name for name in ("newt", "yak")))
+        assert [label.name for label in made.labels] == ["newt", "yak"]
+    client.delete_label_set("crowd")
+
+
 def test_label_may_be_a_mapping_of_its_keys(client: Any) -> None:
     made = client.register_label_set("crowd", [{"name": "newt", "threshold": 0.25}, "yak"])
     assert [(label.name, label.calibrated) for label in made.labels] == [
