@@ -101,6 +101,10 @@ class ServerProcess:
         assert found
         return int(found[1]) * 1024
 
+    def read_policy(self) -> int:
+        """Returns how Linux schedules the main thread, the event loop's: `os.SCHED_...`."""
+        return os.sched_getscheduler(self._process.pid)
+
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
