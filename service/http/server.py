@@ -12,11 +12,9 @@ import ctypes
 import gc
 import logging
 import math
-import os
 import socket
 import sys
 import time
-from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -28,14 +26,11 @@ from service.http.connections import Refuse, make_protocol
 from service.http.exposition import open_own_port
 from service.http.hosting import OpenPipeline, PipelineHost
 from service.http.routes import predict
+from service.http.sharing import share_cores
 from service.http.shedding import Shedder
 from service.pipeline import Pipeline
 from service.settings import Settings
 
-# A worker that has run its batch waits this long at most for the event loop to let it run Python.
-# Under a flood of requests, whose refusal keeps the loop busy, Python's own 5 ms cost a fifth of
-# the predictions.
-_SWITCH_SECONDS = 0.0002
 _OBJECTS_PER_COLLECTION = 5000
 # Where draining took all the time there is, its answers still have to reach their clients.
 _CLOSING_SECONDS = 1
@@ -98,19 +93,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _wait_for_turns() -> None:
-    """Has this thread, and those that it starts, take a busy core in turn when they wake.
-
-    Linux lets a thread that wakes interrupt the one that runs. The event loop so interrupts a
-    model at each request and each answer, and takes the core's caches from it; in turn, a few
-    milliseconds later, it does several at once: more predictions under load. Whoever started the
-    service under another policy keeps that.
-    """
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with suppress(OSError):  # a sandbox may forbid it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def _settle_memory() -> None:
     """Takes what is loaded by now for permanent, and gives back what loading has left."""
     # To search it all for garbage again and again would cost 50 ms each time.
@@ -164,8 +146,7 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
     )
     # The error of a port that cannot be had: `startup` raises it with more to say.
     logging.getLogger("uvicorn.error").addFilter(lambda told: not isinstance(told.msg, OSError))
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    _wait_for_turns()
+    share_cores()
     with open_own_port(settings, app.state.metrics):
         Server(config, host).run()
     if host.failure is not None:
