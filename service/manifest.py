@@ -75,7 +75,7 @@ class Manifest(Record):
     def precisions(self) -> tuple[Precision, ...]:
         """Returns the precisions that the encoder has, fp32 first."""
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-        return tuple(p for p in order if p in self.graphs.get("encoder", {}))
+        return tuple(p for p in order if p in self.graphs["encoder"])
 
 
 def read_manifest(path: Path) -> Manifest:

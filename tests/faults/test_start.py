@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.serving import assert_still_serving
-from tests.tiny_bundle import tiny_head, tiny_label_encoder
+from tests.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
 
 
 def flip_a_byte(bundle: Path) -> None:
@@ -72,11 +71,8 @@ def replace_graph(bundle: Path, name: str, content: bytes) -> None:
 
 def replace_file(bundle: Path, file: Path, content: bytes) -> None:
     """Writes a file and its new hash, as somebody would who means harm."""
-    manifest = bundle / "manifest.json"
-    told = json.loads(manifest.read_text())
-    digest = hashlib.sha256(content).hexdigest()
-    told["files"][file.name] = {"bytes": len(content), "sha256": digest}
-    manifest.write_text(json.dumps(told))
+    record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit_manifest(bundle, lambda manifest: manifest["files"].update({file.name: record}))
     file.write_bytes(content)
 
 
@@ -96,8 +92,7 @@ def replace_file(bundle: Path, file: Path, content: bytes) -> None:
 def test_damaged_bundle_stops_the_start_with_one_line(
     open_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    bundle = tmp_path / open_bundle.path.name
-    shutil.copytree(open_bundle.path, bundle)
+    bundle = copy_bundle(open_bundle, tmp_path)
     damage(bundle)
     assert_start_fails(*serve_command(bundle))
 
