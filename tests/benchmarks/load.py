@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,9 @@ def measure_load(
         clients: connections, each with one request at a time.
         seconds: how long.
         server: process ids of the server.
+
+    Raises:
+        RuntimeError: nobody answers there.
     """
     with tempfile.TemporaryDirectory() as folder:
         script, body = Path(folder, "post.lua"), Path(folder, "body")
@@ -102,7 +105,7 @@ def measure_load(
                    "-s", str(script), address + request.path]  # fmt: skip
         time.sleep(_SETTLE_SECONDS)
         meter = CoreMeter(server)
-        output = subprocess.run(
+        wrk = subprocess.run(
             command,
             env={
                 "LOAD_BODY": str(body),
@@ -112,11 +115,13 @@ def measure_load(
             },
             capture_output=True,
             text=True,
-            check=True,
+            check=False,
             timeout=seconds + 90,
-        ).stdout
+        )
         foreign = meter.foreign_cores()
-    (line,) = (line for line in output.splitlines() if line.startswith("RESULT"))
+    if wrk.returncode:
+        raise RuntimeError(f"{address}{request.path}: {(wrk.stderr or wrk.stdout).strip()}")
+    (line,) = (line for line in wrk.stdout.splitlines() if line.startswith("RESULT"))
     total, micros, p50, p99, refused, broken = map(float, line.split()[1:])
     rate = (total - refused) / (micros / 1e6)
     return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), foreign)
@@ -127,7 +132,7 @@ class CoreMeter:
 
     def __init__(self, server: Iterable[int] = ()) -> None:
         """Counts the server's processes, this one and its children as ours."""
-        self._server = [psutil.Process(pid) for pid in server]
+        self._server = list(_find(server))
         self._started = time.perf_counter()
         self._total, self._ours = _machine_seconds(), self._own_seconds()
 
@@ -141,6 +146,12 @@ class CoreMeter:
         own = psutil.Process().cpu_times()
         ours = own.user + own.system + own.children_user + own.children_system
         return float(ours) + busy_seconds(self._server)
+
+
+def _find(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def busy_seconds(processes: Iterable[psutil.Process]) -> float:

@@ -1,13 +1,14 @@
 """Our server and others, asked in turn: who answers more, where it is close?
 
-    python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,triton-pybackend
+    python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,litserve
     python -m tests.benchmarks.paired --bundle BUNDLE --precision fp32,openvino:bf16
 
 In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server and number of
 clients, with the median and the quartiles of its rate beside the first one's of the same turn. A
 machine that changes its speed by the minute changes it for all. All servers run from the first
 turn to the last; while one is asked the others are stopped (SIGSTOP). Slices during which others
-used the machine are measured again.
+used the machine are measured again. Triton ends when it is stopped under load: `serving.py` measures
+it.
 """
 
 from __future__ import annotations
