@@ -7,8 +7,8 @@ In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server 
 clients, with the median and the quartiles of its rate beside the first one's of the same turn. A
 machine that changes its speed by the minute changes it for all. All servers run from the first
 turn to the last; while one is asked the others are stopped (SIGSTOP). Slices during which others
-used the machine are measured again. Triton ends when it is stopped under load: `serving.py` measures
-it.
+used the machine are measured again. Triton ends when it is stopped under load: `serving.py`
+measures it.
 """
 
 from __future__ import annotations
