@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import encode_picture, make_photo, make_picture
+from tests.scheduling import needs_policies
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> N
         assert server.wait() == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="schedules threads otherwise")
+@needs_policies
 def test_event_loop_waits_for_its_turn(server: ServerProcess) -> None:
     with server.open_client() as client:
         assert scores(send_image(client, make_photo()))

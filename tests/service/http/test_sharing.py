@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from service.http.sharing import share_cores
+from tests.scheduling import needs_policies
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="schedules threads otherwise")
 
@@ -39,11 +40,13 @@ def share_from(policy: int) -> tuple[int, int]:
         return thread.submit(share).result()
 
 
+@needs_policies
 def test_thread_and_those_that_it_starts_wait_for_their_turn() -> None:
     assert share_from(os.SCHED_OTHER) == (os.SCHED_BATCH, os.SCHED_BATCH)
     assert sys.getswitchinterval() < 0.001
 
 
+@needs_policies
 def test_policy_that_was_chosen_is_kept() -> None:
     assert share_from(os.SCHED_IDLE) == (os.SCHED_IDLE, os.SCHED_IDLE)
 
