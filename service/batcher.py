@@ -3,7 +3,8 @@
 In: one item of one request. Out: that item's own result. While every worker is busy items
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
 Workers take from the line by themselves: a busy event loop keeps no worker idle. A worker that
-has answered several clients gives them a moment to be back with their next items.
+has answered several clients gives them a moment to be back with their next items. While all work,
+each keeps to a core of its own.
 Nothing here knows of images: `pipeline.py` gives the function that runs a batch, which is
 `inference.py`'s.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
+from service.cores import ANY_CORE, Core
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -27,7 +29,7 @@ from service.errors import (
     ServiceBroken,
     without_frames,
 )
-from service.waiting import Done, Waiting, WaitingLine, fail_all
+from service.waiting import BatchSizes, Done, Waiting, WaitingLine, fail_all
 
 # Of the time of a run: how long its worker waits for those whom it has answered to be back.
 _RETURN_SHARE = 0.1
@@ -56,25 +58,29 @@ class Batcher(Generic[ItemT, ResultT]):
         self,
         run_batch: RunBatch[ItemT, ResultT],
         *,
-        max_batch_size: int,
+        batch_sizes: BatchSizes,
         queue_size: int,
-        workers: int = 1,
+        cores: Sequence[Core] = (ANY_CORE,),
         max_wait_seconds: float = 0.0,
     ) -> None:
         """Prepares a batcher; nothing runs before `start`.
 
         Args:
             run_batch: runs one batch in a worker's thread.
-            max_batch_size: most items in a batch, 1 or more.
+            batch_sizes: items in a batch; small ones are run while those that wait neither fill one
+                for each worker nor half of the queue.
             queue_size: most items that may wait; more are refused at once.
-            workers: batches that may run at the same time.
+            cores: one for each batch that may run at the same time.
             max_wait_seconds: how long an item may wait for others to fill its batch
                 while a worker is free.
         """
         self._run_batch = run_batch
-        self._workers = workers
+        self._cores = cores
         self._line = WaitingLine[ItemT, ResultT](
-            queue_size, max_batch_size=max_batch_size, max_wait_seconds=max_wait_seconds
+            queue_size,
+            batch_sizes,
+            short_below=min(batch_sizes.most * len(cores), queue_size // 2),
+            max_wait_seconds=max_wait_seconds,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[int, Sequence[Waiting[ItemT, ResultT]]] = {}
@@ -96,10 +102,11 @@ class Batcher(Generic[ItemT, ResultT]):
     def start(self) -> None:
         """Starts the workers; their results come back to the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._living = self._workers
-        for number in range(self._workers):
+        self._living = len(self._cores)
+        for number, core in enumerate(self._cores):
             # A run that never ends must not keep the process from ending.
-            threading.Thread(target=self._work, name=f"infer-{number}", daemon=True).start()
+            name = f"infer-{number}"
+            threading.Thread(target=self._work, args=(core,), name=name, daemon=True).start()
 
     async def submit(self, item: ItemT, deadline: float) -> Done[ResultT]:
         """Waits in the queue, is run in some batch, and returns the item's own result.
@@ -159,27 +166,35 @@ class Batcher(Generic[ItemT, ResultT]):
             self._line.leave(waiting)
             waiting.future.set_exception(DeadlineExceeded("the deadline passed in the queue"))
 
-    def _work(self) -> None:
+    def _work(self, core: Core) -> None:
         """Takes batches and runs them, in a worker's thread, until the line is closed."""
         batch: Sequence[Waiting[ItemT, ResultT]] = ()
         try:
             while batch := self._line.take():
-                self._run(batch)
+                self._run(batch, core)
                 batch = ()  # nothing is kept while this worker waits
         except BaseException:
             _log.critical("a worker of the batcher died", exc_info=True)
         finally:
             self._tell(partial(self._on_worker_end, batch))
 
-    def _is_alone(self) -> bool:
-        return len(self._running) == 1 and not self._line
+    def _is_alone(self, core: Core) -> bool:
+        alone = len(self._running) == 1 and not self._line
+        if alone:
+            core.leave()  # the threads that help with this run come to where there is room
+        return alone
 
-    def _run(self, batch: Sequence[Waiting[ItemT, ResultT]]) -> None:
+    def _run(self, batch: Sequence[Waiting[ItemT, ResultT]], core: Core) -> None:
         started = time.perf_counter()
         self._running[id(batch)] = batch
+        if len(self._running) == len(self._cores):
+            core.keep()
+        else:
+            core.leave()
         tell: Callable[[], None]
         try:
-            results = self._run_batch([waiting.item for waiting in batch], self._is_alone)
+            is_alone = partial(self._is_alone, core)
+            results = self._run_batch([waiting.item for waiting in batch], is_alone)
             if len(results) != len(batch):
                 raise InferenceFailed(f"{len(results)} results for {len(batch)} items")
         except ServiceBroken:

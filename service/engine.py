@@ -27,6 +27,8 @@ from service.sessions import PROVIDERS, Place, first_line
 _log = logging.getLogger(__name__)
 
 _DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "openvino": 4, "cuda": 16, "tensorrt": 16}
+# The second image of a batch saves a twentieth of their time, all the others as much together.
+_SMALL_CPU_BATCH_SIZE = 2
 _OUT_OF_MEMORY_SIGNS = (
     *("out of memory", "failed to allocate", "alloc_failed", "allocation_failed"),
     *("bad_alloc", "bad allocation"),
@@ -49,6 +51,7 @@ class Engine:
         provider: ONNX Runtime's name of what runs it.
         precision: variant of the graphs.
         max_batch_size: most images in one run.
+        small_batch_size: images in one run that are nearly as quick each as in a larger one.
         workers: runs that are worth having at the same time.
     """
 
@@ -59,6 +62,8 @@ class Engine:
         self.precision = place.precision
         self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[place.device]
         on_cpu = place.device in CPU_DEVICES
+        smallest = _SMALL_CPU_BATCH_SIZE if on_cpu else self.max_batch_size
+        self.small_batch_size = min(smallest, self.max_batch_size)
         self.workers = place.threads if on_cpu else 1
         self._card = bundle.card
         shared = replace(place, threads=1, runs=place.threads) if on_cpu else place

@@ -18,6 +18,7 @@ from service.aside import Aside
 from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
+from service.cores import list_cores
 from service.drain_rate import DrainRate
 from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
@@ -36,6 +37,7 @@ from service.scoring import ScoredLabel, score_labels
 from service.selection import Question, Selection, select_labels
 from service.settings import Settings, count_cores
 from service.stages import Stage, Watcher
+from service.waiting import BatchSizes
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -75,9 +77,9 @@ class Pipeline:
         self._inference = Inference(engine, bundle.card.input, settings.max_pixels)
         self._batcher = Batcher[Item, Found](
             self._inference.run,
-            max_batch_size=engine.max_batch_size,
+            batch_sizes=BatchSizes(engine.max_batch_size, engine.small_batch_size),
             queue_size=settings.queue_size,
-            workers=engine.workers,
+            cores=list_cores(engine.workers, keep=engine.device == "cpu"),
             max_wait_seconds=settings.max_wait_ms / 1000,
         )
         self._aside = Aside(settings.decode_threads or count_cores())

@@ -57,22 +57,39 @@ class Waiting(Generic[ItemT, ResultT]):
     future: asyncio.Future[Done[ResultT]]
 
 
+@dataclass(frozen=True)
+class BatchSizes:
+    """How many items are taken from the line at once.
+
+    Attributes:
+        most: at most, 1 or more.
+        small: at most while the line is short, 1 to `most`.
+    """
+
+    most: int
+    small: int
+
+
 class WaitingLine(Generic[ItemT, ResultT]):
     """A bounded first-in first-out line.
 
     `take` and `expect` belong to the workers, the rest to the event loop.
     """
 
-    def __init__(self, size: int, *, max_batch_size: int, max_wait_seconds: float) -> None:
+    def __init__(
+        self, size: int, batch_sizes: BatchSizes, *, short_below: int, max_wait_seconds: float
+    ) -> None:
         """Makes an empty line.
 
         Args:
             size: places.
-            max_batch_size: most items that are taken at once.
+            batch_sizes: how many items are taken at once.
+            short_below: a line of fewer items is short.
             max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
         """
         self._size = size
-        self._max_batch_size = max_batch_size
+        self._batch_sizes = batch_sizes
+        self._short_below = short_below
         self._max_wait_seconds = max_wait_seconds
         self._line: deque[Waiting[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
@@ -126,7 +143,9 @@ class WaitingLine(Generic[ItemT, ResultT]):
     def take(self) -> list[Waiting[ItemT, ResultT]]:
         """Waits for items and takes the next batch from the front.
 
-        Workers that wait here share the items, so that none gets them all. Items whose client has
+        Workers that wait here share the items, so that none gets them all. A short line gives few:
+        whoever is free next finds some too, and need not wait for those who are only being
+        answered; and what has just missed a batch waits for a quick one. Items whose client has
         left or whose deadline has passed are dropped on the way.
 
         Returns:
@@ -139,7 +158,7 @@ class WaitingLine(Generic[ItemT, ResultT]):
                     pause = self._pause_seconds()
                     if pause != 0:
                         self._changed.wait(pause)
-                    elif batch := self._cut(math.ceil(len(self._line) / self._takers)):
+                    elif batch := self._cut(self._count_share()):
                         return batch
             finally:
                 self._takers -= 1
@@ -163,7 +182,7 @@ class WaitingLine(Generic[ItemT, ResultT]):
         """Returns how long to wait before the next batch; None means until something changes."""
         if not self._line:
             return None
-        if self._closed or len(self._line) >= self._max_batch_size:
+        if self._closed or len(self._line) >= self._batch_sizes.most:
             return 0
         now = time.perf_counter()
         until = self._line[0].arrived + self._max_wait_seconds
@@ -171,9 +190,17 @@ class WaitingLine(Generic[ItemT, ResultT]):
             until = max(until, self._back_by)
         return max(0.0, until - now)
 
+    def _count_share(self) -> int:
+        """Returns how many items one worker takes now."""
+        # Who is to wait until batches are full wants them full.
+        is_short = len(self._line) < self._short_below and not self._max_wait_seconds
+        sizes = self._batch_sizes
+        most = sizes.small if is_short and not self._closed else sizes.most
+        return min(most, math.ceil(len(self._line) / self._takers))
+
     def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
         taken: list[Waiting[ItemT, ResultT]] = []
-        while self._line and len(taken) < min(count, self._max_batch_size):
+        while self._line and len(taken) < count:
             waiting = self._line.popleft()
             if not waiting.future.done() and waiting.deadline > waiting.future.get_loop().time():
                 taken.append(waiting)

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.batcher import Batcher, IsAlone
+from service.cores import ANY_CORE, Core
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -27,11 +28,13 @@ from service.errors import (
     OutOfMemory,
     QueueFull,
 )
+from service.waiting import BatchSizes
 
 pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
 SPOILT, DEADLY = -100, -200
+ONE = BatchSizes(1, 1)
 
 
 class Doubler:
@@ -73,9 +76,9 @@ def make_batcher(
 ) -> Batcher[int, int]:
     batcher = Batcher[int, int](
         run,
-        max_batch_size=max_batch_size,
+        batch_sizes=BatchSizes(max_batch_size, max_batch_size),
         queue_size=queue_size,
-        workers=workers,
+        cores=[ANY_CORE] * workers,
         max_wait_seconds=max_wait_seconds,
     )
     batcher.start()
@@ -96,6 +99,20 @@ def send(batcher: Batcher[int, int], item: int) -> asyncio.Task[int]:
 async def let_tasks_run() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+class NotedCore(Core):
+    """Remembers what its thread did, True where it kept to the core."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.notes: list[bool] = []
+
+    def keep(self) -> None:
+        self.notes.append(True)
+
+    def leave(self) -> None:
+        self.notes.append(False)
 
 
 async def hold_worker(batcher: Batcher[int, int], run: Doubler) -> asyncio.Task[int]:
@@ -248,7 +265,7 @@ class Photo:
 
 async def test_an_answered_item_is_kept_by_nobody() -> None:
     batcher = Batcher[Photo, int](
-        lambda items, _is_alone: [0] * len(items), max_batch_size=1, queue_size=1
+        lambda items, _is_alone: [0] * len(items), batch_sizes=ONE, queue_size=1
     )
     batcher.start()
     photo = Photo()
@@ -379,7 +396,7 @@ async def test_engines_own_error_reaches_the_client_unchanged() -> None:
     def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
         raise OutOfMemory("no memory")
 
-    batcher = Batcher[int, int](exhaust, max_batch_size=1, queue_size=1)
+    batcher = Batcher[int, int](exhaust, batch_sizes=ONE, queue_size=1)
     batcher.start()
 
     with pytest.raises(OutOfMemory):
@@ -388,7 +405,7 @@ async def test_engines_own_error_reaches_the_client_unchanged() -> None:
 
 
 async def test_missing_results_fail_the_batch() -> None:
-    batcher = Batcher[int, int](lambda _items, _is_alone: [], max_batch_size=1, queue_size=1)
+    batcher = Batcher[int, int](lambda _items, _is_alone: [], batch_sizes=ONE, queue_size=1)
     batcher.start()
 
     with pytest.raises(InferenceFailed):
@@ -466,11 +483,11 @@ async def test_drain_that_takes_too_long_fails_what_is_left() -> None:
 async def test_drain_of_an_idle_or_unstarted_batcher_returns() -> None:
     async with asyncio.timeout(SECONDS):
         await make_batcher(Doubler()).drain(math.inf)
-        await Batcher[int, int](Doubler(), max_batch_size=1, queue_size=1).drain(math.inf)
+        await Batcher[int, int](Doubler(), batch_sizes=ONE, queue_size=1).drain(math.inf)
 
 
 async def test_batcher_that_was_not_started_refuses() -> None:
-    batcher = Batcher[int, int](Doubler(), max_batch_size=1, queue_size=1)
+    batcher = Batcher[int, int](Doubler(), batch_sizes=ONE, queue_size=1)
 
     assert not batcher.healthy
     with pytest.raises(NotReady):
@@ -505,6 +522,35 @@ steps = st.lists(
     ),
     max_size=40,
 )
+
+
+async def test_workers_keep_to_their_cores_while_all_of_them_work() -> None:
+    run, cores = Doubler(closed=True), (NotedCore(), NotedCore())
+    batcher = Batcher[int, int](run, batch_sizes=ONE, queue_size=9, cores=cores)
+    batcher.start()
+    tasks = [await hold_worker(batcher, run) for _ in cores]
+
+    # The first is alone, which it is told twice: when it begins and when it asks.
+    assert sorted(core.notes for core in cores) == [[False, False], [True]]
+
+    run.gate.set()
+    await asyncio.gather(*tasks)
+    await batcher.drain(soon())
+
+
+async def test_few_that_wait_are_run_in_small_batches_and_many_in_large_ones() -> None:
+    run = Doubler(closed=True)
+    batcher = Batcher[int, int](run, batch_sizes=BatchSizes(4, 2), queue_size=9)
+    batcher.start()
+    held = await hold_worker(batcher, run)
+    tasks = [send(batcher, item) for item in range(7)]
+    await let_tasks_run()
+
+    run.gate.set()
+
+    assert await asyncio.gather(held, *tasks) == [2000, *range(0, 14, 2)]
+    assert [len(batch) for batch in run.batches] == [1, 4, 2, 1]
+    await batcher.drain(soon())
 
 
 @settings(max_examples=40)

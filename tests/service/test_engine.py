@@ -125,6 +125,10 @@ def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
+def test_small_batches_are_for_cpus(engine: Engine) -> None:
+    assert engine.small_batch_size == (8 if engine.device == "cuda" else 2)
+
+
 def test_engine_tells_what_runs(tiny_bundle: Bundle) -> None:
     engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
     assert (engine.device, engine.provider) == ("cpu", "CPUExecutionProvider")

@@ -8,16 +8,25 @@ import time
 import pytest
 
 from service.errors import Draining, QueueFull
-from service.waiting import Waiting, WaitingLine, fail_all
+from service.waiting import BatchSizes, Waiting, WaitingLine, fail_all
 
 pytestmark = pytest.mark.anyio
 
+ANY_SIZE = BatchSizes(9, 9)
 NEVER = float("inf")
 SECONDS = 30.0
 
 
-def make_line(size: int = 5, *, max_batch_size: int = 9) -> WaitingLine[int, int]:
-    return WaitingLine[int, int](size, max_batch_size=max_batch_size, max_wait_seconds=0)
+def make_line(
+    size: int = 5,
+    *,
+    batch_sizes: BatchSizes = ANY_SIZE,
+    short_below: int = 0,
+    max_wait_seconds: float = 0.0,
+) -> WaitingLine[int, int]:
+    return WaitingLine[int, int](
+        size, batch_sizes, short_below=short_below, max_wait_seconds=max_wait_seconds
+    )
 
 
 def items_of(batch: list[Waiting[int, int]]) -> list[int]:
@@ -25,13 +34,41 @@ def items_of(batch: list[Waiting[int, int]]) -> list[int]:
 
 
 async def test_items_leave_in_the_order_of_arrival() -> None:
-    line = make_line(max_batch_size=3)
+    line = make_line(batch_sizes=BatchSizes(3, 3))
     for item in range(5):
         line.join(item, NEVER)
 
     assert items_of(line.take()) == [0, 1, 2]
     assert items_of(line.take()) == [3, 4]
     assert len(line) == 0
+
+
+async def test_batches_of_a_short_line_are_small() -> None:
+    line = make_line(9, batch_sizes=BatchSizes(4, 2), short_below=6)
+    for item in range(7):
+        line.join(item, NEVER)
+
+    taken = [items_of(line.take()) for _ in range(3)]
+
+    assert taken == [[0, 1, 2, 3], [4, 5], [6]]
+
+
+async def test_who_waits_for_full_batches_gets_no_small_ones() -> None:
+    line = make_line(batch_sizes=BatchSizes(4, 2), short_below=9, max_wait_seconds=NEVER)
+    for item in range(4):
+        line.join(item, NEVER)
+
+    assert items_of(line.take()) == [0, 1, 2, 3]
+
+
+async def test_closed_line_is_emptied_in_full_batches() -> None:
+    line = make_line(batch_sizes=BatchSizes(4, 2), short_below=9)
+    for item in range(5):
+        line.join(item, NEVER)
+
+    line.close()
+
+    assert items_of(line.take()) == [0, 1, 2, 3]
 
 
 async def test_item_whose_client_left_is_not_taken() -> None:
@@ -64,7 +101,7 @@ async def test_taker_waits_for_the_first_item() -> None:
 
 
 async def test_closed_line_gives_what_it_has_and_then_lets_the_takers_go() -> None:
-    line = WaitingLine[int, int](5, max_batch_size=2, max_wait_seconds=SECONDS)
+    line = make_line(batch_sizes=BatchSizes(2, 2), max_wait_seconds=SECONDS)
     waits = asyncio.create_task(asyncio.to_thread(line.take))
     line.join(1, NEVER)
 
@@ -111,7 +148,7 @@ async def test_lone_client_is_not_waited_for(answered: int) -> None:
 
 
 async def test_full_batch_waits_for_nobody() -> None:
-    line = make_line(max_batch_size=2)
+    line = make_line(batch_sizes=BatchSizes(2, 2))
     line.expect(5, SECONDS)
     for item in (1, 2):
         line.join(item, NEVER)
@@ -150,7 +187,7 @@ class Unprintable:
 
 
 async def test_item_that_was_taken_may_leave_and_is_not_printed() -> None:
-    line = WaitingLine[Unprintable, int](5, max_batch_size=1, max_wait_seconds=0)
+    line = WaitingLine[Unprintable, int](5, BatchSizes(1, 1), short_below=0, max_wait_seconds=0)
     taken, stays = (line.join(Unprintable(), NEVER) for _ in range(2))
     assert line.take() == [taken]
 
