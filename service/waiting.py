@@ -192,10 +192,11 @@ class WaitingLine(Generic[ItemT, ResultT]):
 
     def _count_share(self) -> int:
         """Returns how many items one worker takes now."""
-        # Who is to wait until batches are full wants them full.
-        is_short = len(self._line) < self._short_below and not self._max_wait_seconds
         sizes = self._batch_sizes
-        most = sizes.small if is_short and not self._closed else sizes.most
+        # Nobody comes to a closed line; and who is to wait until batches are full wants them full.
+        wants_full = self._closed or self._max_wait_seconds > 0
+        is_short = len(self._line) < self._short_below
+        most = sizes.small if is_short and not wants_full else sizes.most
         return min(most, math.ceil(len(self._line) / self._takers))
 
     def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
