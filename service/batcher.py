@@ -67,8 +67,7 @@ class Batcher(Generic[ItemT, ResultT]):
 
         Args:
             run_batch: runs one batch in a worker's thread.
-            batch_sizes: items in a batch; small ones are run while those that wait neither fill one
-                for each worker nor half of the queue.
+            batch_sizes: items in a batch; `WaitingLine.take` chooses.
             queue_size: most items that may wait; more are refused at once.
             cores: one for each batch that may run at the same time.
             max_wait_seconds: how long an item may wait for others to fill its batch
@@ -79,7 +78,7 @@ class Batcher(Generic[ItemT, ResultT]):
         self._line = WaitingLine[ItemT, ResultT](
             queue_size,
             batch_sizes,
-            short_below=min(batch_sizes.most * len(cores), queue_size // 2),
+            workers=len(cores),
             max_wait_seconds=max_wait_seconds,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,6 +191,7 @@ class Batcher(Generic[ItemT, ResultT]):
         else:
             core.leave()
         tell: Callable[[], None]
+        return_seconds = 0.0
         try:
             is_alone = partial(self._is_alone, core)
             results = self._run_batch([waiting.item for waiting in batch], is_alone)
@@ -206,10 +206,11 @@ class Batcher(Generic[ItemT, ResultT]):
             tell = partial(fail_all, batch, without_frames(error))
         else:
             seconds = time.perf_counter() - started
-            self._line.expect(len(batch), seconds * _RETURN_SHARE)
+            return_seconds = seconds * _RETURN_SHARE
             tell = partial(self._deliver, batch, results, started, seconds)
         finally:
             del self._running[id(batch)]
+            self._line.finish(len(batch), return_seconds)
         # Last: who asks again at once must not find that this batch still runs.
         self._tell(tell)
 

@@ -63,7 +63,7 @@ class BatchSizes:
 
     Attributes:
         most: at most, 1 or more.
-        small: at most while the line is short, 1 to `most`.
+        small: 1 to `most`; more are taken only where that leaves as many for the next worker.
     """
 
     most: int
@@ -73,27 +73,28 @@ class BatchSizes:
 class WaitingLine(Generic[ItemT, ResultT]):
     """A bounded first-in first-out line.
 
-    `take` and `expect` belong to the workers, the rest to the event loop.
+    `take` and `finish` belong to the workers, the rest to the event loop.
     """
 
     def __init__(
-        self, size: int, batch_sizes: BatchSizes, *, short_below: int, max_wait_seconds: float
+        self, size: int, batch_sizes: BatchSizes, *, workers: int, max_wait_seconds: float
     ) -> None:
         """Makes an empty line.
 
         Args:
             size: places.
             batch_sizes: how many items are taken at once.
-            short_below: a line of fewer items is short.
+            workers: how many take from it, 1 or more.
             max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
         """
         self._size = size
         self._batch_sizes = batch_sizes
-        self._short_below = short_below
+        self._workers = workers
         self._max_wait_seconds = max_wait_seconds
         self._line: deque[Waiting[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
         self._takers = 0
+        self._under_way = 0
         self._returning = 0
         self._back_by = 0.0
         self._closed = False
@@ -126,27 +127,30 @@ class WaitingLine(Generic[ItemT, ResultT]):
             if waiting in self._line:
                 self._line.remove(waiting)
 
-    def expect(self, count: int, seconds: float) -> None:
-        """Tells that so many clients are being answered, and may be back with their next items.
+    def finish(self, count: int, return_seconds: float) -> None:
+        """Tells that a worker is done with what it took, and that its clients are being answered.
 
-        A worker that finds fewer than its share of them waits for it, instead of running one item
-        now and the others after it. Nobody waits for a lone client, or where a batch is full.
+        They may be back with their next items. A worker that finds fewer than its share of them
+        waits for it, instead of running one item now and the others after it. Nobody waits for a
+        lone client, or where a batch is full.
 
         Args:
-            count: clients, instead of those of an earlier call.
-            seconds: how long it is worth to wait for them.
+            count: items that it took; their clients, instead of those of an earlier call, are
+                those who may be back.
+            return_seconds: how long it is worth to wait for them.
         """
         with self._changed:
+            self._under_way -= count
             self._returning = count
-            self._back_by = time.perf_counter() + seconds
+            self._back_by = time.perf_counter() + return_seconds
 
     def take(self) -> list[Waiting[ItemT, ResultT]]:
         """Waits for items and takes the next batch from the front.
 
-        Workers that wait here share the items, so that none gets them all. A short line gives few:
-        whoever is free next finds some too, and need not wait for those who are only being
-        answered; and what has just missed a batch waits for a quick one. Items whose client has
-        left or whose deadline has passed are dropped on the way.
+        Workers that wait here share the items, so that none gets them all. Where there are few, a
+        batch is small enough to leave as many: whoever is free next finds some too, and need not
+        wait for those who are only being answered; and what has just missed a batch waits for a
+        quick one. Items whose client has left or whose deadline has passed are dropped on the way.
 
         Returns:
             The batch; nothing where the line is closed and empty.
@@ -192,12 +196,17 @@ class WaitingLine(Generic[ItemT, ResultT]):
 
     def _count_share(self) -> int:
         """Returns how many items one worker takes now."""
+        share = math.ceil(len(self._line) / self._takers)
+        return min(share, self._choose_batch_size())
+
+    def _choose_batch_size(self) -> int:
+        """Returns the size at which each worker has a batch and one more waits in the line."""
         sizes = self._batch_sizes
         # Nobody comes to a closed line; and who is to wait until batches are full wants them full.
-        wants_full = self._closed or self._max_wait_seconds > 0
-        is_short = len(self._line) < self._short_below
-        most = sizes.small if is_short and not wants_full else sizes.most
-        return min(most, math.ceil(len(self._line) / self._takers))
+        if self._closed or self._max_wait_seconds > 0:
+            return sizes.most
+        items = len(self._line) + self._under_way + self._returning
+        return min(sizes.most, max(sizes.small, items // (self._workers + 1)))
 
     def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
         taken: list[Waiting[ItemT, ResultT]] = []
@@ -205,6 +214,7 @@ class WaitingLine(Generic[ItemT, ResultT]):
             waiting = self._line.popleft()
             if not waiting.future.done() and waiting.deadline > waiting.future.get_loop().time():
                 taken.append(waiting)
+        self._under_way += len(taken)
         self._returning = max(0, self._returning - len(taken))
         return taken
 

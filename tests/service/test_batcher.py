@@ -538,18 +538,21 @@ async def test_workers_keep_to_their_cores_while_all_of_them_work() -> None:
     await batcher.drain(soon())
 
 
-async def test_few_that_wait_are_run_in_small_batches_and_many_in_large_ones() -> None:
+@pytest.mark.parametrize(("items", "sizes"), [(3, [2, 1]), (7, [4, 3])])
+async def test_few_items_are_run_in_small_batches_and_many_in_large_ones(
+    items: int, sizes: list[int]
+) -> None:
     run = Doubler(closed=True)
     batcher = Batcher[int, int](run, batch_sizes=BatchSizes(4, 2), queue_size=9)
     batcher.start()
     held = await hold_worker(batcher, run)
-    tasks = [send(batcher, item) for item in range(7)]
+    tasks = [send(batcher, item) for item in range(items)]
     await let_tasks_run()
 
     run.gate.set()
 
-    assert await asyncio.gather(held, *tasks) == [2000, *range(0, 14, 2)]
-    assert [len(batch) for batch in run.batches] == [1, 4, 2, 1]
+    assert await asyncio.gather(held, *tasks) == [2000, *range(0, 2 * items, 2)]
+    assert [len(batch) for batch in run.batches] == [1, *sizes]
     await batcher.drain(soon())
 
 

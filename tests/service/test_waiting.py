@@ -21,12 +21,20 @@ def make_line(
     size: int = 5,
     *,
     batch_sizes: BatchSizes = ANY_SIZE,
-    short_below: int = 0,
+    workers: int = 1,
     max_wait_seconds: float = 0.0,
 ) -> WaitingLine[int, int]:
     return WaitingLine[int, int](
-        size, batch_sizes, short_below=short_below, max_wait_seconds=max_wait_seconds
+        size, batch_sizes, workers=workers, max_wait_seconds=max_wait_seconds
     )
+
+
+def answer(line: WaitingLine[int, int], count: int, return_seconds: float) -> None:
+    """Has a worker take so many items and finish them."""
+    for _ in range(count):
+        line.join(0, NEVER)
+    assert len(line.take()) == count
+    line.finish(count, return_seconds)
 
 
 def items_of(batch: list[Waiting[int, int]]) -> list[int]:
@@ -43,18 +51,34 @@ async def test_items_leave_in_the_order_of_arrival() -> None:
     assert len(line) == 0
 
 
-async def test_batches_of_a_short_line_are_small() -> None:
-    line = make_line(9, batch_sizes=BatchSizes(4, 2), short_below=6)
-    for item in range(7):
+@pytest.mark.parametrize(
+    ("items", "size"), [(1, 1), (2, 2), (4, 2), (8, 2), (9, 3), (11, 3), (12, 4), (40, 4)]
+)
+async def test_each_of_two_workers_leaves_as_many_as_it_takes(items: int, size: int) -> None:
+    line = make_line(40, batch_sizes=BatchSizes(4, 2), workers=2)
+    for item in range(items):
         line.join(item, NEVER)
 
-    taken = [items_of(line.take()) for _ in range(3)]
+    assert len(line.take()) == size
 
-    assert taken == [[0, 1, 2, 3], [4, 5], [6]]
+
+async def test_batches_keep_their_size_while_items_are_run_and_their_clients_come_back() -> None:
+    line = make_line(9, batch_sizes=BatchSizes(4, 2), workers=2)
+    for item in range(9):
+        line.join(item, NEVER)
+    sizes = [len(line.take()), len(line.take())]
+
+    for _ in range(6):  # the worker with the older batch ends it and takes the next one
+        line.finish(sizes[-2], 0)
+        sizes.append(len(line.take()))
+        for item in range(sizes[-3]):
+            line.join(item, NEVER)
+
+    assert sizes == [3] * 8
 
 
 async def test_who_waits_for_full_batches_gets_no_small_ones() -> None:
-    line = make_line(batch_sizes=BatchSizes(4, 2), short_below=9, max_wait_seconds=NEVER)
+    line = make_line(batch_sizes=BatchSizes(4, 2), workers=2, max_wait_seconds=NEVER)
     for item in range(4):
         line.join(item, NEVER)
 
@@ -62,7 +86,7 @@ async def test_who_waits_for_full_batches_gets_no_small_ones() -> None:
 
 
 async def test_closed_line_is_emptied_in_full_batches() -> None:
-    line = make_line(batch_sizes=BatchSizes(4, 2), short_below=9)
+    line = make_line(batch_sizes=BatchSizes(4, 2), workers=2)
     for item in range(5):
         line.join(item, NEVER)
 
@@ -113,7 +137,7 @@ async def test_closed_line_gives_what_it_has_and_then_lets_the_takers_go() -> No
 
 async def test_taker_waits_until_those_who_were_answered_are_back() -> None:
     line = make_line()
-    line.expect(3, SECONDS)
+    answer(line, 3, SECONDS)
     taking = asyncio.create_task(asyncio.to_thread(line.take))
     for item in (1, 2):
         line.join(item, NEVER)
@@ -127,9 +151,9 @@ async def test_taker_waits_until_those_who_were_answered_are_back() -> None:
 
 async def test_taker_waits_no_longer_than_it_is_worth() -> None:
     line = make_line()
-    line.join(1, NEVER)
-    line.expect(3, 0.02)
+    answer(line, 3, 0.02)
     started = time.perf_counter()
+    line.join(1, NEVER)
 
     assert items_of(line.take()) == [1]
     assert time.perf_counter() - started >= 0.02
@@ -138,18 +162,17 @@ async def test_taker_waits_no_longer_than_it_is_worth() -> None:
     assert items_of(line.take()) == [2]  # the time is over for this one too
 
 
-@pytest.mark.parametrize("answered", [0, 1])
-async def test_lone_client_is_not_waited_for(answered: int) -> None:
+async def test_lone_client_is_not_waited_for() -> None:
     line = make_line()
-    line.expect(answered, SECONDS)
+    answer(line, 1, SECONDS)
     line.join(1, NEVER)
 
     assert items_of(line.take()) == [1]
 
 
 async def test_full_batch_waits_for_nobody() -> None:
-    line = make_line(batch_sizes=BatchSizes(2, 2))
-    line.expect(5, SECONDS)
+    line = make_line(batch_sizes=BatchSizes(2, 2), workers=2)
+    answer(line, 2, SECONDS)
     for item in (1, 2):
         line.join(item, NEVER)
 
@@ -158,7 +181,7 @@ async def test_full_batch_waits_for_nobody() -> None:
 
 async def test_who_came_back_is_not_waited_for_again() -> None:
     line = make_line()
-    line.expect(2, SECONDS)
+    answer(line, 2, SECONDS)
     for item in (1, 2):
         line.join(item, NEVER)
     assert items_of(line.take()) == [1, 2]
@@ -170,7 +193,7 @@ async def test_who_came_back_is_not_waited_for_again() -> None:
 
 async def test_closed_line_waits_for_nobody() -> None:
     line = make_line()
-    line.expect(3, SECONDS)
+    answer(line, 3, SECONDS)
     line.join(1, NEVER)
     taking = asyncio.create_task(asyncio.to_thread(line.take))
 
@@ -187,7 +210,7 @@ class Unprintable:
 
 
 async def test_item_that_was_taken_may_leave_and_is_not_printed() -> None:
-    line = WaitingLine[Unprintable, int](5, BatchSizes(1, 1), short_below=0, max_wait_seconds=0)
+    line = WaitingLine[Unprintable, int](5, BatchSizes(1, 1), workers=1, max_wait_seconds=0)
     taken, stays = (line.join(Unprintable(), NEVER) for _ in range(2))
     assert line.take() == [taken]
 
