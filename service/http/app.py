@@ -80,7 +80,7 @@ def create_app(
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    # An included router is matched twice a request; these routes are complete as they are.
+    # For the documents, for 405, and below a root path: the door leads other predictions to them.
     app.router.routes.extend(predict.ROUTES)
     for routes in (labels, info, health, open_inference):
         app.include_router(routes.router)
