@@ -15,6 +15,8 @@ pytestmark = pytest.mark.anyio
 ANY_SIZE = BatchSizes(9, 9)
 NEVER = float("inf")
 SECONDS = 30.0
+# A line that waits for so long raises at once: time has no room for it.
+ENDLESS = float("inf")
 
 
 def make_line(
@@ -75,6 +77,16 @@ async def test_batches_keep_their_size_while_items_are_run_and_their_clients_com
             line.join(item, NEVER)
 
     assert sizes == [3] * 8
+
+
+async def test_items_that_are_finished_count_no_more() -> None:
+    line = make_line(9, batch_sizes=BatchSizes(9, 2))
+    for _ in range(9):
+        answer(line, 1, 0)
+    for item in range(8):
+        line.join(item, NEVER)
+
+    assert len(line.take()) == 4  # of eight that wait, and one who may be back
 
 
 async def test_who_waits_for_full_batches_gets_no_small_ones() -> None:
@@ -164,15 +176,31 @@ async def test_taker_waits_no_longer_than_it_is_worth() -> None:
 
 async def test_lone_client_is_not_waited_for() -> None:
     line = make_line()
-    answer(line, 1, SECONDS)
+    answer(line, 1, ENDLESS)
     line.join(1, NEVER)
 
     assert items_of(line.take()) == [1]
 
 
+async def test_each_of_two_takers_waits_for_its_share_of_those_who_were_answered() -> None:
+    line = make_line(workers=2)
+    answer(line, 4, SECONDS)
+    taking = [asyncio.create_task(asyncio.to_thread(line.take)) for _ in range(2)]
+
+    for item in (1, 2):
+        line.join(item, NEVER)
+    (first,), _ = await asyncio.wait(
+        taking, timeout=SECONDS / 2, return_when=asyncio.FIRST_COMPLETED
+    )
+
+    assert items_of(first.result()) == [1]
+    line.close()
+    assert sorted(len(batch) for batch in await asyncio.gather(*taking)) == [1, 1]
+
+
 async def test_full_batch_waits_for_nobody() -> None:
     line = make_line(batch_sizes=BatchSizes(2, 2), workers=2)
-    answer(line, 2, SECONDS)
+    answer(line, 2, ENDLESS)
     for item in (1, 2):
         line.join(item, NEVER)
 
@@ -181,7 +209,7 @@ async def test_full_batch_waits_for_nobody() -> None:
 
 async def test_who_came_back_is_not_waited_for_again() -> None:
     line = make_line()
-    answer(line, 2, SECONDS)
+    answer(line, 2, ENDLESS)
     for item in (1, 2):
         line.join(item, NEVER)
     assert items_of(line.take()) == [1, 2]
