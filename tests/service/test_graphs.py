@@ -9,6 +9,7 @@ import pytest
 
 from service import graphs as module
 from service.bundle import Bundle
+from service.engine import Engine
 from service.errors import BundleError, StartError
 from service.graphs import open_graphs
 from service.labels.encoding import Encoding
@@ -68,3 +69,20 @@ def test_encoder_that_cannot_be_opened_stops_the_start(
     monkeypatch.setattr(module, "open_encoders", fail)
     with pytest.raises(BundleError, match="text_encoder"):
         open_graphs(make_settings(open_bundle))
+
+
+def test_engine_that_does_not_run_stops_the_start(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int | None] = []
+
+    def fail(_engine: Engine, query_width: int | None) -> None:
+        widths.append(query_width)
+        raise BundleError("an image gave logits of a wrong shape")
+
+    good = open_graphs(make_settings(open_bundle))
+    monkeypatch.setattr(Engine, "warm_up", fail)
+    with pytest.raises(BundleError, match="wrong shape"):
+        open_graphs(make_settings(open_bundle))
+    assert good.encoding is not None
+    assert widths == [good.encoding.query_width]

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle import Bundle
+from service.cores import Core, list_cores
+from service.drain_rate import DrainRate
 from service.engine import Engine
 from service.errors import (
     BundleError,
@@ -39,7 +41,6 @@ from service.explanation import Explainer
 from service.http.together import run_together
 from service.images import PixelArray, decode_image
 from service.labels.definition import Definition
-from service.labels.store import LabelStore
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.selection import Question
@@ -243,6 +244,73 @@ async def test_event_loop_goes_on_while_many_names_are_looked_up(pipeline: Pipel
     assert unknown.value.names == many
     assert others.is_set()
     await assert_good_photo_is_answered(pipeline)
+
+
+async def test_event_loop_goes_on_while_many_labels_are_scored(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    score_labels = pipeline_module.score_labels
+
+    def note_and_score(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return score_labels(*arguments)
+
+    monkeypatch.setattr(pipeline_module, "score_labels", note_and_score)
+    names = [f"label {number}" for number in range(2001)]
+    async with running(open_bundle, label_store="memory", max_candidate_labels=3000) as pipeline:
+        for count in (2000, 2001):
+            question = Question(candidate_labels=tuple(names[:count]), top_k=1)
+            assert len((await predict(pipeline, make_photo(0), question)).labels) == 1
+
+    few, many = threads
+    assert few is threading.current_thread()
+    assert many is not few
+
+
+async def test_workers_of_a_cpu_have_cores_to_keep_to(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def note_and_list(workers: int, *, keep: bool) -> list[Core]:
+        asked.append((workers, keep))
+        return list_cores(workers, keep=keep)
+
+    monkeypatch.setattr(pipeline_module, "list_cores", note_and_list)
+    async with running(tiny_bundle) as pipeline:
+        await assert_good_photo_is_answered(pipeline)
+    assert asked == [(2, True)]
+
+
+async def test_rate_of_draining_is_that_of_the_answers(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+
+    class NotedRate(DrainRate):
+        def note_start(self, now: float) -> None:
+            notes.append("start")
+            super().note_start(now)
+
+        def note_answer(self, now: float) -> None:
+            notes.append("answer")
+            super().note_answer(now)
+
+        def estimate_seconds(self, items: int, now: float) -> float:
+            notes.append(f"{items} items")
+            return super().estimate_seconds(items, now)
+
+    monkeypatch.setattr(pipeline_module, "DrainRate", NotedRate)
+    async with running(tiny_bundle, queue_size=7) as pipeline:
+        selection = await pipeline.select(ALL)
+        notes.clear()
+        both = [pipeline.predict(make_photo(seed), selection) for seed in range(2)]
+        await asyncio.gather(*both)
+        with pytest.raises(InvalidImage):
+            await pipeline.predict(b"junk", selection)
+        pipeline.turn_away()
+    assert notes == ["start", "answer", "answer", "start", "7 items"]
 
 
 async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
@@ -511,29 +579,3 @@ async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle
         assert {label.label for label in found.labels} == {"yak", "newt"}
         with pytest.raises(UnknownLabelSet):
             await pipeline.select(question)
-
-
-async def test_draining_waits_for_a_registration(
-    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    settings = {"label_store": str(tmp_path / "labels.db")}
-    pipeline = open_pipeline(make_settings(open_bundle, **settings))
-    await pipeline.start()
-    gate = Gate(monkeypatch, LabelStore, "write")
-
-    async def register() -> bool:
-        with pipeline.taking():
-            return (await pipeline.catalogue.register(PETS))[1]
-
-    registering = asyncio.create_task(register())
-    await gate.wait_for_arrival()
-    draining = asyncio.create_task(pipeline.drain())
-    await asyncio.sleep(0)
-    with pytest.raises(Draining):
-        await register()
-    assert not draining.done()
-    gate.open()
-    assert await registering
-    await draining
-    async with running(open_bundle, **settings) as pipeline:
-        assert pipeline.catalogue.find("pets").names == PETS.names

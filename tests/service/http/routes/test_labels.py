@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -17,6 +18,7 @@ from fastapi.testclient import TestClient
 from service.bundle import Bundle
 from service.http import uploads
 from service.labels import database as database_module
+from service.labels.store import LabelStore
 from tests.serving import (
     PHOTO,
     assert_problem,
@@ -32,6 +34,7 @@ from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
+SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -621,3 +624,41 @@ def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path
         assert "panda" in scores_of(client)
     with serve_app(open_bundle.path, **settings) as client:
         assert "panda" in scores_of(client)
+
+
+@pytest.mark.parametrize(
+    ("change", "body", "status"),
+    [
+        ("POST /labels", {"name": "new", "labels": ["good"]}, 201),
+        ("PUT /labels/pets", {"labels": ["good"]}, 200),
+        ("DELETE /labels/pets", None, 204),
+    ],
+)
+def test_draining_waits_for_a_change(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str, body: Any, status: int
+) -> None:
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def wait_and(look: Any) -> Any:
+        def wait_and_look(*arguments: Any, **options: Any) -> Any:
+            arrived.set()
+            assert go_on.wait(SECONDS)
+            return look(*arguments, **options)
+
+        return wait_and_look
+
+    with serve_app(open_bundle.path, label_store="memory") as client, ThreadPoolExecutor() as aside:
+        register(client, PETS)
+        for name in ("find", "delete"):  # what is asked first of the store
+            monkeypatch.setattr(LabelStore, name, wait_and(getattr(LabelStore, name)))
+        changing = aside.submit(client.request, *change.split(), json=body)
+        assert arrived.wait(SECONDS)
+        assert client.portal is not None
+        draining = client.portal.start_task_soon(client.app.state.host.drain)  # type: ignore[attr-defined]
+        while client.get("/readyz").status_code == 200:
+            pass
+        assert_problem(client.delete("/labels/pets"), 503, "draining")
+        assert not draining.done()
+        go_on.set()
+        assert changing.result(SECONDS).status_code == status
+        draining.result(SECONDS)
