@@ -12,12 +12,12 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import onnx
 import torch
 from torch import Tensor, nn
 
+from models.config import InputConfig
 from models.maps import OpenMaps, TrainedMaps
 from models.ml_decoder import MLDecoder, ScorerWithMemory
 from models.zero_shot import LabelEncoder, LabelScorer, LabelScorerWithMemory, ZeroShotMLDecoder
@@ -31,27 +31,6 @@ MEMORY = "memory"
 # 0 and 1 would be taken for constants, and equal sizes for one and the same.
 _TRACED_BATCH = 2
 _TRACED_LABELS = 3
-Triple = tuple[float, float, float]
-
-
-class InputSpec(Protocol):
-    """What the trace reads of a network's input configuration; see `models.config`."""
-
-    @property
-    def height(self) -> int:
-        """H, pixels."""
-
-    @property
-    def width(self) -> int:
-        """W, pixels."""
-
-    @property
-    def mean(self) -> Triple:
-        """Subtracted per channel from pixels in 0..1."""
-
-    @property
-    def std(self) -> Triple:
-        """Divided by per channel."""
 
 
 class PixelEncoder(nn.Module):
@@ -65,7 +44,7 @@ class PixelEncoder(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, backbone: nn.Module, spec: InputSpec) -> None:
+    def __init__(self, backbone: nn.Module, spec: InputConfig) -> None:
         """Wraps a backbone.
 
         Args:
@@ -99,7 +78,7 @@ class TracedInput:
     axes: Mapping[int, str]
 
 
-def trace_encoder(backbone: nn.Module, spec: InputSpec) -> onnx.ModelProto:
+def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
     images = torch.zeros(_TRACED_BATCH, spec.height, spec.width, 3, dtype=torch.uint8)
     return trace_graph(

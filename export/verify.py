@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from export.errors import VerificationError
 from export.graphs import FloatArray, Graphs, PixelArray, open_session
-from export.trace import InputSpec
+from models.config import InputConfig
 from models.maps import OpenMaps, TrainedMaps
 from models.ml_decoder import MLDecoder
 from models.zero_shot import ZeroShotMLDecoder
@@ -62,7 +62,7 @@ class Deviation:
 
 
 def verify_graphs(
-    network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray, tolerance: float
+    network: nn.Module, graphs: Graphs, spec: InputConfig, pixels: PixelArray, tolerance: float
 ) -> Deviation:
     """Compares tokens, and logits of trained labels where there are any, with torch's.
 
@@ -180,7 +180,7 @@ def _check(found: list[Deviation], tolerance: float) -> Deviation:
     return max(found, key=lambda deviation: deviation.value)
 
 
-def make_noise(count: int, spec: InputSpec) -> PixelArray:
+def make_noise(count: int, spec: InputConfig) -> PixelArray:
     """Returns seeded pictures of coloured blocks with noise, uint8 [count, H, W, 3]."""
     stream = np.random.default_rng(_SEED)
     blocks = stream.integers(0, 256, (count, 4, 4, 3))
@@ -193,7 +193,7 @@ def make_noise(count: int, spec: InputSpec) -> PixelArray:
 
 
 def _compare_encoder(
-    network: nn.Module, graphs: Graphs, spec: InputSpec, pixels: PixelArray
+    network: nn.Module, graphs: Graphs, spec: InputConfig, pixels: PixelArray
 ) -> list[Deviation]:
     encoder = open_session(graphs["encoder"])
     head = open_session(graphs["trained_head"]) if "trained_head" in graphs else None
@@ -225,7 +225,7 @@ def _compare_head(network: nn.Module, graphs: Graphs) -> list[Deviation]:
     return found
 
 
-def _normalise(pixels: PixelArray, spec: InputSpec) -> Tensor:
+def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:
     # Written as the definition says, not as the traced graph computes it.
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255  # [B, 3, H, W]
     mean = torch.tensor(spec.mean).view(3, 1, 1)

@@ -234,30 +234,30 @@ def _prepare(
     names: Vocabulary,
     hold_out: Collection[str],
 ) -> OpenData:
-    photos = place.data.split("train")
+    images = place.data.split("train")
     cache = TokenCache(sources.encoder, sources.teacher, place.cache, place.device, place.workers)
 
     def compute(split: str, views: list[Transform]) -> CachedTokens:
-        images = place.data.split(split)
-        photos = Photos(images, place.data.targets(images), views[0])
+        some = place.data.split(split)
+        photos = Photos(some, place.data.targets(some), views[0])
         return cache.compute(f"{place.data.file_name}-{split}-{recipe.seed}", photos, views)
 
     def embed(some: tuple[str, ...]) -> torch.Tensor:
         return sources.text.embed_names(some, recipe.template)
 
     return OpenData(
-        NameEmbeddings(
-            embed(names.labels),
-            embed(names.concepts),
-            embed(names.held_out),
-            embed(sources.teacher.names),
+        names=NameEmbeddings(
+            labels=embed(names.labels),
+            concepts=embed(names.concepts),
+            held_out=embed(names.held_out),
+            teacher=embed(sources.teacher.names),
         ),
-        compute("train", training_views(recipe, sources.prepared)),
-        make_targets(place.data, photos, names),
-        _embed_captions(sources, choose_captions(place.data, photos, hold_out)),
-        compute("val", [evaluation_transform(sources.prepared)]),
-        make_targets(place.data, place.data.split("val"), names),
-        match_labels(sources, names),
+        train=compute("train", training_views(recipe, sources.prepared)),
+        train_targets=make_targets(place.data, images, names),
+        captions=_embed_captions(sources, choose_captions(place.data, images, hold_out)),
+        val=compute("val", [evaluation_transform(sources.prepared)]),
+        val_targets=make_targets(place.data, place.data.split("val"), names),
+        trained=match_labels(sources, names),
     )
 
 
