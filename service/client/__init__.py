@@ -8,7 +8,7 @@
 
 In: photos and label sets. Out: the service's answers as objects. `calls.py` says what is sent,
 `answers.py` what comes back, `blocking.py` and `awaiting.py` send it through what `connection.py`
-makes. Nothing here imports the rest of the service.
+makes, and again when `tries.py` says so. Nothing here imports the rest of the service.
 """
 
 from service.client.answers import (

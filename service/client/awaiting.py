@@ -23,11 +23,11 @@ from service.client.connection import (
     check_timeout,
     explain_failure,
     make_headers,
-    make_retry,
     make_timeout,
     read_url,
 )
 from service.client.errors import ClientError
+from service.client.tries import make_tries
 
 ResultT = TypeVar("ResultT")
 
@@ -44,7 +44,8 @@ class AsyncClient:
         timeout_seconds: most seconds without a byte, in each of a call's tries; a label set that
             is written has 20 ms a label more.
         retries: how often a call is sent again that was refused with 429, 502 or 503, or whose
-            connection broke; `Retry-After` says when, up to five minutes.
+            connection broke; `Retry-After` says when, up to five minutes. A write with
+            `if_version` is not where the service may have done it: after 502, or a lost answer.
         connections: most connections at a time.
 
     Raises:
@@ -62,10 +63,11 @@ class AsyncClient:
     ) -> None:
         transport = AsyncWholeTransport(connections)
         self._timeout_seconds = check_timeout(timeout_seconds)
+        self._tries = make_tries(retries)
         self._http = httpx.AsyncClient(
             base_url=read_url(url),
             headers=make_headers(api_key),
-            transport=RetryTransport(transport, make_retry(retries)),
+            transport=RetryTransport(transport),
         )
 
     async def __aenter__(self) -> Self:
@@ -181,9 +183,11 @@ class AsyncClient:
 
     async def _send(self, call: Call[ResultT]) -> ResultT:
         timeout = make_timeout(self._timeout_seconds, call.more_seconds)
+        tries = self._tries.without_doubt() if call.is_conditional else self._tries
+        extensions = {"retry": tries}
         try:
             response = await self._http.request(
-                call.method, call.path, timeout=timeout, **call.options
+                call.method, call.path, timeout=timeout, extensions=extensions, **call.options
             )
         except httpx.RequestError as error:
             raise explain_failure(error, self._http.base_url, timeout) from error

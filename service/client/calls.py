@@ -28,6 +28,7 @@ from service.client.answers import (
     NewLabel,
 )
 from service.client.errors import ServiceProblem, UnreadableAnswer
+from service.client.tries import was_in_doubt
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
@@ -87,6 +88,11 @@ class Call(Generic[ResultT]):
     options: dict[str, Any] = field(default_factory=dict)
     more_seconds: float = 0.0
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it demands a version of a set, which is another one once it is done."""
+        return "If-Match" in self.options.get("headers", {})
+
     def finish(self, response: httpx.Response) -> ResultT:
         """Returns the result of the answer.
 
@@ -94,7 +100,7 @@ class Call(Generic[ResultT]):
             ServiceProblem: it is an error.
             UnreadableAnswer: it is none of the service's.
         """
-        if not response.is_success:
+        if not (response.is_success or self._was_done_before(response)):
             raise ServiceProblem(response.status_code, _read_object(response))
         try:
             return self.read(response)
@@ -103,6 +109,12 @@ class Call(Generic[ResultT]):
             place = ".".join(map(str, first["loc"]))
             reason = ": ".join(filter(None, (place, first["msg"])))
             raise UnreadableAnswer(f"{response.url} answers something else: {reason}") from error
+
+    def _was_done_before(self, response: httpx.Response) -> bool:
+        # What a deletion no longer finds may have been deleted by the try whose answer was lost.
+        if self.method != "DELETE" or not was_in_doubt(response):
+            return False
+        return _read_object(response).get("code") == "label_set_not_found"
 
 
 def check_many(photos: Iterable[Photo], at_once: int) -> None:
@@ -167,7 +179,7 @@ def call_replace(
 
 def call_delete(name: str, if_version: str | None) -> Call[None]:
     """A label set that goes away."""
-    return Call("DELETE", _set_path(name), _ignore, {"headers": _demand(if_version)})
+    return Call("DELETE", _set_path(name), lambda _: None, {"headers": _demand(if_version)})
 
 
 def _read(model: type[ModelT]) -> Callable[[httpx.Response], ModelT]:
@@ -180,10 +192,6 @@ def _read_object(response: httpx.Response) -> dict[str, Any]:
     except (ValueError, RecursionError):  # a proxy before the service may answer with anything
         return {}
     return body if isinstance(body, dict) else {}
-
-
-def _ignore(_response: httpx.Response) -> None:
-    return None
 
 
 def _read_photo(photo: Photo) -> bytes:

@@ -1,7 +1,7 @@
 """Connection: what both clients hand to httpx, and what it means when no answer comes.
 
-In: arguments of the clients' constructors. Out: address, headers, time-outs and retries, checked.
-Next: `blocking.py` and `awaiting.py`.
+In: arguments of the clients' constructors. Out: address, headers and time-outs, checked. Next:
+`tries.py`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,9 @@ import weakref
 from contextlib import aclosing, closing
 
 import httpx
-from httpx_retries import Retry
 
 from service.client.errors import ClientError, ServiceUnreachable, UnreadableAnswer
 
-# A request that was refused, or that a broken connection left without an answer. A time-out is
-# not among them: who was too slow for one request is not helped by a second.
-_RETRIED_STATUSES = (429, 502, 503)
-_RETRIED_ERRORS = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.ReadError,
-    httpx.RemoteProtocolError,
-    httpx.WriteError,
-)
-_FIRST_WAIT_SECONDS = 0.5
-_LONGEST_WAIT_SECONDS = 300.0
 _LONGEST_TIMEOUT_SECONDS = 86_400.0
 _MOST_PORT = 65_535
 _KEY = re.compile("[!-~]([ -~]*[!-~])?")
@@ -116,24 +103,6 @@ class AsyncWholeTransport(httpx.AsyncBaseTransport):
 
     def _open(self) -> httpx.AsyncHTTPTransport:
         return httpx.AsyncHTTPTransport(self._tls, limits=self._limits)
-
-
-def make_retry(retries: int) -> Retry:
-    """Returns the retries of a client: after `Retry-After`, else after doubling waits.
-
-    Every call may be sent twice: a set that is registered once more is no error.
-
-    Raises:
-        ValueError: `retries` is negative.
-    """
-    return Retry(
-        total=retries,
-        allowed_methods=("GET", "POST", "PUT", "DELETE"),
-        status_forcelist=_RETRIED_STATUSES,
-        retry_on_exceptions=_RETRIED_ERRORS,
-        backoff_factor=_FIRST_WAIT_SECONDS,
-        max_backoff_wait=_LONGEST_WAIT_SECONDS,
-    )
 
 
 def make_limits(connections: int) -> httpx.Limits:

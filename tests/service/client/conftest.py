@@ -14,6 +14,10 @@ from tests.e2e.server_process import ServerProcess
 from tests.fake_service import FakeService, run_fake
 
 Fake = tuple[FakeService, str]
+LABEL_SET = {
+    **{"name": "set", "version": "1", "origin": "registered", "read_only": False},
+    **{"num_labels": 0, "labels": []},
+}
 
 
 class Awaited:

@@ -9,25 +9,18 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-import httpx
 import pytest
 
-from service.client import AsyncClient, ServiceProblem, ServiceUnreachable
-from service.client.connection import make_retry
+from service.client import AsyncClient, ServiceUnreachable
 from tests.e2e.server_process import ROOT
 from tests.photos import make_photo
-from tests.service.client.conftest import Fake
+from tests.service.client.conftest import LABEL_SET, Fake
 
 PHOTO = make_photo()
-LABEL_SET = {
-    **{"name": "set", "version": "1", "origin": "registered", "read_only": False},
-    **{"num_labels": 0, "labels": []},
-}
 NAMES = [f"name {number}" for number in range(1000)]
 
 
@@ -46,43 +39,6 @@ def held(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     event.set()
 
 
-def test_refused_call_is_sent_again_when_the_service_says(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(429, {"Retry-After": "1"}), (503, {"Retry-After": "0"}), (200, {})]
-    started = time.monotonic()
-    with kind(url) as client:
-        assert client.predict(PHOTO).request_id == "1"
-    assert time.monotonic() - started >= 1.0
-    assert len(service.requests) == 3
-
-
-def test_refusals_end_in_the_last_problem(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(429, {"Retry-After": "0"})]
-    service.body = json.dumps({"title": "The service is busy", "code": "queue_full"}).encode()
-    with kind(url, retries=2) as client, pytest.raises(ServiceProblem, match="busy") as caught:
-        client.predict(PHOTO)
-    assert caught.value.code == "queue_full"
-    assert len(service.requests) == 3
-
-
-@pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 504])
-def test_other_errors_are_not_sent_again(kind: Any, fake: Fake, status: int) -> None:
-    service, url = fake
-    service.answers = [(status, {})]
-    service.body = b"<html>not ours"
-    with kind(url) as client, pytest.raises(ServiceProblem, match=f"HTTP {status}"):
-        client.predict(PHOTO)
-    assert len(service.requests) == 1
-
-
-def test_broken_connection_is_tried_again(kind: Any, fake: Fake) -> None:
-    service, url = fake
-    service.answers = [(0, {}), (200, {})]
-    with kind(url) as client:
-        assert client.predict(PHOTO).request_id == "1"
-
-
 def test_answer_cut_short_is_a_broken_connection_too(kind: Any, fake: Fake) -> None:
     service, url = fake
     cut = (200, {"Content-Length": "10000", "Connection": "close"})
@@ -93,16 +49,6 @@ def test_answer_cut_short_is_a_broken_connection_too(kind: Any, fake: Fake) -> N
     service.answers = [cut]
     with kind(url, retries=0) as client, pytest.raises(ServiceUnreachable, match="broke: peer"):
         client.predict(PHOTO)
-
-
-def test_wait_that_the_service_demands_is_kept_to_five_minutes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    for demanded in ("60", "300", "86400"):
-        make_retry(5).sleep(httpx.Response(429, headers={"Retry-After": demanded}))
-    assert waits == [60, 300, 300]
 
 
 def test_service_that_is_away_is_told_in_words(kind: Any) -> None:
