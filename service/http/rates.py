@@ -18,7 +18,7 @@ async def limit_rate(request: Request) -> None:
     """Counts a request of a caller that `keys.py` has named."""
     limiter: RateLimiter | None = request.app.state.rates
     if limiter is not None:
-        await limiter.count(request.state.caller)
+        limiter.count(request.state.caller)
 
 
 LIMITED = Depends(limit_rate)

@@ -26,7 +26,6 @@ SERVICE_PACKAGES = {
     "httpcore2",
     "httpx",
     "httpx_retries",
-    "limits",
     "numpy",
     "onnxruntime",
     "onnxruntime_ep_openvino",
