@@ -4,14 +4,15 @@ In: bytes of a client. Out: requests, as uvicorn makes them. uvicorn lets a clie
 over its request line and headers, over the rest of a body whose answer is already sent and over
 the reading of its answers, and send any number of headers, behind a body too, and of requests
 ahead; here such a connection is closed. The body of a request that is being answered has its own
-limit in `uploads.py`. What `shedding.py` refuses is answered here.
+limit in `uploads.py`. What `shedding.py` refuses is answered here. A client that is still sending
+when the connection is to end is left to `lingering.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from service.http.lingering import LingeringTransport
 from service.http.upgrades import SteadyParser
 from service.settings import Settings
 
@@ -55,12 +57,14 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     Attributes:
         header_timeout_seconds: how long a client may owe us a request.
-        idle_timeout_seconds: how long it may take nothing of its answer.
+        body_timeout_seconds: how long it may owe us the rest of a body whose answer is sent, or
+            take nothing of its answer.
     """
 
     header_timeout_seconds: float
-    idle_timeout_seconds: float
-    _header_timer: asyncio.TimerHandle | None = None
+    body_timeout_seconds: float
+    _lingering: LingeringTransport
+    _request_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _in_hand: RequestResponseCycle | None = None
@@ -69,12 +73,15 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the timer: a client that connects has to speak."""
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self.body_timeout_seconds)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
-        self._start_header_timer()
+        self._start_request_timer(self.header_timeout_seconds)
 
     def data_received(self, data: bytes) -> None:
         """Starts the timer where bytes came that no request is waiting for."""
+        if self._lingering.lingers:
+            return
         if self._in_message:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -108,9 +115,10 @@ class ImpatientProtocol(HttpToolsProtocol):
             ValueError: too many requests wait for the one in hand.
         """
         self._head_bytes = 0
-        self._stop_header_timer()
+        self._stop_request_timer()
         if len(self.pipeline) == _MOST_AHEAD:
             raise ValueError("too many requests ahead")
+        self._lingering.client_sends = True
         super().on_headers_complete()
         # What stands behind the body is no header of the request (RFC 9110, section 6.5.1).
         self.headers = []
@@ -126,9 +134,10 @@ class ImpatientProtocol(HttpToolsProtocol):
         if httptools.HttpRequestParser.should_upgrade(self.parser):
             return  # its body is still to come: `upgrades.py`
         self._in_message = False
+        self._lingering.end_request()
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._stop_header_timer()
+            self._stop_request_timer()
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -136,12 +145,18 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the timers; tells the request in hand."""
-        self._stop_header_timer()
+        self._stop_request_timer()
         self._stop_reading_timer()
+        self._lingering.stop()
         if self._in_hand is not None and not self._in_hand.response_complete:
             self._in_hand.disconnected = True
             self._in_hand.message_event.set()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Closes as soon as the request in hand is answered."""
+        self._lingering.hurry()
+        super().shutdown()
 
     def pause_writing(self) -> None:
         """Starts a timer: a client has to take its answers."""
@@ -155,12 +170,14 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def _wait_on(self) -> None:
         rests = self.timeout_keep_alive_task is not None
-        if self._in_message or not rests:
-            self._start_header_timer()
+        if self._lingering.client_sends:
+            self._start_request_timer(self.body_timeout_seconds)
+        elif self._in_message or not rests:
+            self._start_request_timer(self.header_timeout_seconds)
 
     def _watch_reading(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._reading_timer = self.loop.call_later(self.idle_timeout_seconds, self._check_reading)
+        self._reading_timer = self.loop.call_later(self.body_timeout_seconds, self._check_reading)
 
     def _check_reading(self) -> None:
         if self.transport.get_write_buffer_size() < self._unsent_bytes:
@@ -177,16 +194,14 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._in_hand = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None and not self.transport.is_closing():
-            self._header_timer = self.loop.call_later(
-                self.header_timeout_seconds, self.transport.close
-            )
+    def _start_request_timer(self, seconds: float) -> None:
+        if self._request_timer is None and not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(seconds, self._lingering.close_now)
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
 
 class SheddingProtocol(ImpatientProtocol):
@@ -233,7 +248,7 @@ def make_protocol(settings: Settings, refuse: Refuse | None) -> type[ImpatientPr
     """
     patience: dict[str, object] = {
         "header_timeout_seconds": settings.header_timeout_seconds,
-        "idle_timeout_seconds": settings.body_timeout_seconds,
+        "body_timeout_seconds": settings.body_timeout_seconds,
     }
     if refuse is None:
         return type("Protocol", (ImpatientProtocol,), patience)

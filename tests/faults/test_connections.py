@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import select
+import signal
 import socket
 
 import httpx2 as httpx
@@ -18,6 +19,7 @@ from tests.serving import PHOTO, assert_problem, assert_still_serving
 pytestmark = pytest.mark.usefixtures("client")
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+ENDLESS = HEAD + b"Connection: close\r\nContent-Length: 1000000000000\r\n\r\n"
 MIB = 1024 * 1024
 
 
@@ -48,6 +50,59 @@ def test_endless_chunked_body_is_refused_before_it_ends_and_fills_no_memory(
                 connection.sendall(chunk)
             assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
     assert server.read_memory("VmHWM") - before < 20 * MIB
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "status"),
+    [
+        (b"/predict?top_k=0", b"image/png", b"422"),
+        (b"/predict", b"text/plain", b"415"),
+        (b"/predict", b"image/png", b"413"),
+        (b"/nowhere", b"image/png", b"404"),
+    ],
+)
+def test_early_last_answer_reaches_a_client_that_sends_all_before_it_reads(
+    server: ServerProcess, target: bytes, kind: bytes, status: bytes
+) -> None:
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\n"
+    body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (8 * MIB, bytes(8 * MIB))
+    for _ in range(3):
+        with socket.create_connection(server.find_address(), timeout=30) as connection:
+            connection.sendall(head % (target, kind) + body)
+            assert read_reply(connection).startswith(b"HTTP/1.1 %b " % status)
+
+
+def send_until_cut_off(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(bytes(0x10000))
+
+
+def test_client_that_goes_on_sending_after_its_last_answer_is_cut_off(
+    server: ServerProcess,
+) -> None:
+    with socket.create_connection(server.find_address(), timeout=30) as connection:
+        connection.sendall(ENDLESS)
+        assert read_reply(connection).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(ConnectionError):
+            send_until_cut_off(connection)
+
+
+def test_client_that_is_still_sending_does_not_keep_the_server_from_stopping(
+    open_bundle: Bundle,
+) -> None:
+    for_long = ("--body-timeout-seconds", "300", "--drain-seconds", "60")
+    flags = ("--label-store", "memory", *for_long)
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        assert_still_serving(client)
+        with socket.create_connection(server.find_address(), timeout=30) as connection:
+            connection.sendall(ENDLESS)
+            assert read_reply(connection).startswith(b"HTTP/1.1 413 ")
+            server.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert "graceful shutdown exceeded" not in server.stderr
 
 
 def test_content_length_over_the_limit_is_refused_before_any_byte_of_the_body(

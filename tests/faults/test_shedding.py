@@ -142,6 +142,14 @@ def test_client_that_does_not_read_its_refusals_is_cut_off(full: ServerProcess) 
     assert full.read_memory() - before < 20 * MIB
 
 
+def test_refusal_reaches_a_client_that_sends_all_before_it_reads(full: ServerProcess) -> None:
+    upload = LAST.replace(b": 0\r\n", b": %d\r\n" % (8 * MIB)) + bytes(8 * MIB)
+    for _ in range(3):
+        with connect(full) as connection:
+            connection.sendall(upload)
+            assert read_reply(connection).startswith(b"HTTP/1.1 429 ")
+
+
 def test_bodies_of_the_refused_fill_no_memory(full: ServerProcess) -> None:
     body = HEAD + b"Content-Length: %d\r\n\r\n" % MIB + bytes(MIB)
     before = full.read_memory("VmHWM")

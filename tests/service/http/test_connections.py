@@ -1,4 +1,4 @@
-"""A connection whose client does not read, and heads that come in pieces."""
+"""A connection whose client does not read, and heads and bodies that come in pieces."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class FakeTransport(asyncio.Transport):
         self.aborted = asyncio.Event()
         self.asked_for_all = asyncio.Event()
         self.sent = b""
+        self.ended = False
         self._unsent = unsent
 
     def get_write_buffer_size(self) -> int:
@@ -34,6 +35,9 @@ class FakeTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += data
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def abort(self) -> None:
         self.aborted.set()
@@ -54,9 +58,11 @@ async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def connect(transport: FakeTransport, seconds: float = 0.01) -> ImpatientProtocol:
+def connect(
+    transport: FakeTransport, seconds: float = 0.01, **settings: float
+) -> ImpatientProtocol:
     config = uvicorn.Config(answer, log_config=None)
-    kind = make_protocol(Settings(body_timeout_seconds=seconds), None)
+    kind = make_protocol(Settings(body_timeout_seconds=seconds, **settings), None)
     protocol = kind(config=config, server_state=ServerState(), app_state={})
     protocol.connection_made(transport)
     return protocol
@@ -111,6 +117,75 @@ async def test_head_behind_a_long_body_may_come_in_pieces() -> None:
     assert b" 400 " not in transport.sent
 
 
+UPLOAD = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n"
+LAST_UPLOAD = UPLOAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport, 300, header_timeout_seconds=0.01)
+    protocol.data_received(UPLOAD)
+    await answer_all(protocol)
+    protocol.data_received(bytes(10))
+    await asyncio.sleep(0.05)
+    assert not transport.is_closing()
+
+    protocol.data_received(bytes(10) + UPLOAD + bytes(20))
+    await answer_all(protocol)
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 2
+    protocol.data_received(b"GET /")
+    async with asyncio.timeout(30):
+        await transport.aborted.wait()
+
+
+async def test_rest_of_a_body_that_stops_coming_is_not_waited_for() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport, header_timeout_seconds=300)
+    protocol.data_received(UPLOAD)
+    await answer_all(protocol)
+    protocol.data_received(bytes(10))
+    async with asyncio.timeout(30):
+        await transport.aborted.wait()
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 1
+
+
+@pytest.mark.parametrize("rest", [bytes(10), bytes(100_000), b"no chunk\r\n\r\n"])
+async def test_last_answer_does_not_close_the_connection_of_a_client_that_is_sending(
+    rest: bytes,
+) -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport, 300)
+    protocol.data_received(LAST_UPLOAD + bytes(5))
+    await answer_all(protocol)
+    assert transport.ended
+
+    protocol.data_received(rest)
+    assert not transport.is_closing()
+    assert transport.sent.count(b"HTTP/1.1 ") == 1
+
+
+async def test_last_answer_closes_the_connection_of_a_client_that_has_sent_all() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport)
+    protocol.data_received(LAST_UPLOAD + bytes(20))
+    await answer_all(protocol)
+    assert transport.sent.count(b"HTTP/1.1 204 ") == 1
+    assert transport.is_closing()
+    assert not transport.ended
+
+
+async def test_server_that_stops_waits_shortly_for_a_client_that_is_sending() -> None:
+    transport = FakeTransport(iter([]))
+    protocol = connect(transport, 300)
+    protocol.data_received(UPLOAD)
+    await answer_all(protocol)
+    protocol.shutdown()
+    assert transport.ended
+    assert not transport.is_closing()
+    async with asyncio.timeout(30):
+        await transport.aborted.wait()
+
+
 def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
     """Sends a start and pieces of 1,000 bytes, of which the last is one too many."""
     transport = FakeTransport(iter([]))
@@ -145,7 +220,7 @@ async def test_what_stands_beside_a_body_without_end_is_refused_at_its_limit(sta
     transport = send_past_the_limit(CHUNKED + start, 1000 * b"0")
 
     assert transport.sent.endswith(b"too long.")
-    assert transport.is_closing()
+    assert transport.ended
 
 
 async def test_long_body_may_come_in_any_number_of_small_chunks() -> None:
