@@ -15,8 +15,7 @@ from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.store import ABSENT
 
-_STRONG_TAG = re.compile(r'(?<![Ww]/)"([^"]*)"')
-_ANY_TAG = re.compile(r'"([^"]*)"')
+_TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 
 
 def make_tag(labels: LabelSet) -> str:
@@ -39,7 +38,7 @@ def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | N
         return ABSENT if request.headers.get("if-none-match", "").strip() == "*" else None
     if current is None:
         raise LabelSetChanged(name)
-    if condition.strip() != "*" and current.version not in _STRONG_TAG.findall(condition):
+    if condition.strip() != "*" and current.version not in _list_strong_tags(condition):
         raise LabelSetChanged(name)
     return None if current.read_only else int(current.version)
 
@@ -47,4 +46,12 @@ def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | N
 def is_known(request: Request, labels: LabelSet) -> bool:
     """Returns whether the client already holds this version of the set."""
     condition = request.headers.get("if-none-match", "")
-    return condition.strip() == "*" or labels.version in _ANY_TAG.findall(condition)
+    return condition.strip() == "*" or labels.version in _list_tags(condition)
+
+
+def _list_tags(condition: str) -> list[str]:
+    return [tag for _, tag in _TAG.findall(condition)]
+
+
+def _list_strong_tags(condition: str) -> list[str]:
+    return [tag for weak, tag in _TAG.findall(condition) if not weak]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastapi_offline
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -41,20 +40,23 @@ class PageFiles(StaticFiles):
         return response
 
 
+_PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
+
+
 @router.api_route("/", methods=["GET", "HEAD"])
-async def show_playground() -> FileResponse:
+async def show_playground(request: Request) -> Response:
     """Shows the playground."""
-    return FileResponse(PAGE_FOLDER / "index.html", headers=_HEADERS)
+    return await _PAGE_FILES.get_response("index.html", request.scope)
 
 
 @router.api_route("/docs", methods=["GET", "HEAD"])
-async def show_reference() -> FileResponse:
+async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
-    return FileResponse(PAGE_FOLDER / "docs.html", headers=_HEADERS)
+    return await _PAGE_FILES.get_response("docs.html", request.scope)
 
 
 def add_page(app: FastAPI) -> None:
     """Adds the playground, the API reference and their files to an app."""
     app.include_router(router)
-    app.mount("/page", PageFiles(directory=PAGE_FOLDER))
+    app.mount("/page", _PAGE_FILES)
     app.mount("/swagger-ui", PageFiles(directory=SWAGGER_FOLDER))

@@ -227,7 +227,7 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return client.put("/labels/pets", json=body, headers=named)
 
-    for stale in ('"0"', f"W/{tag}", "junk", ""):
+    for stale in ('"0"', f"W/{tag}", f'"0", W/{tag}', "junk", ""):
         assert_problem(put(if_match=stale), 412, "label_set_changed")
         removed = client.delete("/labels/pets", headers={"If-Match": stale})
         assert_problem(removed, 412, "label_set_changed")
@@ -236,7 +236,7 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
         assert client.get("/labels/pets", headers={"If-None-Match": known}).status_code == 304
     for unknown in ('"0"', tag.strip('"'), ""):
         assert client.get("/labels/pets", headers={"If-None-Match": unknown}).status_code == 200
-    new = put(if_match=f'"x", {tag}')
+    new = put(if_match=f'W/"0", "x", {tag}')
     assert new.status_code == 200
     assert_problem(put(if_match=tag), 412, "label_set_changed")
     gone = client.delete("/labels/pets", headers={"If-Match": new.headers["etag"]})

@@ -76,6 +76,18 @@ def test_every_file_is_served_as_its_type_and_known_again(client: TestClient) ->
         assert again.status_code == 304
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_page_that_its_client_holds_is_not_sent_again(client: TestClient, path: str) -> None:
+    whole = client.get(path)
+    for method in ("GET", "HEAD"):
+        held = {"If-None-Match": f'"other", {whole.headers["etag"]}'}
+        again = client.request(method, path, headers=held)
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == whole.headers["etag"]
+        assert again.headers["cache-control"] == "no-cache"
+    assert client.get(path, headers={"If-None-Match": '"other"'}).content == whole.content
+
+
 @pytest.mark.parametrize(
     "path", ["/page/", "/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/a%00b"]
 )
