@@ -26,8 +26,7 @@ from service.http.exposition import keep_sampling, make_metrics, open_registry
 from service.http.hosting import PipelineHost
 from service.http.keys import KeyRing
 from service.http.openapi import DocumentedApp
-from service.http.routes import health, info, labels, metrics, open_inference, predict
-from service.http.routes.page import add_page
+from service.http.routes import health, info, labels, metrics, open_inference, page, predict
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,9 +81,8 @@ def create_app(
     _add_metrics(app, host)
     # For the documents, for 405, and below a root path: the door leads other predictions to them.
     app.router.routes.extend(predict.ROUTES)
-    for routes in (labels, info, health, open_inference):
+    for routes in (labels, info, health, open_inference, page):
         app.include_router(routes.router)
-    add_page(app)
     return app
 
 

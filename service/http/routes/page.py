@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastapi_offline
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -20,7 +20,9 @@ from service.http.browsers import PAGE_POLICY
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
 
+_METHODS = ["GET", "HEAD"]
 _HEADERS = {
+    "Accept-Ranges": "none",
     "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
     "Content-Security-Policy": PAGE_POLICY,
     "Referrer-Policy": "no-referrer",
@@ -34,29 +36,39 @@ class PageFiles(StaticFiles):
     """The files of one folder, with the headers that keep a page to itself."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Answers with one file of the folder, 404 or 304."""
+        """Answers with one file of the folder, whole, 404 or 304."""
+        # A server may ignore it (RFC 9110, section 14.2): these files are small, and Starlette
+        # would answer an unknown unit with an error.
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
         return response
 
 
 _PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
+_SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.api_route("/", methods=_METHODS)
 async def show_playground(request: Request) -> Response:
     """Shows the playground."""
     return await _PAGE_FILES.get_response("index.html", request.scope)
 
 
-@router.api_route("/docs", methods=["GET", "HEAD"])
+@router.api_route("/docs", methods=_METHODS)
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
     return await _PAGE_FILES.get_response("docs.html", request.scope)
 
 
-def add_page(app: FastAPI) -> None:
-    """Adds the playground, the API reference and their files to an app."""
-    app.include_router(router)
-    app.mount("/page", _PAGE_FILES)
-    app.mount("/swagger-ui", PageFiles(directory=SWAGGER_FOLDER))
+# Routes in place of mounts, below which the app's own prefix and the methods of a path are lost.
+@router.api_route("/page/{path:path}", methods=_METHODS)
+async def send_page_file(request: Request, path: str) -> Response:
+    """Sends a file of both pages."""
+    return await _PAGE_FILES.get_response(path, request.scope)
+
+
+@router.api_route("/swagger-ui/{path:path}", methods=_METHODS)
+async def send_swagger_file(request: Request, path: str) -> Response:
+    """Sends a file of Swagger UI."""
+    return await _SWAGGER_FILES.get_response(path, request.scope)

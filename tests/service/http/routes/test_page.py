@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.routes.page import PAGE_FOLDER
-from tests.serving import assert_problem
+from tests.serving import assert_method_refused, assert_problem
 
 FILES = sorted(
     path.relative_to(PAGE_FOLDER).as_posix() for path in PAGE_FOLDER.rglob("*") if path.is_file()
@@ -89,10 +89,31 @@ def test_page_that_its_client_holds_is_not_sent_again(client: TestClient, path: 
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/", "/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/a%00b"]
+    "path",
+    [
+        *("/page", "/page/", "/page/samples", "/page/v2/x", "/page/a%00b"),
+        *("/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/swagger-ui/%2e%2e/x"),
+    ],
 )
 def test_nothing_outside_of_the_folder_is_served(client: TestClient, path: str) -> None:
     assert_problem(client.get(path), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/page/app.js", "/swagger-ui/swagger-ui.css"])
+def test_every_file_takes_get_and_head_alone(client: TestClient, path: str) -> None:
+    for method in ("POST", "DELETE"):
+        assert_method_refused(client, method, path, "GET, HEAD")
+
+
+@pytest.mark.parametrize("asked", ["foo=1-2", "bytes=a-b", "bytes=9999999-", "bytes=0-1", "junk"])
+@pytest.mark.parametrize("path", ["/", "/page/app.js"])
+def test_file_is_sent_whole_whatever_range_is_asked_for(
+    client: TestClient, path: str, asked: str
+) -> None:
+    response = client.get(path, headers={"Range": asked})
+    assert response.status_code == 200
+    assert response.headers["accept-ranges"] == "none"
+    assert response.content == client.get(path).content
 
 
 def test_page_takes_get_and_head_and_is_no_part_of_the_api(client: TestClient) -> None:
