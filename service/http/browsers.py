@@ -76,8 +76,9 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
         "allow_origins": origins,
         "allow_methods": ["GET", "POST", "PUT", "DELETE"],
         "allow_headers": ["Authorization", "Content-Type", "If-Match", "If-None-Match",
-                          "X-API-Key", "X-Request-ID"],
-        "expose_headers": ["ETag", "Location", "Retry-After", "X-Request-ID"],
+                          "Inference-Header-Content-Length", "X-API-Key", "X-Request-ID"],
+        "expose_headers": ["ETag", "Inference-Header-Content-Length", "Location", "Retry-After",
+                           "X-Request-ID"],
     }  # fmt: skip
 
 

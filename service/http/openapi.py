@@ -9,6 +9,7 @@ not by FastAPI, so they are written down here; error answers are taken from the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -23,6 +24,8 @@ from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadSh
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
+
+BYTES = "application/octet-stream"
 
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
 """Of FastAPI's `responses`: the header of an answer with a label set."""
@@ -111,12 +114,37 @@ def document_json(model: type[BaseModel], *, optional: str | None = None) -> dic
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
-def document_answer(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for a good answer that no model describes."""
+def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a JSON body that bytes may follow.
+
+    Args:
+        model: shape of the JSON.
+        header: the one that tells its length.
+    """
+    extra = document_json(model)
+    body = "The JSON, and behind it the bytes of the tensors."
+    binary = {"type": "string", "format": "binary", "description": body}
+    extra["requestBody"]["content"][BYTES] = {"schema": binary}
+    length = "How many bytes of the body are the JSON; all of them where it is not sent."
+    extra["parameters"] = [_document_parameter(header, "header", {"type": "integer"}, length)]
+    return extra
+
+
+def document_answer(
+    description: str, *media_types: str, headers: Mapping[str, Any] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for a good answer that no model describes.
+
+    Args:
+        description: what it is, as Markdown.
+        *media_types: its Content-Types.
+        headers: those of its own, as OpenAPI has them.
+    """
     content = {
         kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
     }
-    return {HTTPStatus.OK.value: {"description": description, "content": content}}
+    own = {} if headers is None else {"headers": headers}
+    return {HTTPStatus.OK.value: {"description": description, "content": content, **own}}
 
 
 def _document_parameter(

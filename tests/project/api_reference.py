@@ -72,7 +72,7 @@ def _list_bodies(body: JSON) -> Iterator[str]:
         fields = content["schema"].get("properties", {})
         required = content["schema"].get("required", ())
         names = [f"`{name}`{' (required)' if name in required else ''}" for name in fields]
-        yield f"`{kind}`: {', '.join(names)}" if names else f"`{kind}`: the image's bytes"
+        yield f"`{kind}`: {', '.join(names) or content['schema']['description']}"
 
 
 def _tell_answer(response: JSON) -> str:

@@ -34,12 +34,12 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.openapi import document_answer, document_json
+from service.http.openapi import BYTES, document_answer, document_tensors
 from service.http.rates import LIMITED
-from service.http.request_errors import UnknownModel
+from service.http.request_errors import UnknownModel, UnsupportedMediaType
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.together import run_together
-from service.http.uploads import read_body
+from service.http.uploads import JSON, read_body
 from service.pipeline import Pipeline
 from service.prediction import Prediction
 from service.selection import Selection
@@ -48,7 +48,13 @@ SERVER_NAME = "ml-decoder-serve"
 
 _ANSWERS = document_answer(
     "The outputs; the bytes of binary ones lie behind the JSON.",
-    *("application/json", "application/octet-stream"),
+    *(JSON, BYTES),
+    headers={
+        HEADER_LENGTH: {
+            "description": "How many bytes of it are the JSON, where others follow.",
+            "schema": {"type": "integer"},
+        }
+    },
 )
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
 _MODEL_ERRORS = (
@@ -58,7 +64,9 @@ _MODEL_ERRORS = (
 )
 _INFER_ERRORS = (
     *(request_errors.InvalidTensors, request_errors.UnknownModel),
-    *(*REQUEST_PROBLEMS, *IMAGE_PROBLEMS),
+    # The body is read whatever its Content-Type says: Triton's clients send none.
+    *(problem for problem in REQUEST_PROBLEMS if problem is not UnsupportedMediaType),
+    *IMAGE_PROBLEMS,
 )
 
 
@@ -157,7 +165,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
             **_ANSWERS,
             **document_errors(*_INFER_ERRORS),
         },
-        openapi_extra=document_json(InferBody),
+        openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
         dependencies=[*PREDICT, LIMITED],
     )(infer)
     return of_model

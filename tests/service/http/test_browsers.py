@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 from service.bundle import Bundle
 from service.errors import StartError
 from service.http.browsers import read_origins
+from service.http.open_inference.request import HEADER_LENGTH
 from tests.serving import send_image, serve_app
 
 ORIGIN = "https://app.example"
@@ -44,6 +45,20 @@ def test_named_origin_may_ask_and_no_other(tiny_bundle: Bundle) -> None:
             assert answer.headers.get("access-control-allow-origin") == allowed
             refused = send_image(client, b"", headers={"Origin": origin})
             assert refused.headers.get("access-control-allow-origin") == allowed
+
+
+def test_page_of_a_named_origin_may_send_binary_tensors_and_read_them(tiny_bundle: Bundle) -> None:
+    path = "/v2/models/tiny/infer"
+    with serve_app(tiny_bundle.path, cors_origins=ORIGIN) as client:
+        asked = {
+            "Origin": ORIGIN,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": f"content-type,{HEADER_LENGTH.lower()}",
+        }
+        assert client.options(path, headers=asked).status_code == 200
+        answer = client.post(path, headers={"Origin": ORIGIN})
+        assert HEADER_LENGTH in answer.headers["access-control-expose-headers"].split(", ")
+        assert send_image(client).status_code == 200
 
 
 @pytest.mark.parametrize("text", ["app.example", "https://", "ftp://a", "https://a/path", "null"])

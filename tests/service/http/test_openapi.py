@@ -8,6 +8,7 @@ import pytest
 
 from service.http.app import create_app
 from service.http.hosting import PipelineHost
+from service.http.open_inference.request import HEADER_LENGTH
 from service.http.parameters import Parameters
 from service.settings import Settings
 
@@ -79,6 +80,19 @@ def test_answers_that_tell_what_to_do_document_their_header(
     for status in ("429", "503"):
         assert set(responses[status]["headers"]) == {"Retry-After"}
     assert set(responses["401"]["headers"]) == {"WWW-Authenticate"}
+
+
+@pytest.mark.parametrize("version", ["", "/versions/{version}"])
+def test_binary_tensors_are_documented_in_both_directions(
+    paths: dict[str, Any], version: str
+) -> None:
+    post = paths[f"/v2/models/{{name}}{version}/infer"]["post"]
+    kinds = {"application/json", "application/octet-stream"}
+    assert set(post["requestBody"]["content"]) == set(post["responses"]["200"]["content"]) == kinds
+    headers = [parameter["name"] for parameter in post["parameters"] if parameter["in"] == "header"]
+    assert headers == list(post["responses"]["200"]["headers"]) == [HEADER_LENGTH]
+    # Whatever the body is said to be, it is read.
+    assert "Content-Type" not in post["responses"]["400"]["description"]
 
 
 def test_routes_of_a_label_set_document_versions_and_conditions(paths: dict[str, Any]) -> None:

@@ -104,6 +104,13 @@ def score_by_infer(outputs: dict[str, Any], row: int = 0) -> dict[str, float]:
     return dict(zip(outputs["labels"]["data"], rows[row].tolist(), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "image/png"])
+def test_tensors_are_read_whatever_their_content_type_says(client: TestClient, kind: str) -> None:
+    body = json.dumps({"inputs": [image_input()]})
+    response = client.post(INFER, content=body, headers={"Content-Type": kind})
+    assert response.status_code == 200, response.text
+
+
 def test_server_describes_itself_and_its_health(client: TestClient) -> None:
     server = client.get("/v2").json()
     assert server["name"] == "ml-decoder-serve"
