@@ -234,9 +234,14 @@ class SheddingProtocol(ImpatientProtocol):
         lines = [b"%b: %b\r\n" % header for header in headers]
         self.transport.write(b"".join((STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body)))
         cycle.response_started = cycle.response_complete = True
+        cycle.on_response = _do_nothing  # else both would hold each other, as garbage
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+
+def _do_nothing() -> None:
+    """Stands for what has been called."""
 
 
 def make_protocol(settings: Settings, refuse: Refuse | None) -> type[ImpatientProtocol]:

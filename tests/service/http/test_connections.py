@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from service.http.connections import ImpatientProtocol, make_protocol
+from service.http.connections import ImpatientProtocol, Refusal, make_protocol
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +96,24 @@ async def test_client_that_has_taken_everything_may_rest() -> None:
     await asyncio.sleep(0.05)
     assert not transport.asked_for_all.is_set()
     assert not transport.aborted.is_set()
+
+
+async def test_refused_connection_leaves_no_garbage() -> None:
+    config = uvicorn.Config(answer, log_config=None)
+    kind = make_protocol(Settings(), lambda _scope: Refusal(429, [], b"full"))
+    protocol = kind(config=config, server_state=ServerState(), app_state={})
+    transport = FakeTransport(iter([]))
+    protocol.connection_made(transport)
+    gone = weakref.ref(protocol)
+    gc.disable()
+    try:
+        protocol.data_received(b"POST /predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        protocol.connection_lost(None)
+        del protocol
+        assert transport.sent.startswith(b"HTTP/1.1 429 ")
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def answer_all(protocol: ImpatientProtocol) -> None:

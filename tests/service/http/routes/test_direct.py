@@ -21,7 +21,7 @@ class CountingLimiter:
     def __init__(self) -> None:
         self.callers: list[str] = []
 
-    async def count(self, caller: str) -> None:
+    def count(self, caller: str) -> None:
         self.callers.append(caller)
 
 
