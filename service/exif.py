@@ -19,9 +19,12 @@ _ORIENTATION_TAG = 0x0112
 _SHORT = 3  # TIFF's name for an unsigned 16-bit number
 _EXIF_HEADER = b"Exif\0\0"
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-_START_OF_SCAN = 0xDA
+START_OF_SCAN = 0xDA
 _FILL = 0xFF  # may stand before any marker
 _END_OF_IMAGE = 0xD9
+# With no length behind them: a stuffed byte, TEM, restarts, starts and ends of images. No camera
+# writes them into a header, and decoders pass over most of them, each to what stands behind it.
+_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 # Those with a length behind them, and the end: in a scan 0xFF is followed by 0 or by a restart.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 # Types of items in an ISO container, the second one of nothing.
@@ -75,7 +78,9 @@ def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 
 def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of each segment of a JPEG before its first scan.
+    """Yields marker, start and end of each segment of a JPEG, up to the head of its first scan.
+
+    A decoder finds the same segments, or an error.
 
     Args:
         data: a JPEG file, possibly damaged; the walk ends where it cannot be followed.
@@ -94,10 +99,12 @@ def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             position += 1
             continue
         (length,) = struct.unpack_from(">H", data, position + 2)
-        if marker == _START_OF_SCAN or length < 2:
+        if marker in _BARE or length < 2:
             break
         end = position + 2 + length
         yield marker, position, end
+        if marker == START_OF_SCAN:
+            break
         position = end
 
 
@@ -116,7 +123,7 @@ def count_scans(data: bytes) -> int:
         marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
         if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
             return scans
-        scans += marker == _START_OF_SCAN
+        scans += marker == START_OF_SCAN
         (length,) = struct.unpack_from(">H", data, found.end())
         position = found.end() + length
     raise InvalidImage("too many segments")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.card import Interpolation
-from service.exif import walk_segments
+from service.exif import START_OF_SCAN, walk_segments
 
 try:
     import cv2
@@ -28,7 +28,8 @@ else:
     AVAILABLE = True
     cv2.setNumThreads(1)  # photos are decoded side by side
 
-_BASELINE = frozenset({0xC0, 0xC1})  # start of frame, sequential; progressive ones take longer
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of starts of frames
+_BASELINE = frozenset({0xC0, 0xC1})  # the sequential ones; progressive ones take longer
 # Those of print (CMYK, YCCK) are left to Pillow.
 _USUAL_COLOURS = frozenset({"YCbCr", "Gray", "RGB"})
 # A JPEG this many times the wanted size or larger is decoded at n/8 of its size, never below this
@@ -51,11 +52,22 @@ def is_quick(data: bytes) -> bool:
     """
     if not data.startswith(b"\xff\xd8") or len(data) > _MAX_QUICK_BYTES:
         return False
+    frame = b""
     for marker, start, end in walk_segments(data):
-        if marker in _BASELINE and len(data) >= end >= start + 9:
-            height, width = struct.unpack_from(">HH", data, start + 5)
-            return bool(height * width <= _MAX_QUICK_PIXELS)
+        if marker in _FRAMES:
+            frame = frame or data[start:end]  # decoders refuse a second one
+        elif marker == START_OF_SCAN:
+            return _is_quick_frame(frame, data[start + 4 : start + 5])
     return False
+
+
+def _is_quick_frame(frame: bytes, scanned: bytes) -> bool:
+    """Tells it of a frame by its head, and by the byte that counts the components of its scan."""
+    if len(frame) < 10 or frame[1] not in _BASELINE:
+        return False
+    height, width = struct.unpack_from(">HH", frame, 5)
+    # A scan of all components is the only one; others may go over the picture any number of times.
+    return bool(height * width <= _MAX_QUICK_PIXELS and frame[9:10] == scanned)
 
 
 def read_size(data: bytes) -> tuple[int, int] | None:

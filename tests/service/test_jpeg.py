@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -146,17 +147,23 @@ def test_damaged_jpeg_is_not_decoded() -> None:
 
 
 PLAIN = encode(Image.new("RGB", (64, 48)))
+GREY = encode(Image.new("L", (64, 48)))
+PROGRESSIVE = encode(Image.new("RGB", (64, 48)), progressive=True)
+SCAN = b"\xff\xda\0"
 
 
 @pytest.mark.parametrize(
     ("data", "quick"),
     [
         (PLAIN, True),
-        (encode(Image.new("L", (64, 48))), True),
+        (GREY, True),
         (encode(Image.new("RGB", (2048, 1024))), True),
         (encode(Image.new("RGB", (2048, 1025))), False),
-        (encode(Image.new("RGB", (64, 48)), progressive=True), False),
+        (PROGRESSIVE, False),
+        (PLAIN[: PLAIN.index(SCAN)] + GREY[GREY.index(SCAN) :], False),
         (encode(Image.new("RGB", (64, 48)), exif=b"Exif\0\0" + PLAIN), True),
+        (encode(Image.new("RGB", (64, 48)), icc_profile=bytes(9), restart_marker_blocks=1), True),
+        (PLAIN[:2] + b"\xff\xff" + PLAIN[2:] + PROGRESSIVE, True),
         (make_photo(0, "PNG"), False),
         (PLAIN + bytes(2**21), False),
         (PLAIN[:20], False),
@@ -166,12 +173,32 @@ PLAIN = encode(Image.new("RGB", (64, 48)))
         (b"", False),
     ],
     ids=[
-        *("colour", "grey", "2 MP", "over 2 MP", "progressive", "thumbnail"),
+        *("colour", "grey", "2 MP", "over 2 MP", "progressive", "a scan of one component"),
+        *("thumbnail", "profile and restarts", "fill, and a picture behind"),
         *("PNG", "long", "cut", "frame cut", "frame of no size", "start only", "empty"),
     ],
 )
 def test_quick_are_baseline_jpegs_of_up_to_two_megapixels(data: bytes, quick: bool) -> None:
     assert jpeg.is_quick(data) is quick
+
+
+def hide_frame(photo: bytes, bare: bytes) -> bytes:
+    """Puts a small frame and its scan where a length that is read behind `bare` leads to."""
+    small = bytes.fromhex("ffc0 000b 08 0010 0010 01 011100  ffda 0008 01 0100 003f00")
+    content = bytes(0xFFE0 - 4) + small
+    return (
+        photo[:2] + bare + b"\xff\xe0" + struct.pack(">H", 2 + len(content)) + content + photo[2:]
+    )
+
+
+@pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xD9])
+def test_frame_behind_a_marker_without_length_makes_nothing_quick(marker: int) -> None:
+    assert not jpeg.is_quick(hide_frame(PROGRESSIVE, bytes([0xFF, marker])))
+    assert jpeg.is_quick(hide_frame(PLAIN, b""))
+
+
+def test_decoders_see_no_frame_behind_a_marker_without_length() -> None:
+    assert decode_image(hide_frame(PROGRESSIVE, b"\xff\xd0"), CONTRACT, 10**9).width == 64
 
 
 @given(st.integers(0, len(PLAIN)), st.binary(max_size=8))
