@@ -8,10 +8,8 @@ the images.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-import json
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, Self, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from service.http.body_budget import HeldBody
+from service.http.json_bodies import MOST_BRACKETS, parse_aside
 from service.http.multipart import Form, FormShape, read_multipart
 from service.http.request_errors import (
     BodyTimeout,
@@ -37,13 +36,7 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 RAW_IMAGE = "image/*"
 URL_FIELD = "url"
-# No object that is read here has as many; each one that is unknown costs an error of its own.
-_MOST_MEMBERS = 100
-MOST_BRACKETS = 500_000
-"""That open in the JSON of a body, far more than its labels need. Lists and objects are what takes
-longest to parse: 20 MB of nothing else take seconds, in which no other thread runs."""
 _MOST_DIGITS = 18
-_QUICK_JSON_BYTES = 65536
 
 ReadT = TypeVar("ReadT")
 
@@ -142,7 +135,7 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
         raise UnsupportedMediaType((JSON,))
     # A label may be an object, and have an embedding.
     most_brackets = MOST_BRACKETS + 2 * settings.max_labels_per_set
-    return await _parse_aside(await read_body(request, settings), most_brackets)
+    return await parse_aside(await read_body(request, settings), most_brackets)
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -178,7 +171,7 @@ async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Up
     if media_type == MULTIPART:
         return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
     if media_type == JSON:
-        return _from_json(await _parse_aside(await _join(chunks)), shape)
+        return _from_json(await parse_aside(await _join(chunks)), shape)
     if media_type.startswith("image/") and shape.takes_raw_image:
         return Upload((RawImage(await _join(chunks)),))
     raise UnsupportedMediaType(shape.media_types)
@@ -235,13 +228,6 @@ async def _join(chunks: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in chunks])
 
 
-async def _parse_aside(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
-    if len(body) <= _QUICK_JSON_BYTES:
-        return parse_json(body, most_brackets)
-    # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(parse_json, body, most_brackets)
-
-
 def _from_form(form: Form, shape: FormShape) -> Upload:
     if not form.images:
         raise MissingField(shape.image_field)
@@ -289,44 +275,3 @@ def _from_url(fields: dict[str, Any], shape: FormShape) -> Upload:
     if not isinstance(url, str):
         raise MalformedBody(f"Field '{URL_FIELD}' is not a text")
     return Upload((), fields, url)
-
-
-def parse_json(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
-    """Returns a JSON object; nothing in it is given twice.
-
-    Args:
-        body: all of it.
-        most_brackets: how many `[` and `{` may stand in it, those of its texts included.
-
-    Raises:
-        MalformedBody: this is no JSON, or no object, or something in it is given twice, or it has
-            too many brackets.
-    """
-    if body.count(b"[") + body.count(b"{") > most_brackets:
-        raise MalformedBody(f"The JSON has more than {most_brackets} opening brackets")
-    try:
-        value = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_unique_members,
-            parse_constant=_refuse_constant,
-        )
-    except (ValueError, RecursionError) as error:
-        raise MalformedBody("The body is not valid JSON") from error
-    if not isinstance(value, dict):
-        raise MalformedBody("The JSON body is not an object")
-    return value
-
-
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > _MOST_MEMBERS:
-        raise MalformedBody("An object of the body has too many members")
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise MalformedBody("An object of the body has a member twice")
-    for name in members:
-        name.encode()  # a lone surrogate has no UTF-8 and raises a ValueError here
-    return members
-
-
-def _refuse_constant(_name: str) -> float:
-    raise ValueError("NaN and infinities are not JSON")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from service.card import InputContract
+from service.http.json_bodies import MOST_BRACKETS, parse_json
 from service.http.open_inference.tensors import (
     IMAGE,
     PIXELS,
@@ -24,7 +25,6 @@ from service.http.open_inference.tensors import (
 )
 from service.http.parameters import Parameters, merge_parameters
 from service.http.request_errors import InvalidTensors
-from service.http.uploads import MOST_BRACKETS, parse_json
 from service.images import DecodedImage
 from service.selection import Question
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.bundle import Bundle
-from service.http.uploads import MOST_BRACKETS
-from tests.serving import PHOTO, assert_problem, assert_still_serving, serve_app, to_base64
+from service.http import json_bodies
+from service.http.json_bodies import MOST_BRACKETS
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    labels_of,
+    serve_app,
+    to_base64,
+)
 from tests.tiny_bundle import EMBEDDING_WIDTH
 
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
@@ -80,3 +89,22 @@ def test_millions_of_lists_are_refused_before_they_are_parsed(
     response = client.request(method, path, content=body, headers=headers)
     assert response.status_code == 400
     assert "opening brackets" in response.text
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])
+def test_long_json_is_parsed_beside_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int, *, in_loop: bool
+) -> None:
+    assert client.portal is not None
+    loop_thread, threads, parse = client.portal.call(get_ident), [], json_bodies.parse_json
+
+    def remember(*arguments: Any) -> dict[str, Any]:
+        threads.append(get_ident())
+        return parse(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json_bodies, "parse_json", remember)
+        body = {"image": to_base64(PHOTO), "include": ["x" * length]}
+        assert client.post("/predict", json=body).status_code == 422
+    assert [thread == loop_thread for thread in threads] == [in_loop]
+    assert labels_of(client.post("/predict", json={"image": to_base64(PHOTO)})) != []

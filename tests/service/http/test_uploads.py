@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-from threading import get_ident
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http import uploads
 from service.http.multipart import MAX_TEXT_PARTS
 from tests.photos import make_photo
 from tests.serving import (
@@ -36,25 +33,6 @@ def test_content_decides_not_the_declared_type(client: TestClient) -> None:
     part = client.post("/predict", files={"image": ("a.txt", jpeg, "text/plain")})
     raw = client.post("/predict", content=jpeg, headers={"Content-Type": "image/png"})
     assert labels_of(part) == labels_of(raw) != []
-
-
-@pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])
-def test_long_json_is_parsed_beside_the_event_loop(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int, *, in_loop: bool
-) -> None:
-    assert client.portal is not None
-    loop_thread, threads, parse = client.portal.call(get_ident), [], uploads.parse_json
-
-    def remember(*arguments: Any) -> dict[str, Any]:
-        threads.append(get_ident())
-        return parse(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(uploads, "parse_json", remember)
-        body = {"image": to_base64(PHOTO), "include": ["x" * length]}
-        assert client.post("/predict", json=body).status_code == 422
-    assert [thread == loop_thread for thread in threads] == [in_loop]
-    assert labels_of(client.post("/predict", json={"image": to_base64(PHOTO)})) != []
 
 
 def test_body_over_the_limit_is_413_however_it_comes(client: TestClient) -> None:
