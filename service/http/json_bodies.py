@@ -8,54 +8,82 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from service.http.request_errors import MalformedBody
 
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100
-MOST_BRACKETS = 500_000
-"""That open in the JSON of a body, far more than its labels need. Lists and objects are what takes
-longest to parse: 20 MB of nothing else take seconds, in which no other thread runs."""
+MOST_PARTS = 500_000
+"""Lists, objects and texts in the JSON of a body, far more than its labels need. While they are
+parsed no other thread runs, and 20 MB of nothing else take seconds."""
 _QUICK_BYTES = 65536
 
 
-async def parse_aside(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
+def _read_int(digits: str) -> int:
+    return int(digits)
+
+
+def _read_float(digits: str) -> float:
+    return float(digits)
+
+
+async def parse_aside(
+    body: bytes, most_parts: int = MOST_PARTS, most_numbers: int = 0
+) -> dict[str, Any]:
     """Returns what `parse_json` does, and has a thread do what takes longer.
 
     Raises:
         MalformedBody: `parse_json` says why.
     """
     if len(body) <= _QUICK_BYTES:
-        return parse_json(body, most_brackets)
+        return parse_json(body, most_parts, most_numbers)
     # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(parse_json, body, most_brackets)
+    return await asyncio.to_thread(parse_json, body, most_parts, most_numbers)
 
 
-def parse_json(body: bytes, most_brackets: int = MOST_BRACKETS) -> dict[str, Any]:
+def parse_json(
+    body: bytes,
+    most_parts: int = MOST_PARTS,
+    most_numbers: int = 0,
+    read_int: Callable[[str], int] = _read_int,
+) -> dict[str, Any]:
     """Returns a JSON object; nothing in it is given twice.
 
     Args:
         body: all of it.
-        most_brackets: how many `[` and `{` may stand in it, those of its texts included.
+        most_parts: lists, objects and texts that it may hold.
+        most_numbers: values that it may hold beside so many.
+        read_int: turns the digits of a whole number into it. Python code, as by default, lets
+            other threads run between two numbers; what is none takes less time.
 
     Raises:
-        MalformedBody: this is no JSON, or no object, or something in it is given twice, or it has
-            too many brackets.
+        MalformedBody: this is no JSON, or no object, or something in it is given twice, or it
+            holds too much.
     """
-    if body.count(b"[") + body.count(b"{") > most_brackets:
-        raise MalformedBody(f"The JSON has more than {most_brackets} opening brackets")
+    _check_marks(body, most_parts, most_numbers)
     try:
         value = json.loads(
             body.decode("utf-8"),
             object_pairs_hook=_unique_members,
             parse_constant=_refuse_constant,
+            parse_float=_read_float,
+            parse_int=read_int,
         )
     except (ValueError, RecursionError) as error:
         raise MalformedBody("The body is not valid JSON") from error
     if not isinstance(value, dict):
         raise MalformedBody("The JSON body is not an object")
     return value
+
+
+def _check_marks(body: bytes, most_parts: int, most_numbers: int) -> None:
+    """Bounds what is in a body by the marks around it, those in texts included."""
+    if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > most_parts:
+        raise MalformedBody(f"The JSON has more than {most_parts} lists, objects and texts")
+    if body.count(b",") > most_parts + most_numbers:
+        raise MalformedBody(f"The JSON has more than {most_parts + most_numbers} values")
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

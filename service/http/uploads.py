@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from service.http.body_budget import HeldBody
-from service.http.json_bodies import MOST_BRACKETS, parse_aside
+from service.http.json_bodies import MOST_PARTS, parse_aside
 from service.http.multipart import Form, FormShape, read_multipart
 from service.http.request_errors import (
     BodyTimeout,
@@ -29,6 +29,7 @@ from service.http.request_errors import (
     UnsupportedContentEncoding,
     UnsupportedMediaType,
 )
+from service.labels.definition import MAX_EMBEDDING_VALUES
 from service.patience import finish_within
 from service.settings import Settings
 
@@ -133,9 +134,10 @@ async def read_json_object(request: Request, settings: Settings) -> dict[str, An
     _refuse_encoding(request)
     if _media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMediaType((JSON,))
-    # A label may be an object, and have an embedding.
-    most_brackets = MOST_BRACKETS + 2 * settings.max_labels_per_set
-    return await parse_aside(await read_body(request, settings), most_brackets)
+    # A label may be an object of three members, one of them a text or a list of numbers.
+    most_parts = MOST_PARTS + 6 * settings.max_labels_per_set
+    most_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set
+    return await parse_aside(await read_body(request, settings), most_parts, most_numbers)
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:

@@ -34,6 +34,7 @@ from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
+MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
 """Shortest and longest embedding (Euclidean): those of text encoders and word vectors are between 1
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
@@ -136,7 +137,9 @@ class OpenLabel(Record):
     threshold: Annotated[float | None, NoTruth] = Field(
         default=None, ge=0.0, le=1.0, allow_inf_nan=False
     )
-    embedding: Annotated[list[float], Field(max_length=65_536, fail_fast=True)] | None = None
+    embedding: (
+        Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
+    ) = None
 
     @model_validator(mode="before")
     @classmethod
@@ -215,7 +218,8 @@ def define_label_set(record: LabelSetRecord) -> Definition:
     """
     labels = record.labels
     given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
-    rows = [labels[i].embedding or () for i in given]
+    # Each for itself: a thread that reads millions of numbers at once lets no other one run.
+    rows = [np.array(labels[i].embedding, np.float64) for i in given]
     if len({len(row) for row in rows}) > 1:
         raise InvalidLabelSet("The embeddings differ in their number of values")
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused later

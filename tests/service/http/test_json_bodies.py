@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.bundle import Bundle
 from service.http import json_bodies
-from service.http.json_bodies import MOST_BRACKETS
+from service.http.json_bodies import MOST_PARTS, parse_json
 from tests.serving import (
     PHOTO,
     assert_problem,
@@ -23,6 +23,7 @@ from tests.serving import (
     to_base64,
 )
 from tests.tiny_bundle import EMBEDDING_WIDTH
+from tests.turns import count_turns
 
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
           ("PUT", "/labels/pets")]  # fmt: skip
@@ -79,16 +80,44 @@ def test_any_json_is_answered_or_a_problem(
         ("POST", "/v2/models/tiny-open/infer", "inputs"),
     ],
 )
-@pytest.mark.parametrize("value", ["[]", "{}", "[" * 900 + "]" * 900], ids=["[]", "{}", "deep"])
-def test_millions_of_lists_are_refused_before_they_are_parsed(
+@pytest.mark.parametrize(
+    "value", ["[]", "{}", '""', "[" * 900 + "]" * 900], ids=["[]", "{}", "texts", "deep"]
+)
+def test_millions_of_lists_and_texts_are_refused_before_they_are_parsed(
     client: TestClient, method: str, path: str, member: str, value: str
 ) -> None:
-    times = 2 * MOST_BRACKETS // (len(value) // 2)
+    times = 2 * MOST_PARTS // (len(value) // 2)
     body = f'{{"{member}": [{",".join([value] * times)}]}}'
     headers = {"Content-Type": "application/json"}
     response = client.request(method, path, content=body, headers=headers)
     assert response.status_code == 400
-    assert "opening brackets" in response.text
+    assert "lists, objects and texts" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "member"),
+    [
+        ("/predict", "include"),
+        ("/predict/batch", "images"),
+        ("/v2/models/tiny-open/infer", "inputs"),
+    ],
+)
+@pytest.mark.parametrize("value", ["1", "1e1", "true"])
+def test_millions_of_numbers_are_refused_where_no_label_set_is(
+    client: TestClient, path: str, member: str, value: str
+) -> None:
+    body = f'{{"{member}": [{",".join([value] * 2 * MOST_PARTS)}]}}'
+    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "values" in response.text
+
+
+@pytest.mark.parametrize(
+    ("number", "times"), [("1", 2_000_000), ("1e1", 2_000_000), ("9" * 4000, 5000)]
+)
+def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
+    body = f'{{"a": [{",".join([number] * times)}]}}'.encode()
+    assert count_turns(lambda: parse_json(body, most_numbers=times)) > 10
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])

@@ -331,16 +331,17 @@ def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
     assert both["newt"] == pytest.approx(alone["newt"], abs=TOLERANCE)
 
 
-def test_as_many_embeddings_as_a_set_may_have_are_not_too_many_brackets(
+def test_json_may_hold_as_many_embeddings_as_a_set_and_little_else(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = [0.5] * EMBEDDING_WIDTH
-    labels: list[Any] = [{"name": f"label {i}", "embedding": vector} for i in range(50)]
+    own = {"embedding": vector, "threshold": 0.5}
+    labels: list[Any] = [{"name": f"label {i}", **own} for i in range(50)]
     with monkeypatch.context() as patch:
-        patch.setattr(uploads, "MOST_BRACKETS", 2)  # those of the set and of its list
+        patch.setattr(uploads, "MOST_PARTS", 5)  # the set, its list, its name and two keys
         register(client, {"name": "most", "labels": labels})
         more = client.post("/labels", json={"name": "more", "labels": [*labels, []]})
-        assert "brackets" in assert_problem(more, 400, "malformed_body")["detail"]
+        assert "lists" in assert_problem(more, 400, "malformed_body")["detail"]
 
 
 def test_prompt_is_encoded_instead_of_the_name(client: TestClient) -> None:

@@ -18,12 +18,14 @@ from service.bundle import Bundle
 from service.errors import QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
+from service.http.request_errors import InvalidTensors
 from service.images import DecodedImage, decode_image
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.serving import PHOTO, labels_of, send_image, serve_app, to_base64
+from tests.turns import count_turns
 
 MODEL = "/v2/models/tiny-open"
 INFER = f"{MODEL}/infer"
@@ -154,14 +156,27 @@ def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: 
         assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
 
 
-def test_as_many_nested_pixels_as_there_may_be_are_not_too_many_brackets(
+def test_json_may_hold_as_many_pixels_as_there_may_be_and_little_else(
     client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(request, "MOST_BRACKETS", 100)
-        tensor = pixels_input(*[PHOTO] * 16, bundle=open_bundle)
-        assert infer(client, tensor)["scores"]["shape"] == [16, 5]
-        assert_error(post(client, tensor, parameters={"x": [[]] * 200}), 400, "brackets")
+        patch.setattr(request, "MOST_PARTS", 100)
+        nested = pixels_input(*[PHOTO] * 16, bundle=open_bundle)
+        flat = nested | {"data": np.array(nested["data"]).ravel().tolist()}
+        for tensor in (nested, flat):
+            assert infer(client, tensor)["scores"]["shape"] == [16, 5]
+        assert_error(post(client, nested, parameters={"x": [[]] * 200}), 400, "lists")
+        assert_error(post(client, flat, parameters={"x": [0.5] * 5000}), 400, "values")
+
+
+def test_others_run_while_numbers_that_no_pixel_is_are_parsed(open_bundle: Bundle) -> None:
+    body = b'{"inputs": [%b]}' % b",".join([b"9" * 4000] * 5000)
+
+    def parse() -> None:
+        with pytest.raises(InvalidTensors):
+            request.parse_infer_request(body, None, open_bundle.card.input, 16)
+
+    assert count_turns(parse) > 10
 
 
 def test_texts_in_the_place_of_pixels_fill_no_memory(
