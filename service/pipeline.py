@@ -44,8 +44,8 @@ State = Literal["loading", "ready", "draining", "failed"]
 # Fewer labels are scored faster than a thread takes over.
 _LABELS_SCORED_AT_ONCE = 2000
 
-# A name of many combining marks takes a tenth of a millisecond.
-_NAMES_RESOLVED_AT_ONCE = 500
+# Of names: some milliseconds' work, were they combining marks, whose normal form takes longest.
+_CHARACTERS_RESOLVED_AT_ONCE = 5000
 
 
 class Pipeline:
@@ -184,7 +184,8 @@ class Pipeline:
     async def _select(
         self, sets: Sequence[LabelSet], question: Question, deadline: float
     ) -> Selection:
-        if len(question.include) + len(question.exclude) <= _NAMES_RESOLVED_AT_ONCE:
+        characters = sum(map(len, question.include + question.exclude))
+        if characters <= _CHARACTERS_RESOLVED_AT_ONCE:
             return select_labels(sets, question)
         return await self._aside.run(deadline, select_labels, sets, question)
 

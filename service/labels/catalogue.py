@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.errors import (
-    InvalidLabelSet,
     LabelSetNotFound,
     LabelSetReadOnly,
     NoOpenHead,
@@ -20,7 +19,7 @@ from service.errors import (
     UnknownLabelSet,
     VersionNotReached,
 )
-from service.labels.definition import Definition, refuse_duplicates
+from service.labels.definition import Definition, check_candidates, refuse_duplicates
 from service.labels.encoding import Encoding
 from service.labels.fixed_sets import FixedSet, encode_fixed_set
 from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet
@@ -261,10 +260,7 @@ class Catalogue:
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self._encoding is None:
             raise NoOpenHead("the bundle has no open head")
-        if len(names) > self._rules.candidates:
-            raise InvalidLabelSet(
-                f"A request takes at most {self._rules.candidates} candidate labels"
-            )
+        check_candidates(names, self._rules.candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
         self._encoding.check(definition)

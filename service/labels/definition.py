@@ -10,7 +10,7 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -245,6 +245,16 @@ def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     if twice:
         raise InvalidLabelSet(f"Label '{twice[0][:80]}' stands twice")
     return names
+
+
+def check_candidates(names: Sequence[object], most: int) -> None:
+    """Checks that there are not too many candidate labels, whatever they are.
+
+    Raises:
+        InvalidLabelSet: there are.
+    """
+    if len(names) > most:
+        raise InvalidLabelSet(f"A request takes at most {most} candidate labels")
 
 
 def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:

@@ -233,15 +233,21 @@ async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipe
     await assert_good_photo_is_answered(pipeline)
 
 
-async def test_event_loop_goes_on_while_many_names_are_looked_up(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [[f"unicorn {number}" for number in range(5000)], [f"{n:04}".ljust(200) for n in range(50)]],
+    ids=["many", "long"],
+)
+async def test_event_loop_goes_on_while_names_are_looked_up(
+    pipeline: Pipeline, names: list[str]
+) -> None:
     others = asyncio.Event()
     asyncio.get_running_loop().call_soon(others.set)
-    many = tuple(f"unicorn {number}" for number in range(5000))
 
     with pytest.raises(UnknownLabel) as unknown:
-        await pipeline.select(Question(exclude=many))
+        await pipeline.select(Question(exclude=tuple(names)))
 
-    assert unknown.value.names == many
+    assert unknown.value.names == tuple(name.strip() for name in names)
     assert others.is_set()
     await assert_good_photo_is_answered(pipeline)
 

@@ -23,7 +23,7 @@ from service.http.openapi import document_predict, document_problems
 from service.http.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
-    merge_parameters,
+    merge_aside,
     read_parameters,
 )
 from service.http.prediction_json import write_batch, write_prediction
@@ -104,7 +104,8 @@ async def predict(request: Request) -> Response:
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
-    question = merge_parameters(parameters, upload.fields)
+    most = host.settings.max_candidate_labels
+    question = await merge_aside(parameters, upload.fields, most)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
@@ -127,7 +128,8 @@ async def predict_batch(request: Request) -> Response:
     pipeline, parameters = host.pipeline, read_parameters(request)
     form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
     upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
-    question = merge_parameters(parameters, upload.fields)
+    most = host.settings.max_candidate_labels
+    question = await merge_aside(parameters, upload.fields, most)
     work = _label_all(pipeline, upload.images, question)
     selection, results = await finish_or_leave(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)

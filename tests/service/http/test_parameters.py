@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
+from service.errors import InvalidLabelSet
 from service.http.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
     Parameters,
+    merge_aside,
     merge_parameters,
     read_parameters,
 )
@@ -132,3 +135,35 @@ def test_query_string_of_many_names_is_read_in_one_pass() -> None:
     with pytest.raises(InvalidParameters) as caught:
         read("&".join(f"{name}=1" for name in names))
     assert [value.name for value in caught.value.values] == names[:10]
+
+
+@pytest.mark.anyio
+async def test_too_many_candidate_labels_are_refused_unseen() -> None:
+    with pytest.raises(InvalidLabelSet, match="at most 3"):
+        await merge_aside(Parameters(), {"candidate_labels": [1, 2, 3, 4]}, 3)
+    question = await merge_aside(Parameters(), {"candidate_labels": ["a", "b", "c"]}, 3)
+    assert question.candidate_labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(10, True), (200, False)])
+@pytest.mark.anyio
+async def test_event_loop_goes_on_while_long_candidate_labels_are_checked(
+    length: int, *, in_loop: bool
+) -> None:
+    others = asyncio.Event()
+    asyncio.get_running_loop().call_soon(others.set)
+    names = [str(number).ljust(length, "x") for number in range(50)]
+
+    question = await merge_aside(Parameters(top_k=1), {"candidate_labels": names}, 50)
+
+    assert question == Question(top_k=1, candidate_labels=tuple(names))
+    assert others.is_set() is not in_loop
+
+
+@pytest.mark.parametrize("value", ["cat", 5, [5], [["cat"]]])
+@pytest.mark.anyio
+async def test_candidate_labels_that_are_no_texts_are_bad_values(value: Any) -> None:
+    with pytest.raises(InvalidParameters, match="candidate_labels"):
+        await merge_aside(Parameters(), {"candidate_labels": value}, 3)
+    question = await merge_aside(Parameters(), {"candidate_labels": ["cat"]}, 3)
+    assert question.candidate_labels == ("cat",)
