@@ -80,7 +80,7 @@ def read_size(data: bytes) -> tuple[int, int] | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except (ValueError, KeyError):  # a KeyError where it has no name for the subsampling (4:4:1)
         return None
     return (width, height) if colours in _USUAL_COLOURS else None
 

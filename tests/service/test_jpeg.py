@@ -67,15 +67,22 @@ def test_usual_jpegs_go_the_short_way(
     assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
+def sample(data: bytes, factors: int) -> bytes:
+    """Changes the sampling factors of a JPEG's luma; what it shows then is another matter."""
+    place = data.index(b"\xff\xc0") + 11
+    return data[:place] + bytes([factors]) + data[place + 1 :]
+
+
 @needs_extra
 @pytest.mark.parametrize(
     "data",
     [
+        sample(encode(Image.new("RGB", (256, 256)), subsampling=0), 0x14),
         encode(Image.open(PHOTOS[0]).convert("CMYK")),
         encode(Image.open(PHOTOS[0]).resize((40, 200))),  # narrower than the encoder wants
         encode(Image.open(PHOTOS[0]).resize((200, 40))),
     ],
-    ids=["CMYK", "narrow", "low"],
+    ids=["4:4:1", "CMYK", "narrow", "low"],
 )
 def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = decode_image(data, CONTRACT, 10**9).pixels
