@@ -18,10 +18,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.card import Device, RunPrecision
 from service.errors import StartError
+from service.quota import read_cpu_quota
 
 MIB = 1024 * 1024
-# Linux control groups v2: "quota period" in microseconds, or "max period".
-_CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 # Not settings, but ours: of the command line's client, Compose and nginx.
 _OTHER_VARIABLES = re.compile(
     r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
@@ -203,9 +202,4 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
 def count_cores() -> int:
     """Returns the number of CPU cores this process may use, container limits included."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = allowed or 1
-    try:
-        quota, period = _CPU_QUOTA_FILE.read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
+    return max(1, int(min(allowed or 1, read_cpu_quota())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -93,15 +94,12 @@ def test_settings_cannot_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"),
-    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("junk", 8)],
+    ("quota", "cores"), [(math.inf, 8), (9.0, 8), (3.0, 3), (2.5, 2), (0.5, 1)]
 )
 def test_container_quota_limits_the_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, cores: int
+    monkeypatch: pytest.MonkeyPatch, quota: float, cores: int
 ) -> None:
-    file = tmp_path / "cpu.max"
-    file.write_text(quota)
-    monkeypatch.setattr(settings_module, "_CPU_QUOTA_FILE", file)
+    monkeypatch.setattr(settings_module, "read_cpu_quota", lambda: quota)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
 
     assert count_cores() == cores
