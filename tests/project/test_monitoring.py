@@ -175,32 +175,88 @@ def test_promtool_accepts_configuration_and_rules() -> None:
 def test_replica_is_behind_only_where_it_stays_behind(
     versions: tuple[str, str], alarms: int, tmp_path: Path
 ) -> None:
-    (alert,) = [rule for rule in list_alerts() if rule["alert"] == "MlDecoderLabelSetsDiffer"]
-    expected = {
-        "exp_labels": {"job": "ml-decoder", **alert["labels"]},
-        "exp_annotations": alert["annotations"],
+    series = {
+        f'{name}{{job="ml-decoder", instance="{index}"}}': values
+        for index, version in enumerate(versions)
+        for name, values in (
+            ("ml_decoder_label_set_version", version),
+            ("ml_decoder_ready", "1x60"),
+        )
     }
+    alarm = {"exp_labels": {"job": "ml-decoder"}}
+    check_alarms("MlDecoderLabelSetsDiffer", series, [alarm] * alarms, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize(("failing", "alarms"), [(0, 0), (1, 1)])
+def test_few_predictions_that_fail_raise_the_alarm_beside_many_probes(
+    failing: int, alarms: int, tmp_path: Path
+) -> None:
+    count = 'ml_decoder_request_seconds_count{job="ml-decoder"'
+    series = {
+        f'{count}, method="POST", path="/predict", status="504"}}': "0+1x60",
+        f'{count}, method="GET", path="/readyz", status="200"}}': "0+1000x60",
+        'ml_decoder_rejected_total{job="ml-decoder", reason="deadline_exceeded"}': (
+            f"0+{failing}x60"
+        ),
+    }
+    alarm = {
+        "exp_labels": {"job": "ml-decoder"},
+        "exp_annotations": {"summary": "100% of the requests fail"},
+    }
+    check_alarms("MlDecoderErrors", series, [alarm] * alarms, tmp_path)
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("starts", "alarms"),
+    [
+        ("100x60", 0),
+        ("100x10 200x50", 0),  # an update
+        ("100x5 200x5 300x5 400x45", 1),
+    ],
+)
+def test_process_that_starts_again_and_again_raises_the_alarm(
+    starts: str, alarms: int, tmp_path: Path
+) -> None:
+    labels = {"job": "ml-decoder", "instance": "a"}
+    series = {'process_start_time_seconds{job="ml-decoder", instance="a"}': starts}
+    alarm = {
+        "exp_labels": labels,
+        "exp_annotations": {"summary": "a was started anew 3 times in 15 minutes"},
+    }
+    check_alarms("MlDecoderRestarts", series, [alarm] * alarms, tmp_path)
+
+
+def check_alarms(
+    name: str, series: dict[str, str], alarms: list[dict[str, Any]], folder: Path
+) -> None:
+    """Asks promtool whether an alert has these alarms from the fifth minute to the seventh.
+
+    Args:
+        name: of the alert.
+        series: a value every ten seconds of each series.
+        alarms: what is raised; annotations are those of the rule where none are given.
+        folder: for the rules.
+    """
+    (alert,) = [rule for rule in list_alerts() if rule["alert"] == name]
+    expected = [
+        {
+            "exp_labels": {**alarm["exp_labels"], **alert["labels"]},
+            "exp_annotations": alarm.get("exp_annotations", alert["annotations"]),
+        }
+        for alarm in alarms
+    ]
     test = {
         "interval": "10s",
-        "input_series": [
-            {"series": f'{name}{{job="ml-decoder", instance="{index}"}}', "values": values}
-            for index, version in enumerate(versions)
-            for name, values in (
-                ("ml_decoder_label_set_version", version),
-                ("ml_decoder_ready", "1x60"),
-            )
-        ],
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
         "alert_rule_test": [
-            {
-                "eval_time": f"{seconds}s",
-                "alertname": alert["alert"],
-                "exp_alerts": [expected] * alarms,
-            }
-            for seconds in range(300, 400, 10)
+            {"eval_time": f"{seconds}s", "alertname": name, "exp_alerts": expected}
+            for seconds in range(310, 400, 10)
         ],
     }
     rules = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "10s"}
-    file = tmp_path / "rules.yml"
+    file = folder / "rules.yml"
     file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
     command = ["promtool", "test", "rules", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
