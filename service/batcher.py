@@ -4,7 +4,7 @@ In: one item of one request. Out: that item's own result. While every worker is 
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
 Workers take from the line by themselves: a busy event loop keeps no worker idle. A worker that
 has answered several clients gives them a moment to be back with their next items. While all work,
-each keeps to a core of its own.
+each keeps to a core of its own. A run that never ends is as a worker that died (`runs.py`).
 Nothing here knows of images: `pipeline.py` gives the function that runs a batch, which is
 `inference.py`'s.
 """
@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic
 
 from service.cores import ANY_CORE, Core
 from service.errors import (
@@ -29,15 +30,13 @@ from service.errors import (
     ServiceBroken,
     without_frames,
 )
-from service.waiting import BatchSizes, Done, Waiting, WaitingLine, fail_all
+from service.runs import Runs
+from service.waiting import BatchSizes, Done, ItemT, ResultT, Waiting, WaitingLine, fail_all
 
 # Of the time of a run: how long its worker waits for those whom it has answered to be back.
 _RETURN_SHARE = 0.1
 
 _log = logging.getLogger(__name__)
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 IsAlone = Callable[[], bool]
 """Tells whether a batch is alone: nothing else runs or waits, so it may use every core."""
@@ -51,10 +50,10 @@ class Batcher(Generic[ItemT, ResultT]):
     """A bounded line and a few worker threads.
 
     Public methods belong to one event loop. `_work`, `_run` and `_is_alone` run in the workers:
-    they touch the line and `_running`, and hand everything else to the loop through `_tell`.
+    they touch the line and `_runs`, and hand everything else to the loop through `_tell`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         run_batch: RunBatch[ItemT, ResultT],
         *,
@@ -62,6 +61,7 @@ class Batcher(Generic[ItemT, ResultT]):
         queue_size: int,
         cores: Sequence[Core] = (ANY_CORE,),
         max_wait_seconds: float = 0.0,
+        max_run_seconds: float = math.inf,
     ) -> None:
         """Prepares a batcher; nothing runs before `start`.
 
@@ -72,6 +72,7 @@ class Batcher(Generic[ItemT, ResultT]):
             cores: one for each batch that may run at the same time.
             max_wait_seconds: how long an item may wait for others to fill its batch
                 while a worker is free.
+            max_run_seconds: a run that takes longer never ends.
         """
         self._run_batch = run_batch
         self._cores = cores
@@ -82,7 +83,7 @@ class Batcher(Generic[ItemT, ResultT]):
             max_wait_seconds=max_wait_seconds,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: dict[int, Sequence[Waiting[ItemT, ResultT]]] = {}
+        self._runs = Runs[ItemT, ResultT](max_run_seconds)
         self._living = 0
         self._stopped = asyncio.Event()
         self._dead = False
@@ -90,7 +91,7 @@ class Batcher(Generic[ItemT, ResultT]):
 
     @property
     def healthy(self) -> bool:
-        """Whether every worker lives; one that died never comes back."""
+        """Whether every worker lives; one that died or hangs never comes back."""
         return self._loop is not None and not self._dead
 
     @property
@@ -106,6 +107,7 @@ class Batcher(Generic[ItemT, ResultT]):
             # A run that never ends must not keep the process from ending.
             name = f"infer-{number}"
             threading.Thread(target=self._work, args=(core,), name=name, daemon=True).start()
+        self._runs.watch(self._on_hang)
 
     async def submit(self, item: ItemT, deadline: float) -> Done[ResultT]:
         """Waits in the queue, is run in some batch, and returns the item's own result.
@@ -150,8 +152,8 @@ class Batcher(Generic[ItemT, ResultT]):
                 async with asyncio.timeout_at(deadline):
                     await self._stopped.wait()
         self._line.fail(Draining("stopped before this item was run"))
-        for batch in list(self._running.values()):
-            fail_all(batch, Draining("stopped while this item was run"))
+        self._runs.fail(Draining("stopped while this item was run"))
+        self._runs.stop()
 
     def _join(self, item: ItemT, deadline: float) -> Waiting[ItemT, ResultT]:
         if self._draining:
@@ -178,15 +180,15 @@ class Batcher(Generic[ItemT, ResultT]):
             self._tell(partial(self._on_worker_end, batch))
 
     def _is_alone(self, core: Core) -> bool:
-        alone = len(self._running) == 1 and not self._line
+        alone = len(self._runs) == 1 and not self._line
         if alone:
             core.leave()  # the threads that help with this run come to where there is room
         return alone
 
     def _run(self, batch: Sequence[Waiting[ItemT, ResultT]], core: Core) -> None:
         started = time.perf_counter()
-        self._running[id(batch)] = batch
-        if len(self._running) == len(self._cores):
+        run = self._runs.begin(batch)
+        if len(self._runs) == len(self._cores):
             core.keep()
         else:
             core.leave()
@@ -209,7 +211,7 @@ class Batcher(Generic[ItemT, ResultT]):
             return_seconds = seconds * _RETURN_SHARE
             tell = partial(self._deliver, batch, results, started, seconds)
         finally:
-            del self._running[id(batch)]
+            self._runs.end(run)
             self._line.finish(len(batch), return_seconds)
         # Last: who asks again at once must not find that this batch still runs.
         self._tell(tell)
@@ -245,3 +247,11 @@ class Batcher(Generic[ItemT, ResultT]):
             self._dead = True
             fail_all(batch, NotReady("the batcher died"))
             self._line.fail(NotReady("the batcher died"))
+
+    def _on_hang(self) -> None:
+        """Gives up on all workers: what one hangs in, the others need too."""
+        _log.critical("a run of the batcher hangs")
+        self._dead = True
+        self._stopped.set()
+        self._runs.fail(NotReady("a run hangs"))
+        self._line.fail(NotReady("a run hangs"))

@@ -47,6 +47,10 @@ _LABELS_SCORED_AT_ONCE = 2000
 # Of names: some milliseconds' work, were they combining marks, whose normal form takes longest.
 _CHARACTERS_RESOLVED_AT_ONCE = 5000
 
+# What no run takes that ends: the largest question takes seconds on a GPU, minutes on a slow CPU.
+_LONGEST_RUN_SECONDS = 60.0
+_LONGEST_CPU_RUN_SECONDS = 600.0
+
 
 class Pipeline:
     """All stages of one model, from bytes to labels.
@@ -81,6 +85,7 @@ class Pipeline:
             queue_size=settings.queue_size,
             cores=list_cores(engine.workers, keep=engine.device == "cpu"),
             max_wait_seconds=settings.max_wait_ms / 1000,
+            max_run_seconds=_bound_run(engine, settings),
         )
         self._aside = Aside(settings.decode_threads or count_cores())
         self._active = 0
@@ -305,6 +310,13 @@ class Pipeline:
         return await self._aside.run(
             deadline, decode_image, data, contract, self.settings.max_pixels
         )
+
+
+def _bound_run(engine: Engine, settings: Settings) -> float:
+    """Returns after how many seconds a run hangs; nobody waits for one that is slower."""
+    on_cpu = engine.device in CPU_DEVICES
+    longest = _LONGEST_CPU_RUN_SECONDS if on_cpu else _LONGEST_RUN_SECONDS
+    return max(longest, 2 * settings.deadline_ms / 1000)
 
 
 def open_pipeline(settings: Settings) -> Pipeline:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -94,7 +95,9 @@ def main() -> None:
     except (StartError, BundleError, StoreError) as error:
         _fail(str(error))
     except ServiceBroken as error:
-        _fail(str(error), EXIT_BROKE)
+        _tell(str(error))
+        sys.stderr.flush()
+        os._exit(EXIT_BROKE)  # Python's own end might wait for a GPU that hangs
     except ModuleNotFoundError as error:
         _fail(_name_extra(error))
     except OSError as error:  # of stdout, mostly: a full disk
@@ -249,9 +252,13 @@ def _name_extra(error: ModuleNotFoundError) -> str:
     return "ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
 
 
-def _fail(reason: str, code: int = EXIT_CANNOT_START) -> NoReturn:
+def _fail(reason: str) -> NoReturn:
+    _tell(reason)
+    raise SystemExit(EXIT_CANNOT_START)
+
+
+def _tell(reason: str) -> None:
     sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
-    raise SystemExit(code)
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

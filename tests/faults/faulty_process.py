@@ -14,13 +14,15 @@ class FaultyProcess(ServerProcess):
 
     program = ("-m", "tests.faults.faulty_server")
 
-    def __init__(self, bundle: Bundle, folder: Path, *flags: str, opens: bool = True) -> None:
+    def __init__(
+        self, bundle: Bundle, folder: Path, *flags: str, opens: bool = True, **more: str
+    ) -> None:
         self._hold, self._open = folder / "hold", folder / "open"
         if opens:
             self.open()
         store = ("--label-store", "memory")
         variables = {"FAULTS_HOLD": str(self._hold), "FAULTS_OPEN": str(self._open)}
-        super().__init__(*serve_command(bundle.path), *store, *flags, **variables)
+        super().__init__(*serve_command(bundle.path), *store, *flags, **variables, **more)
 
     def release(self) -> None:
         """Lets the engine go on."""

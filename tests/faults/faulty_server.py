@@ -3,7 +3,7 @@
 In: the flags of `ml-decoder serve`; in `FAULTS_HOLD` and `FAULTS_OPEN` paths of files that do not
 exist yet. Out: the real server; each run of the engine is a line `run images=N` on stderr. Until
 the file `FAULTS_HOLD` is there, runs with a `HOLD` photo stand still; until `FAULTS_OPEN` is there,
-the bundle is not opened.
+the bundle is not opened. `FAULTS_RUN_SECONDS` is after how long a run hangs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import Image
 
+from service import pipeline
 from service.cli import commands, serving
 from service.engine import Engine
 from service.errors import InferenceFailed, OutOfMemory
@@ -82,5 +83,7 @@ def open_faulty(settings: Settings) -> Graphs:
 
 
 if __name__ == "__main__":
+    if "FAULTS_RUN_SECONDS" in os.environ:
+        pipeline._LONGEST_CPU_RUN_SECONDS = float(os.environ["FAULTS_RUN_SECONDS"])
     serving.serve_model = partial(serving.serve_model, open_graphs=open_faulty)
     commands.main()

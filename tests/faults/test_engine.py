@@ -66,6 +66,21 @@ def test_dead_batcher_turns_readiness_off_and_ends_the_process(
         assert reason in server.stderr
 
 
+def test_hung_engine_turns_readiness_off_and_ends_the_process(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    # A drain that waited for the run would take longer than this test waits.
+    flags = ("--deadline-ms", "500", "--drain-seconds", "600")
+    with (
+        FaultyProcess(open_bundle, tmp_path, *flags, FAULTS_RUN_SECONDS="1") as server,
+        server.open_client() as client,
+    ):
+        assert_problem(send_image(client, make_fault("HOLD")), 504, "deadline_exceeded")
+        assert server.wait() == 3
+        assert server.stderr.splitlines()[-1] == "ml-decoder: the batcher died: see the log"
+        assert "a run of the batcher hangs" in server.stderr
+
+
 def test_while_loading_it_lives_and_answers_503(open_bundle: Bundle, tmp_path: Path) -> None:
     with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
         host, port = server.find_address()

@@ -72,14 +72,14 @@ def make_batcher(
     max_batch_size: int = 4,
     queue_size: int = 100,
     workers: int = 1,
-    max_wait_seconds: float = 0.0,
+    **seconds: float,
 ) -> Batcher[int, int]:
     batcher = Batcher[int, int](
         run,
         batch_sizes=BatchSizes(max_batch_size, max_batch_size),
         queue_size=queue_size,
         cores=[ANY_CORE] * workers,
-        max_wait_seconds=max_wait_seconds,
+        **seconds,
     )
     batcher.start()
     return batcher
@@ -510,6 +510,48 @@ async def test_dead_worker_shows_and_leaves_nobody_waiting() -> None:
     assert not batcher.healthy
     with pytest.raises(NotReady):
         await batcher.submit(2, soon())
+    await batcher.drain(soon())
+
+
+async def test_hung_run_shows_and_leaves_nobody_waiting() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, workers=2, max_batch_size=1, max_run_seconds=0.01)
+    tasks = [send(batcher, item) for item in range(3)]
+
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(result) for result in results] == [NotReady] * 3
+    assert not batcher.healthy
+    with pytest.raises(NotReady):
+        await batcher.submit(2, soon())
+    async with asyncio.timeout(SECONDS):
+        await batcher.drain(math.inf)
+    run.gate.set()
+
+
+async def test_run_that_hangs_while_draining_ends_the_drain() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_run_seconds=0.1)
+    held = await hold_worker(batcher, run)
+
+    async with asyncio.timeout(SECONDS):
+        await batcher.drain(math.inf)
+
+    with pytest.raises(NotReady):
+        await held
+    run.gate.set()
+
+
+async def test_time_in_which_the_process_stood_still_makes_no_run_hang() -> None:
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, max_run_seconds=0.5)
+    held = await hold_worker(batcher, run)
+
+    time.sleep(0.6)  # noqa: ASYNC251 - so that nothing else happens
+    run.gate.set()
+
+    assert await held == 2000
+    await assert_still_works(batcher)
     await batcher.drain(soon())
 
 

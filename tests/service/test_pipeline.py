@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle import Bundle
+from service.card import Device
 from service.cores import Core, list_cores
 from service.drain_rate import DrainRate
 from service.engine import Engine
@@ -585,3 +586,16 @@ async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle
         assert {label.label for label in found.labels} == {"yak", "newt"}
         with pytest.raises(UnknownLabelSet):
             await pipeline.select(question)
+
+
+@pytest.mark.parametrize(
+    ("device", "deadline_ms", "seconds"),
+    [("cuda", 1000, 60), ("cuda", 90_000, 180), ("cpu", 1000, 600), ("openvino", 900_000, 1800)],
+)
+async def test_run_hangs_long_after_its_deadline_and_on_a_cpu_later_still(
+    tiny_bundle: Bundle, device: Device, deadline_ms: float, seconds: float
+) -> None:
+    engine = object.__new__(Engine)
+    engine.device = device
+    settings = make_settings(tiny_bundle, deadline_ms=deadline_ms)
+    assert pipeline_module._bound_run(engine, settings) == seconds
