@@ -46,7 +46,8 @@ class Settings(BaseSettings):
     """Folder of the model bundle to serve (default bundles/ml-decoder-lite0)."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every interface (default 127.0.0.1)."""
+    """Address to listen on; 0.0.0.0 is every interface, :: every one of IPv6 and of IPv4 (default
+    127.0.0.1)."""
 
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 picks a free one (default 8000)."""

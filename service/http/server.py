@@ -64,9 +64,7 @@ class Server(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit as end:  # uvicorn's way out of what it met
-            settings = self._host.settings
-            reason = getattr(end.__context__, "strerror", None) or "it cannot be had"
-            raise StartError(f"port {settings.port} of {settings.host}: {reason}") from end
+            raise _tell_port(self._host.settings, end.__context__) from end
         for server in self.servers:
             for listener in server.sockets:
                 address, port = listener.getsockname()[:2]
@@ -91,6 +89,29 @@ class Server(uvicorn.Server):
         left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
         await super().shutdown(sockets)
+
+
+def _tell_port(settings: Settings, error: BaseException | None) -> StartError:
+    reason = getattr(error, "strerror", None) or "it cannot be had"
+    return StartError(f"port {settings.port} of {settings.host}: {reason}")
+
+
+def _open_both(settings: Settings) -> list[socket.socket] | None:
+    """Returns sockets of IPv6 and of IPv4 where `::` asks for both; None leaves it to uvicorn.
+
+    uvicorn would listen to IPv6 alone. One socket for both would give clients of IPv4 addresses of
+    IPv6 (::ffff:127.0.0.1), which are not those that `FORWARDED_ALLOW_IPS` names.
+
+    Raises:
+        StartError: the port cannot be had.
+    """
+    if settings.host != "::":
+        return None
+    try:
+        six = socket.create_server(("::", settings.port), family=socket.AF_INET6)
+        return [six, socket.create_server(("0.0.0.0", six.getsockname()[1]))]
+    except OSError as error:
+        raise _tell_port(settings, error) from error
 
 
 def _settle_memory() -> None:
@@ -148,6 +169,6 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda told: not isinstance(told.msg, OSError))
     share_cores()
     with open_own_port(settings, app.state.metrics):
-        Server(config, host).run()
+        Server(config, host).run(_open_both(settings))
     if host.failure is not None:
         raise host.failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,24 @@ def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> N
     with ServerProcess(*serve_command(tiny_bundle.path)) as server:
         server.open_client().close()
         server.send_signal(number)
+        assert server.wait() == 0
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+def test_double_colon_listens_to_both_families_whose_clients_keep_their_addresses(
+    tiny_bundle: Bundle,
+) -> None:
+    command = (*serve_command(tiny_bundle.path), "--host", "::", "--rate-limit", "1/hour")
+    with ServerProcess(*command) as server:
+        server.wait_for_line(r"ready model=")
+        _, port = server.find_address()
+        for host in ("[::1]", "127.0.0.1"):
+            with server.connect(host, port) as client:
+                assert scores(send_image(client, make_photo()))
+        with server.connect("127.0.0.1", port) as client:  # which uvicorn believes by default
+            client.headers["X-Forwarded-For"] = "192.0.2.1"
+            assert scores(send_image(client, make_photo()))
+        server.send_signal(signal.SIGTERM)
         assert server.wait() == 0
 
 

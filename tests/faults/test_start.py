@@ -130,6 +130,16 @@ def test_port_that_is_taken_stops_the_start_with_one_line(open_bundle: Bundle) -
         assert_start_fails(*serve_command(open_bundle.path), "--port", port, says="already in use")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_port_that_one_of_two_families_has_taken_stops_the_start_with_one_line(
+    open_bundle: Bundle, family: socket.AddressFamily
+) -> None:
+    with socket.create_server(("", 0), family=family) as taken:
+        flags = ("--host", "::", "--port", str(taken.getsockname()[1]))
+        assert_start_fails(*serve_command(open_bundle.path), *flags, says="already in use")
+
+
 def test_variable_like_that_of_the_keys_stops_the_start(open_bundle: Bundle) -> None:
     assert_start_fails(
         *serve_command(open_bundle.path),
