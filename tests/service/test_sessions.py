@@ -11,7 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from service.sessions import SLOWER_ON_CPU, first_line, list_providers
+from service.bundle import Bundle
+from service.card import Device
+from service.sessions import SLOWER_ON_CPU, Place, first_line, list_providers, open_session
+from tests.engines import pretend_gpu
 from tests.tiny_bundle import serialize_graph
 
 WIDTH = 8
@@ -64,6 +67,16 @@ def test_only_cuda_is_asked_to_capture_a_graph() -> None:
     assert options["enable_cuda_graph"] == "1"
     assert "enable_cuda_graph" not in list_providers("cuda", "fp16")[0][1]
     assert not others
+
+
+@pytest.mark.parametrize(("device", "planned"), [("cpu", True), ("cuda", False)])
+def test_runs_on_a_gpu_take_no_second_block_of_memory_for_the_same_shape(
+    tiny_bundle: Bundle, device: Device, planned: bool
+) -> None:
+    with pretend_gpu():
+        session = open_session(tiny_bundle, "encoder", Place(device, "fp32"))
+
+    assert session.get_session_options().enable_mem_pattern == planned
 
 
 @pytest.mark.parametrize(
