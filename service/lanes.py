@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
 from service.images import PixelArray
+from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
 from service.manifest import MAP_GRAPHS
 from service.replay import Replay
 from service.selection import Head
 from service.sessions import Place, check_tensors, open_session
 from service.stages import time_stage
+from service.tensors import Tensor, cut_rows, run_bound, run_graph
 
 _Description = tuple[str, tuple[int | None, ...]]
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
 Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
-Tensor: TypeAlias = NDArray[Any] | ort.OrtValue
 LogitsArray = NDArray[np.float32]
 
 LABELS_PER_RUN = 1024
@@ -61,6 +62,7 @@ class Lane:
         open_head: tokens and queries -> logits; None where the bundle has none.
         token_device: ONNX Runtime's name of the device that the tokens stay on between encoder
             and heads; None where that is the CPU.
+        kept_queries: what the open head need not be brought again; None on a CPU.
         one_by_one: whether the encoder runs for each image of a batch by itself.
     """
 
@@ -68,6 +70,7 @@ class Lane:
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
     token_device: str | None = None
+    kept_queries: KeptQueries | None = None
     one_by_one: bool = False
 
     def run(
@@ -129,10 +132,10 @@ class Lane:
         if isinstance(self.encoder, Replay):
             return self.encoder.run(images)
         if self.token_device is not None:
-            return _run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
+            return run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
         step = 1 if self.one_by_one else len(images)
         parts = [images[start : start + step] for start in range(0, len(images), step)]
-        tokens = [_run(self.encoder, ["tokens"], images=part)[0] for part in parts]
+        tokens = [run_graph(self.encoder, ["tokens"], images=part)[0] for part in parts]
         return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
 
     def _score(
@@ -140,26 +143,33 @@ class Lane:
     ) -> list[LogitsArray]:
         """Returns the outputs of a head for some rows."""
         if isinstance(tokens, ort.OrtValue):
-            # What lies in device memory cannot be cut; a head costs little for the other rows.
-            return [found[rows] for found in self._score_all(tokens, head, outputs)]
+            # A head costs little for the rows between that do not ask for it; a copy costs more.
+            span = cut_rows(tokens, rows[0], rows[-1])
+            own = [row - span.start for row in rows]
+            return [found[own] for found in self._score_all(span, head, outputs)]
         some = tokens if len(rows) == len(tokens) else tokens[rows]
         return self._score_all(some, head, outputs)
 
-    def _score_all(self, tokens: Tokens, head: Head, outputs: list[str]) -> list[LogitsArray]:
+    def _score_all(self, tokens: Tensor, head: Head, outputs: list[str]) -> list[LogitsArray]:
         if head is None:
             assert self.trained_head is not None
-            return _run(self.trained_head, outputs, tokens=tokens)
+            return run_graph(self.trained_head, outputs, tokens=tokens)
         return self._score_open(tokens, head, outputs)
 
     def _score_open(
-        self, tokens: Tokens, queries: QueryArray, outputs: list[str]
+        self, tokens: Tensor, queries: QueryArray, outputs: list[str]
     ) -> list[LogitsArray]:
         assert self.open_head is not None
-        starts = range(0, len(queries), LABELS_PER_RUN)
-        first, *rest = (queries[start : start + LABELS_PER_RUN] for start in starts)
-        logits, *memory = _run(self.open_head, outputs, tokens=tokens, queries=first)
-        more = [_run(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in rest]
+        first, *rest = self._split(queries)
+        logits, *memory = run_graph(self.open_head, outputs, tokens=tokens, queries=first)
+        more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in rest]
         return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
+
+    def _split(self, queries: QueryArray) -> Sequence[Tensor]:
+        """Returns the queries in chunks of one run each."""
+        starts = range(0, len(queries), LABELS_PER_RUN)
+        chunks = [queries[start : start + LABELS_PER_RUN] for start in starts]
+        return chunks if self.kept_queries is None else self.kept_queries.find(queries, chunks)
 
 
 def open_lane(bundle: Bundle, place: Place) -> Lane:
@@ -197,7 +207,8 @@ def open_lane(bundle: Bundle, place: Place) -> Lane:
         memory = memories.get("open_head_maps", {})
         check_tensors("open_head", open_head.get_outputs(), logits=("float", (None,)), **memory)
     if place.device not in CPU_DEVICES:
-        return Lane(encoder, trained_head, open_head, token_device=_GPU_MEMORY)
+        kept = KeptQueries(_GPU_MEMORY)
+        return Lane(encoder, trained_head, open_head, _GPU_MEMORY, kept_queries=kept)
     # Activations of float32 for one image are near the size of a core's cache already; small
     # matrices of weights gain nothing from more rows. Heads, whose weights are large, do.
     fp32 = bundle.image_precision("encoder", place.precision) == "fp32"
@@ -221,32 +232,3 @@ def open_encoder(bundle: Bundle, place: Place) -> ort.InferenceSession:
     check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
     check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
     return encoder
-
-
-def _run(
-    session: ort.InferenceSession, outputs: list[str], **inputs: Tensor
-) -> list[NDArray[np.float32]]:
-    """Runs a graph; the results are copied to the memory of the CPU."""
-    found = (
-        [value.numpy() for value in _run_bound(session, outputs, "cpu", **inputs)]
-        if any(isinstance(value, ort.OrtValue) for value in inputs.values())
-        else session.run(outputs, inputs)
-    )
-    return [np.asarray(value, np.float32) for value in found]
-
-
-def _run_bound(
-    session: ort.InferenceSession, outputs: list[str], device: str, **inputs: Tensor
-) -> list[ort.OrtValue]:
-    """Runs a graph; the results stay on the device that is named, and inputs where they are."""
-    binding = session.io_binding()
-    for name, value in inputs.items():
-        if isinstance(value, ort.OrtValue):
-            binding.bind_ortvalue_input(name, value)
-        else:
-            binding.bind_cpu_input(name, np.ascontiguousarray(value))
-    for name in outputs:
-        binding.bind_output(name, device)
-    session.run_with_iobinding(binding)
-    found: list[ort.OrtValue] = binding.get_outputs()
-    return found

@@ -64,6 +64,7 @@ def assert_gives_the_cpus_logits(
     """
     cpu = open_engine(bundle, device="cpu", precision="fp32", max_batch_size=6)
     queries = random_queries(0, num_queries)
+    queries.flags.writeable = False  # those of a label set, which a GPU keeps
     mixture: list[list[Head]] = [[None], [queries], [None, queries]]
     for count in range(1, 7):
         images = random_images(count, count)

@@ -389,7 +389,7 @@ def test_gpu_that_opens_and_cannot_run_is_none(
     def fail(*_arguments: object, **_tensors: object) -> None:
         raise RuntimeError("bool CudaCall(...) CUDA failure 209: no kernel image\nmore")
 
-    monkeypatch.setattr(lanes, "_run_bound", fail)
+    monkeypatch.setattr(lanes, "run_bound", fail)
 
     with pretend_gpu():
         with pytest.raises(StartError, match=r"^device cuda: CUDA failure 209: no kernel"):

@@ -101,6 +101,39 @@ def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bun
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
+class CountingHead:
+    """A head that notes how many images each of its runs had."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.sizes: list[int] = []
+        self._session = session
+
+    def io_binding(self) -> ort.IOBinding:
+        return self._session.io_binding()
+
+    def run_with_iobinding(self, binding: ort.IOBinding) -> None:
+        self._session.run_with_iobinding(binding)
+        self.sizes.append(binding.get_outputs()[0].shape()[0])
+
+
+def test_heads_on_a_gpu_run_for_no_rows_before_and_behind_those_that_ask(
+    open_bundle: Bundle,
+) -> None:
+    lane = open_lane(open_bundle, Place("cpu", "fp32"))
+    trained, opened = CountingHead(lane.trained_head), CountingHead(lane.open_head)
+    bound = replace(lane, token_device="cpu", trained_head=trained, open_head=opened)
+    images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
+    asked: list[list[Head]] = [[None], [a], [None, b], [None], [b], [b], [c], []]
+
+    found = bound.run(images, asked)
+
+    assert trained.sizes == [4]
+    assert opened.sizes == [1, 4, 1]
+    for wanted, results in zip(lane.run(images, asked), found, strict=True):
+        for theirs, ours in zip(wanted.logits, results.logits, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
 class CountingEncoder:
     """An encoder that notes how many images each of its runs had."""
 
