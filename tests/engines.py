@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from service import lanes
@@ -20,7 +21,7 @@ from service.errors import StartError
 from service.lanes import HeadResults
 from service.openvino import multiplies_bf16
 from service.selection import Head
-from service.sessions import PROVIDERS
+from service.sessions import PROVIDERS, first_line
 from tests.tiny_bundle import random_images, random_queries
 
 
@@ -30,6 +31,16 @@ def _why_no_openvino() -> str:
         check_device("openvino")
     except StartError as error:
         return str(error)
+    return ""
+
+
+def why_no_gpu() -> str:
+    """Returns why ONNX Runtime has no GPU here; nothing where it has, whatever it can run."""
+    try:
+        check_device("cuda")
+        ort.OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda")
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        return first_line(error)
     return ""
 
 

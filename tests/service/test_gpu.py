@@ -13,13 +13,23 @@ from service.bundle import Bundle
 from service.bundle_draft import write_bundle
 from service.card import Precision
 from service.engine import Engine, open_engine
-from service.errors import StartError
-from tests.engines import assert_gives_the_cpus_logits, assert_gives_the_cpus_memories
+from tests.engines import (
+    assert_gives_the_cpus_logits,
+    assert_gives_the_cpus_memories,
+    why_no_gpu,
+)
 from tests.tiny_bundle import QUERY_WIDTH, mapped_graphs, open_card, open_draft
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    """Skips the tests where there is no GPU; where there is one, they may not fail to start."""
+    if reason := why_no_gpu():
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def open_on_gpu(bundle: Bundle, precision: Precision, *, cuda_graphs: bool) -> Engine:
-    """Opens an engine on the GPU; skips the test where there is none that works."""
-    try:
-        open_engine(bundle, device="cuda", precision=precision)
-    except StartError as error:
-        pytest.skip(str(error))
+    """Opens an engine on the GPU, warm."""
     engine = open_engine(
         bundle, device="cuda", precision=precision, max_batch_size=6, cuda_graphs=cuda_graphs
     )
