@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from service.http.answers import PROBLEM_JSON
 from service.http.multipart import FormShape
-from service.http.parameters import Parameters
+from service.http.parameters import LIST_PARAMETERS, Parameters
 from service.http.problems import PROBLEM_KINDS, describe_kind, document_headers
 from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 
@@ -77,8 +77,10 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
             "description": "In the place of the image, where the service is set to fetch images.",
         }
         json["oneOf"] = [{"required": json.pop("required")}, {"required": [URL_FIELD]}]
+    # Else `/docs` sends a list as one field, its values joined by commas.
+    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
     content = {
-        MULTIPART: {"schema": _object_schema(shape.form, binary)},
+        MULTIPART: {"schema": _object_schema(shape.form, binary), "encoding": encoding},
         JSON: {"schema": json},
     }
     if shape.takes_raw_image:
@@ -99,19 +101,26 @@ def document_conditions(**meanings: str) -> dict[str, Any]:
     return {"parameters": parameters}
 
 
-def document_json(model: type[BaseModel], *, optional: str | None = None) -> dict[str, Any]:
+def document_json(
+    model: type[BaseModel],
+    *,
+    optional: str | None = None,
+    example: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
 
     Args:
         model: shape of the body.
         optional: a field that the path stands in for.
+        example: a body that works; without one, `/docs` makes one up from the shape.
     """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     if optional is not None:
         schema["required"].remove(optional)
     for name, inner in schema.pop("$defs", {}).items():
         schema = _inline(schema, f"#/components/schemas/{name}", inner)
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+    shown = {} if example is None else {"example": example}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **shown}}}}
 
 
 def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:

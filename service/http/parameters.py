@@ -67,6 +67,7 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # The examples are what the form of `/docs` is filled with: each has to suit any model.
     top_k: Annotated[int | None, NoTruth] = Field(
         default=None,
         ge=1,
@@ -84,24 +85,24 @@ class Parameters(BaseModel):
     include: Listed[LabelName] | None = Field(
         default=None,
         description="Choose among these labels only; may be repeated.",
-        examples=[["person", "dog"]],
+        examples=[[]],
     )
     exclude: Listed[LabelName] | None = Field(
         default=None,
         description="Never answer with these labels; may be repeated.",
-        examples=[["chair"]],
+        examples=[[]],
     )
     label_set: Listed[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; may be repeated. A label that stands in several "
         "is answered from the first. Without it: the default set.",
-        examples=[["trained"]],
+        examples=[[]],
     )
     candidate_labels: Listed[LabelText] | None = Field(
         default=None,
         description="Labels of this request alone, which the model need not have seen; may be "
         "repeated. Without `label_set` they are all there is to choose from.",
-        examples=[["a red bicycle"]],
+        examples=[[]],
     )
     min_version: Annotated[int | None, NoTruth] = Field(
         default=None,
@@ -109,14 +110,14 @@ class Parameters(BaseModel):
         le=2**63 - 1,
         description="Answer from label sets of this version or later, such as the one that a "
         "registration answered with.",
-        examples=[7],
+        examples=[0],
     )
     explain: ExplainParameter | None = Field(
         default=None,
         description="Show where in the image each label was found: `true` gives every label a "
         f"`map`, `overlay` also a picture to lay over the image. The best {MOST_EXPLAINED} labels "
         "of an image get theirs.",
-        examples=[True],
+        examples=[False],
     )
 
 

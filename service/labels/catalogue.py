@@ -168,7 +168,7 @@ class Catalogue:
         names = tuple(dict.fromkeys(question.label_set))
         if not names and not question.candidate_labels:
             names = self._default or ("",)
-        if question.min_version is not None:
+        if question.min_version:  # every service is at 0, with a store or without
             await self._reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown:

@@ -93,6 +93,13 @@ _ON_REPLACING = document_conditions(
 )
 _ON_DELETING = document_conditions(if_match=_IF_MATCH)
 
+_EXAMPLE = {
+    "labels": [
+        "red panda",
+        {"name": "keeper", "prompt": "a photo of a zoo keeper", "threshold": 0.4},
+    ]
+}
+
 Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
@@ -123,7 +130,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
         },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetExists),
     },
-    openapi_extra=document_json(LabelSetRecord),
+    openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
 async def register_label_set(request: Request, host: Host) -> Response:
     """Registers a label set; the same set once more is no error, another one is.
@@ -172,7 +179,10 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
         },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
     },
-    openapi_extra={**document_json(LabelSetRecord, optional="name"), **_ON_REPLACING},
+    openapi_extra={
+        **document_json(LabelSetRecord, optional="name", example=_EXAMPLE),
+        **_ON_REPLACING,
+    },
 )
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there."""

@@ -9,7 +9,8 @@ import pytest
 from service.http.app import create_app
 from service.http.hosting import PipelineHost
 from service.http.open_inference.request import HEADER_LENGTH
-from service.http.parameters import Parameters
+from service.http.parameters import LIST_PARAMETERS, Parameters
+from service.labels.definition import LabelSetRecord
 from service.settings import Settings
 
 
@@ -37,6 +38,21 @@ def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> N
             properties = post["requestBody"]["content"][kind]["schema"]["properties"]
             url = {"url"} if (path, kind) == ("/predict", "application/json") else set()
             assert set(properties) == {image, *url, *Parameters.model_fields}
+
+
+def test_forms_document_that_every_value_of_a_list_is_a_field(paths: dict[str, Any]) -> None:
+    for path in ("/predict", "/predict/batch"):
+        form = paths[path]["post"]["requestBody"]["content"]["multipart/form-data"]
+        assert set(form["encoding"]) == LIST_PARAMETERS
+        assert all(way == {"style": "form", "explode": True} for way in form["encoding"].values())
+
+
+def test_example_of_a_label_set_is_one(paths: dict[str, Any]) -> None:
+    posted = paths["/labels"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    put = paths["/labels/{name}"]["put"]["requestBody"]["content"]["application/json"]["example"]
+    assert LabelSetRecord.model_validate(posted).labels == (
+        LabelSetRecord.model_validate({"name": "any", **put}).labels
+    )
 
 
 def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) -> None:

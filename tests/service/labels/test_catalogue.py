@@ -236,5 +236,6 @@ async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bu
         await catalogue.register(define("pets", "cat"))
     with pytest.raises(VersionNotReached):
         await catalogue.pin(Question(min_version=1))
+    assert await pin_names(catalogue, Question(min_version=0)) == ["trained"]
     await catalogue.refresh()
     await catalogue.stop()
