@@ -54,7 +54,13 @@ class ServiceError(Exception):
 
 
 class ImageError(ServiceError):
-    """The picture cannot be used."""
+    """The picture cannot be used.
+
+    Attributes:
+        place: which one it is, where one of several fails them all: `Photo 2 of 3`.
+    """
+
+    place: str | None = None
 
 
 class InvalidImage(ImageError):

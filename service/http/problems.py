@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service import errors
-from service.errors import InvalidLabelSet, QuestionError, ServiceError, TooManyPixels
+from service.errors import ImageError, InvalidLabelSet, QuestionError, ServiceError, TooManyPixels
 from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
@@ -278,6 +278,8 @@ def describe_problem(error: Exception, request_id: str | None = None) -> Problem
     problem = describe_kind(kind, request_id)
     if kind.detail is not None:
         problem.detail = kind.detail(error)
+    if isinstance(error, ImageError) and error.place is not None:
+        problem.detail = " ".join(filter(None, (f"{error.place}.", problem.detail)))
     if isinstance(error, InvalidParameters):
         problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
     return problem

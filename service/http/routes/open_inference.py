@@ -111,6 +111,7 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
 
     `label_set` takes several names with commas between; `min_version` is that of `/predict`.
     The output parameter `classification` asks for the best labels instead of all scores.
+    A photo that cannot be used fails the whole request, and the error names it.
     """
     body = await read_body(request, host.settings)
     asked = await asyncio.to_thread(
@@ -178,5 +179,19 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(asked.question)
-    works = (pipeline.predict(photo, selection, deadline) for photo in asked.photos)
+    works = (
+        _score_one(pipeline, asked, index, selection, deadline)
+        for index in range(len(asked.photos))
+    )
     return selection, await run_together(works)
+
+
+async def _score_one(
+    pipeline: Pipeline, asked: InferRequest, index: int, selection: Selection, deadline: float
+) -> Prediction:
+    try:
+        return await pipeline.predict(asked.photos[index], selection, deadline)
+    except errors.ImageError as error:
+        if len(asked.photos) > 1:
+            error.place = f"Photo {index + 1} of {len(asked.photos)}"
+        raise

@@ -348,6 +348,16 @@ def test_bad_input_is_refused(client: TestClient, case: str) -> None:
     assert_error(client.post(INFER, content=content), 400, words)
 
 
+def test_error_of_one_photo_among_several_names_it(client: TestClient) -> None:
+    svg = b"<svg xmlns='x'></svg>"
+    for bad, words in ((b"junk", "damaged or no image"), (svg, "Supported types")):
+        several = post(client, image_input(PHOTO, bad, PHOTO))
+        assert_error(several, 400, "Photo 2 of 3.", words)
+        assert "Photo" not in post(client, image_input(bad)).json()["error"]
+    assert_error(post(client, image_input(b"", PHOTO)), 400, "Photo 1 of 2.")
+    assert infer(client, image_input(PHOTO, PHOTO))["scores"]["shape"] == [2, 5]
+
+
 BAD_PIXELS: dict[str, dict[str, Any]] = {
     "other size": {"shape": [1, 15, 16, 3]},
     "planes first": {"shape": [1, 3, 16, 16]},
