@@ -106,7 +106,16 @@ class ConflictingLabels(QuestionError):
 
 
 class UnknownLabelSet(QuestionError):
-    """The question names label sets that there are not."""
+    """The question names label sets that there are not, or none, and its default is not there.
+
+    Attributes:
+        by_default: whether the names are the service's, not the question's.
+    """
+
+    def __init__(self, names: tuple[str, ...], *, by_default: bool = False) -> None:
+        """Keeps the names at fault, and whose they are."""
+        super().__init__(names)
+        self.by_default = by_default
 
 
 class NoMaps(QuestionError):

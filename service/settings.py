@@ -72,7 +72,8 @@ class Settings(BaseSettings):
 
     default_label_set: str | None = None
     """Label set of requests that name none, or several with commas between (default trained,
-    or the bundle's first where the model has no trained labels)."""
+    or the bundle's first where the model has no trained labels). One that is not there only
+    warns: it may be registered later."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
     """Seconds between two looks at the label store for what other processes wrote (default

@@ -17,7 +17,14 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service import errors
-from service.errors import ImageError, InvalidLabelSet, QuestionError, ServiceError, TooManyPixels
+from service.errors import (
+    ImageError,
+    InvalidLabelSet,
+    QuestionError,
+    ServiceError,
+    TooManyPixels,
+    UnknownLabelSet,
+)
 from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
@@ -62,6 +69,13 @@ def _list_names(error: QuestionError) -> str:
     shown = ", ".join(f"'{name[:_SHOWN_CHARACTERS]}'" for name in error.names[:_SHOWN_NAMES])
     more = len(error.names) - _SHOWN_NAMES
     return f"{shown} and {more} more." if more > 0 else f"{shown}."
+
+
+def _list_sets(error: UnknownLabelSet) -> str:
+    names = _list_names(error)
+    if error.by_default:
+        return f"{names[:-1]}, the default of requests that name none."
+    return names
 
 
 def _tell_reason(error: InvalidLabelSet) -> str:
@@ -141,7 +155,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
         422, "conflicting_labels", "A label is both included and excluded", _list_names
     ),
     errors.UnknownLabelSet: ProblemKind(
-        422, "unknown_label_set", "A label set is unknown", _list_names
+        422, "unknown_label_set", "A label set is unknown", _list_sets
     ),
     errors.NoMaps: ProblemKind(409, "no_maps", "This model has no maps of these labels"),
     errors.InvalidLabelSet: ProblemKind(

@@ -157,7 +157,7 @@ class Catalogue:
         """Returns the sets that a request asks for, candidates first, as they are now.
 
         Raises:
-            UnknownLabelSet: there is no set of a name that the question gives.
+            UnknownLabelSet: there is no set of a name that the question or the default gives.
             StoreUnavailable: one is not here, or not in `min_version`, and the store, which may
                 have it, does not answer.
             VersionNotReached: the store has not seen `min_version`.
@@ -173,7 +173,7 @@ class Catalogue:
         unknown = tuple(name for name in names if self.get(name) is None)
         if unknown:
             self._check_store()
-            raise UnknownLabelSet(unknown)
+            raise UnknownLabelSet(unknown, by_default=not question.label_set)
         sets = tuple(self.find(name) for name in names)
         if question.candidate_labels:
             return (await self._make_candidates(question.candidate_labels), *sets)

@@ -188,7 +188,10 @@ async def test_default_set_may_be_registered_later_and_is_missed_till_then(
     assert "no label set pets" in caplog.text
     with pytest.raises(UnknownLabelSet) as caught:
         await catalogue.pin(Question())
-    assert caught.value.names == ("pets",)
+    assert (caught.value.names, caught.value.by_default) == (("pets",), True)
+    with pytest.raises(UnknownLabelSet) as caught:
+        await catalogue.pin(Question(label_set=("pets",)))
+    assert not caught.value.by_default
     await catalogue.register(define("pets", "cat"))
     assert await pin_names(catalogue, Question()) == ["pets"]
     await catalogue.stop()

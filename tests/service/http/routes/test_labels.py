@@ -620,7 +620,12 @@ def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path
         "default_label_set": "trained,zoo",
     }
     with serve_app(open_bundle.path, **settings) as client:
-        assert_problem(send_image(client), 422, "unknown_label_set")
+        missing = assert_problem(send_image(client), 422, "unknown_label_set")
+        assert missing["detail"] == "'zoo', the default of requests that name none."
+        named = assert_problem(
+            send_image(client, params={"label_set": "zoo"}), 422, "unknown_label_set"
+        )
+        assert named["detail"] == "'zoo'."
         register(client, {"name": "zoo", "labels": ["panda"]})
         assert "panda" in scores_of(client)
     with serve_app(open_bundle.path, **settings) as client:
