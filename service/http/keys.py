@@ -59,7 +59,7 @@ class KeyRing:
             Unauthorized: it may not.
         """
         if self._predict and not _holds((*self._predict, *self._administrate), key):
-            raise Unauthorized
+            raise Unauthorized(sent=bool(key))
 
     def check_administrate(self, key: str | None) -> None:
         """Does nothing if `key` may change label sets; without any keys everyone may.
@@ -70,7 +70,7 @@ class KeyRing:
         """
         if self.is_empty or _holds(self._administrate, key):
             return
-        raise Forbidden if _holds(self._predict, key) else Unauthorized
+        raise Forbidden if _holds(self._predict, key) else Unauthorized(sent=bool(key))
 
     def name_caller(self, key: str | None, address: str) -> str:
         """Returns who asks: a known key's digest, or else the address (IPv6: its network)."""

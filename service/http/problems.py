@@ -97,7 +97,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     request_errors.MethodNotAllowed: ProblemKind(
         405, "method_not_allowed", "Method not allowed", str
     ),
-    request_errors.Unauthorized: ProblemKind(401, "unauthorized", "A key is needed", str),
+    request_errors.Unauthorized: ProblemKind(401, "unauthorized", "A valid key is needed", str),
     request_errors.Forbidden: ProblemKind(403, "forbidden", "The key does not permit this", str),
     request_errors.RateLimited: ProblemKind(
         429, "rate_limited", "Too many requests", str, retry_after_seconds=1

@@ -66,8 +66,12 @@ class MethodNotAllowed(RequestError):
 class Unauthorized(RequestError):
     """The request has no key, or an unknown one."""
 
-    def __init__(self) -> None:
-        super().__init__("Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.")
+    def __init__(self, *, sent: bool) -> None:
+        super().__init__(
+            "The key that was sent is not known here."
+            if sent
+            else "Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
+        )
 
 
 class Forbidden(RequestError):

@@ -59,6 +59,17 @@ def test_without_a_known_key_it_is_401(client: TestClient, headers: dict[str, An
     assert send_image(client, headers=bearing(PREDICT)).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_unknown_key_is_told_from_none(client: TestClient, method: str) -> None:
+    none = client.request(method, "/labels/trained")
+    assert "Send a key" in assert_problem(none, 401, "unauthorized")["detail"]
+    for headers in (bearing(PREDICT[:-1]), {"X-API-Key": "made-up-key-000001"}):
+        unknown = client.request(method, "/labels/trained", headers=headers)
+        detail = assert_problem(unknown, 401, "unauthorized")["detail"]
+        assert detail == "The key that was sent is not known here."
+    assert client.get("/labels/trained", headers=bearing(PREDICT)).status_code == 200
+
+
 def test_key_is_asked_for_before_the_body_is_read(client: TestClient) -> None:
     large = client.post("/predict", content=b"x" * 30_000_000)
     assert_problem(large, 401, "unauthorized")
