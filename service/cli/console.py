@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from service.scoring import ScoredLabel
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+_LEGEND = Text("* not the label's own threshold", "dim")
 
 
 class Format(StrEnum):
@@ -106,6 +107,8 @@ def show_photo(photo: LabelledPhoto) -> None:
     # Not as the title: that is broken into lines of the table's width, most paths are longer.
     console.print(Text(str(photo.path), "bold"), soft_wrap=True)
     console.print(table)
+    if not all(label.calibrated for label in photo.prediction.labels):
+        console.print(_LEGEND, soft_wrap=True)
 
 
 def write_csv_head() -> None:

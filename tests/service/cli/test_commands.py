@@ -48,6 +48,17 @@ def test_broken_photo_is_reported_and_the_others_are_shown(
     assert "broken.png: The image is damaged or no image" in err
 
 
+def test_star_at_a_threshold_is_explained_below_its_table(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    flags = ("--bundle", tiny_bundle.path, "--include", "cat")
+    _, own, _ = run("predict", *flags, "--top-k", 1, photos[0])
+    assert "*" not in own
+    _, given, _ = run("predict", *flags, "--threshold", 0, photos[0])
+    assert "0.000 *" in given
+    assert given.splitlines()[-1] == "* not the label's own threshold"
+
+
 def test_json_is_one_object_for_each_photo_in_order(
     run: Run, tiny_bundle: Bundle, photos: list[Path]
 ) -> None:
