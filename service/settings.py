@@ -28,6 +28,9 @@ _OTHER_VARIABLES = re.compile(
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )
 
+# An empty variable counts as none; here that would open the service to everyone.
+_KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
+
 _log = logging.getLogger(__name__)
 
 
@@ -183,13 +186,16 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
     """Warns of variables that begin like settings and are none, with the name that may be meant.
 
     Raises:
-        StartError: one speaks of keys; without it the service would be open to everyone.
+        StartError: one speaks of keys, or is there to hold them and empty; without keys the
+            service would be open to everyone.
     """
     prefix = str(Settings.model_config["env_prefix"])
     known = [name.upper() for name in Settings.model_fields]
     for name in sorted(environment):
         variable = name.upper()
         setting = variable.removeprefix(prefix)
+        if setting in _KEYS and setting != variable and not environment[name].strip():
+            raise StartError(f"{name} is empty: it takes a key, or has to be unset")
         if setting == variable or setting in known or _OTHER_VARIABLES.fullmatch(variable):
             continue
         import difflib  # a start without such a variable does without it

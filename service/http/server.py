@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import ipaddress
 import logging
 import math
 import socket
@@ -70,6 +71,8 @@ class Server(uvicorn.Server):
                 address, port = listener.getsockname()[:2]
                 fields = {"address": address, "port": port, "state": "loading"}
                 logger.info("listening", extra=fields)
+        if _is_open_to_all(self._host.settings):
+            logger.warning("no keys are set: whoever reaches this address may change label sets")
 
     async def on_tick(self, counter: int) -> bool:
         """Stops where the pipeline could not be opened, or broke: a supervisor starts anew."""
@@ -89,6 +92,15 @@ class Server(uvicorn.Server):
         left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
         await super().shutdown(sockets)
+
+
+def _is_open_to_all(settings: Settings) -> bool:
+    if settings.predict_keys is not None or settings.admin_keys is not None:
+        return False
+    try:
+        return not ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        return settings.host != "localhost"
 
 
 def _tell_port(settings: Settings, error: BaseException | None) -> StartError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo
@@ -29,3 +31,23 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
     assert line["duration_ms"] > 0
     assert [entry["message"] for entry in lines if entry["logger"] == "service.http.server"]
     assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in lines)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "told"),
+    [
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {}, True),
+        ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, False),
+    ],
+)
+def test_service_that_is_open_to_all_says_so(
+    tiny_bundle: Bundle, host: str, keys: dict[str, str], told: bool
+) -> None:
+    command = ("serve", "--bundle", str(tiny_bundle.path), "--port", "0", "--device", "cpu")
+    with ServerProcess(*command, "--host", host, **keys) as server:
+        server.wait_for_line("listening")
+        server.wait_for_line("ready")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert ("no keys are set" in server.stderr) == told

@@ -84,8 +84,16 @@ def test_settings_and_variables_of_others_are_not_told(caplog: pytest.LogCapture
     ours = ("API_KEY", "PUBLISH", "LISTEN", "SERVERS", "LABEL_SERVERS")
     kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP_ADDR")
     names = (*(name.upper() for name in Settings.model_fields), *ours, *kubernetes)
-    check_variables({f"ML_DECODER_{name}": "" for name in names} | {"ml_decoder_port": ""})
+    check_variables({f"ML_DECODER_{name}": "x" for name in names} | {"ml_decoder_port": ""})
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["ML_DECODER_PREDICT_KEYS", "ml_decoder_admin_keys"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_variable_that_should_hold_keys_and_is_empty_is_refused(name: str, value: str) -> None:
+    with pytest.raises(StartError, match=f"{name} is empty"):
+        check_variables({name: value})
+    check_variables({name: "a-good-key-0000001"})
 
 
 def test_settings_cannot_change() -> None:
