@@ -9,7 +9,7 @@ Next: `engine.py`, which chooses the lane and names what goes wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
 from service.manifest import MAP_GRAPHS
 from service.replay import Replay
-from service.selection import Head
+from service.selection import Head, SomeQueries
 from service.sessions import Place, check_tensors, open_session
 from service.stages import time_stage
 from service.tensors import Tensor, cut_rows, run_bound, run_graph
@@ -157,19 +157,21 @@ class Lane:
         return self._score_open(tokens, head, outputs)
 
     def _score_open(
-        self, tokens: Tensor, queries: QueryArray, outputs: list[str]
+        self, tokens: Tensor, queries: QueryArray | SomeQueries, outputs: list[str]
     ) -> list[LogitsArray]:
         assert self.open_head is not None
-        first, *rest = self._split(queries)
-        logits, *memory = run_graph(self.open_head, outputs, tokens=tokens, queries=first)
-        more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in rest]
+        chunks = iter(self._split(queries))
+        logits, *memory = run_graph(self.open_head, outputs, tokens=tokens, queries=next(chunks))
+        more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in chunks]
         return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
 
-    def _split(self, queries: QueryArray) -> Sequence[Tensor]:
+    def _split(self, queries: QueryArray | SomeQueries) -> Iterable[Tensor]:
         """Returns the queries in chunks of one run each."""
         starts = range(0, len(queries), LABELS_PER_RUN)
-        chunks = [queries[start : start + LABELS_PER_RUN] for start in starts]
-        return chunks if self.kept_queries is None else self.kept_queries.find(queries, chunks)
+        chunks = (queries[start : start + LABELS_PER_RUN] for start in starts)
+        if self.kept_queries is None or isinstance(queries, SomeQueries):
+            return chunks
+        return self.kept_queries.find(queries, list(chunks))
 
 
 def open_lane(bundle: Bundle, place: Place) -> Lane:

@@ -41,8 +41,8 @@ from service.waiting import BatchSizes
 
 State = Literal["loading", "ready", "draining", "failed"]
 
-# Fewer labels are scored faster than a thread takes over.
-_LABELS_SCORED_AT_ONCE = 2000
+# Fewer labels are chosen from, and scored, faster than a thread takes over.
+_LABELS_AT_ONCE = 2000
 
 # Of names: some milliseconds' work, were they combining marks, whose normal form takes longest.
 _CHARACTERS_RESOLVED_AT_ONCE = 5000
@@ -190,7 +190,8 @@ class Pipeline:
         self, sets: Sequence[LabelSet], question: Question, deadline: float
     ) -> Selection:
         characters = sum(map(len, question.include + question.exclude))
-        if characters <= _CHARACTERS_RESOLVED_AT_ONCE:
+        labels = sum(len(each.names) for each in sets)
+        if characters <= _CHARACTERS_RESOLVED_AT_ONCE and labels <= _LABELS_AT_ONCE:
             return select_labels(sets, question)
         return await self._aside.run(deadline, select_labels, sets, question)
 
@@ -285,7 +286,7 @@ class Pipeline:
     async def _score(
         self, logits: Sequence[LogitsArray], selection: Selection, deadline: float
     ) -> tuple[ScoredLabel, ...]:
-        if selection.num_labels <= _LABELS_SCORED_AT_ONCE:
+        if selection.num_labels <= _LABELS_AT_ONCE:
             return score_labels(logits, selection)
         return await self._aside.run(deadline, score_labels, logits, selection)
 

@@ -70,9 +70,9 @@ def score_labels(
     """Scores one image's logits and picks the labels that answer the question.
 
     Args:
-        logits: for each part of the selection, the logits of its head: [N] of every trained
-            label (a softmax runs over all of them, so a score never depends on the question) or
-            [L] of the chosen open labels.
+        logits: for each part of the selection, the logits of its head: [L] of the chosen labels
+            or [N] of every label of the set, as those of a trained head always are (a softmax
+            runs over all of them, so a score never depends on the question).
         selection: what to choose from.
 
     Returns:
@@ -104,7 +104,7 @@ def _score_part(
     labels, chosen = part.labels, part.chosen
     scores = compute_scores(logits, labels.activation)
     whole = len(chosen) == len(labels.names)
-    if part.head is None and not whole:
+    if len(scores) != len(chosen):
         scores = scores[chosen]
     fixed = threshold if isinstance(threshold, float | int) else None
     if applies:

@@ -19,9 +19,32 @@ from service.labels.label_set import LabelSet, QueryArray
 
 Threshold = float | Literal["calibrated"]
 Explain = Literal["map", "overlay"]
-Head = QueryArray | None
-"""What the engine runs for one set: the queries [L, K] of the open head; None is the trained
-head."""
+
+
+@dataclass(frozen=True, eq=False)
+class SomeQueries:
+    """A few rows of a matrix of queries; slices copy them, so that a request that waits holds none.
+
+    Attributes:
+        queries: float32 [L, K], the whole matrix.
+        chosen: the n rows that are meant.
+    """
+
+    queries: QueryArray
+    chosen: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        """The number of rows, n."""
+        return len(self.chosen)
+
+    def __getitem__(self, rows: slice) -> QueryArray:
+        """Returns a copy of some of the rows, float32 [m, K]."""
+        return self.queries[self.chosen[rows]]
+
+
+Head = QueryArray | SomeQueries | None
+"""What the engine runs for one set: the queries [L, K] of the open head, all or some; None is the
+trained head."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +94,8 @@ class Part:
     Attributes:
         labels: the set.
         chosen: their positions in it, ascending, at least one.
-        head: what the engine runs; its logits are those of `chosen` for the open head, and
-            those of the whole set for the trained one.
+        head: what the engine runs; its logits are those of `chosen` where it is `SomeQueries`,
+            else those of the whole set.
     """
 
     labels: LabelSet
@@ -155,11 +178,11 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
 
 
 def _make_part(labels: LabelSet, chosen: NDArray[np.intp]) -> Part:
-    # The whole matrix is passed on as it is: requests that share it share a run.
     queries = labels.queries
-    if queries is not None and len(chosen) < len(queries):
-        queries = queries[chosen]
-    return Part(labels, chosen, queries)
+    # Requests that share the whole matrix share a run, which is worth a few labels too many.
+    if queries is None or 2 * len(chosen) >= len(queries):
+        return Part(labels, chosen, queries)
+    return Part(labels, chosen, SomeQueries(queries, chosen))
 
 
 def _positions(labels: LabelSet, names: Iterable[str]) -> list[int]:

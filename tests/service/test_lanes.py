@@ -20,7 +20,7 @@ from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed
 from service.images import PixelArray
 from service.lanes import open_lane
-from service.selection import Head
+from service.selection import Head, SomeQueries
 from service.sessions import Place
 from tests.tiny_bundle import (
     QUERY_WIDTH,
@@ -174,6 +174,22 @@ def test_chunks_of_labels_give_the_logits_of_the_whole(
     chunked = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
 
     np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
+
+
+@settings(max_examples=25)
+@given(size=st.integers(1, 20), per_run=st.integers(1, 8), data=st.data())
+def test_any_rows_of_a_matrix_give_its_logits_of_these_rows(
+    engine: Engine, size: int, per_run: int, data: st.DataObject
+) -> None:
+    (image,), queries = random_images(size, 1), random_queries(size, size)
+    rows = data.draw(st.lists(st.integers(0, size - 1), unique=True, min_size=1).map(sorted))
+    whole = run_one(engine, image, queries)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "LABELS_PER_RUN", per_run)
+        some = run_one(engine, image, SomeQueries(queries, np.array(rows)))
+
+    np.testing.assert_allclose(some, whole[rows], atol=TOLERANCE, rtol=0)
 
 
 def test_many_labels_are_run_in_chunks(engine: Engine) -> None:

@@ -320,6 +320,22 @@ async def test_rate_of_draining_is_that_of_the_answers(
     assert notes == ["start", "answer", "answer", "start", "7 items"]
 
 
+async def test_event_loop_goes_on_while_large_sets_are_looked_through(
+    open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "_LABELS_AT_ONCE", len(TINY_LABELS))
+    gate = Gate(monkeypatch, pipeline_module, "select_labels")
+    async with running(open_bundle, label_store="memory") as pipeline:
+        zoo = Definition("zoo", ("yak", "newt"), (None, None), (None, None))
+        await pipeline.catalogue.register(zoo)
+        both = Question(label_set=("trained", "zoo"), top_k=9)
+        asked = asyncio.create_task(pipeline.select(both))
+        await gate.wait_for_arrival()
+        gate.open()
+        assert (await asked).num_labels == len(TINY_LABELS) + 2
+        await assert_good_photo_is_answered(pipeline)
+
+
 async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

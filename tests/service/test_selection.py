@@ -12,7 +12,7 @@ from service.engine import Engine, open_engine
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.scoring import score_labels
-from service.selection import Question, select_labels
+from service.selection import Question, SomeQueries, select_labels
 from tests.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
@@ -85,6 +85,23 @@ def test_whole_set_shares_its_queries_with_other_requests() -> None:
     labels = random_label_set(0, ["yak", "newt"])
     (part,) = select_labels([labels], Question()).parts
     assert part.head is labels.queries
+
+
+def test_set_that_lacks_some_of_its_labels_shares_its_queries_too() -> None:
+    labels, others = random_label_set(0, ["yak", "newt", "cat"]), random_label_set(1, ["cat"])
+    asked = [([labels], Question(exclude=("yak",))), ([others, labels], Question())]
+    for sets, question in asked:
+        part = select_labels(sets, question).parts[-1]
+        assert part.chosen.tolist() in ([1, 2], [0, 1])
+        assert part.head is labels.queries
+
+
+def test_request_for_a_few_labels_copies_no_queries_before_it_is_run() -> None:
+    labels = random_label_set(0, ["yak", "newt", "cat"])
+    (part,) = select_labels([labels], Question(include=("newt",))).parts
+    assert isinstance(part.head, SomeQueries)
+    assert part.head.queries is labels.queries
+    assert len(part.head) == 1
 
 
 def test_names_are_found_in_any_form_and_what_is_wrong_is_named() -> None:
