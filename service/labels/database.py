@@ -65,8 +65,11 @@ class Database:
             StoreFull: its disk has no space left.
         """
         engine = self._engine.execution_options(**{_WRITING: True})
-        with self._naming_failures(), engine.begin() as connection:
-            yield connection
+        with self._naming_failures(), engine.connect() as connection:
+            with connection.begin():
+                yield connection
+            if engine.dialect.name == "sqlite":
+                _empty_log(connection)
 
     def hang_up(self) -> None:
         """Breaks the connections to a server: who waits for it gets `StoreUnavailable`.
@@ -204,6 +207,23 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     # A writer takes the lock first: one that has read before could only fail to get it.
     writing = connection.get_execution_options().get(_WRITING, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _empty_log(connection: sa.Connection) -> None:
+    """Moves what is committed from SQLite's log (`-wal`) into the file, unless somebody reads it.
+
+    A log that is left beside a file that was restored would be played into that one.
+    """
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    with suppress(sqlite3.Error):  # what is in the log is as durable
+        driver.execute("PRAGMA wal_checkpoint(PASSIVE)")  # the slow part, beside other writers
+        (patience_ms,) = driver.execute("PRAGMA busy_timeout").fetchone()
+        driver.execute("PRAGMA busy_timeout = 0")  # who waits for a reader keeps all writers out
+        try:
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {patience_ms}")
 
 
 def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:

@@ -149,6 +149,22 @@ def test_read_only_file_is_unavailable_to_writers_and_goes_on_to_be_read(tmp_pat
     database.close()
 
 
+def test_write_leaves_nothing_in_the_log_unless_somebody_reads(tmp_path: Path) -> None:
+    reader, writer = (open_database(str(tmp_path / "t.db"), patience_seconds=60) for _ in range(2))
+    log = tmp_path / "t.db-wal"
+    run(writer, "CREATE TABLE t (x INTEGER)")
+    assert log.stat().st_size == 0
+    with reader.read() as connection:
+        connection.execute(sa.text("SELECT count(*) FROM t"))
+        run(writer, "INSERT INTO t VALUES (1)")
+        assert log.stat().st_size > 0
+    run(writer, "INSERT INTO t VALUES (2)")
+    assert log.stat().st_size == 0
+    assert count(reader) == 2
+    reader.close()
+    writer.close()
+
+
 def test_options_of_a_url_stand_beside_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema of its own, for one, keeps the stores of two services apart."""
     asked: list[dict[str, Any]] = []
