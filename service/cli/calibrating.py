@@ -54,6 +54,7 @@ async def calibrate_set(
 
     Raises:
         StartError: the folder cannot be used.
+        LabelSetChanged: the set was changed while its photos were scored.
         ServiceError: the set cannot be changed, or a photo cannot be used.
     """
     labelled = read_labelled_folder(folder)
@@ -71,9 +72,9 @@ async def calibrate_set(
         found = _find_thresholds(common, photos, await _score(pipeline, photos, question))
         if not found:
             raise StartError(f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}")
-        await pipeline.catalogue.set_thresholds(
-            name, {label: point.threshold for label, point in found.items()}
-        )
+        thresholds = {label: point.threshold for label, point in found.items()}
+        # Scores of this version: another one's labels may be encoded from other texts.
+        await pipeline.catalogue.set_thresholds(name, thresholds, int(labels.version))
         return found
     finally:
         await pipeline.drain()

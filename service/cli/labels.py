@@ -16,7 +16,7 @@ import typer
 from service.cli.console import dump_label_set, show_calibration, show_label_sets, write_json
 from service.cli.flags import add_setting_flags
 from service.cli.paths import read_path
-from service.errors import LabelSetExists, StartError
+from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.logs import configure_logs
 from service.settings import Settings
 
@@ -107,7 +107,11 @@ def calibrate(
     from service.cli.calibrating import calibrate_set
 
     configure_logs("error")
-    found = asyncio.run(calibrate_set(settings, name, photos, split))
+    try:
+        found = asyncio.run(calibrate_set(settings, name, photos, split))
+    except LabelSetChanged as error:
+        reason = f"{name} was changed while its photos were scored; calibrate it again"
+        raise StartError(reason) from error
     if as_json:
         write_json({"name": name, "thresholds": {k: v.threshold for k, v in found.items()}})
     else:

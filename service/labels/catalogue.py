@@ -219,14 +219,21 @@ class Catalogue:
         """
         await self._writer_of(name).delete(name, if_version)
 
-    async def set_thresholds(self, name: str, thresholds: Mapping[str, float]) -> LabelSet:
+    async def set_thresholds(
+        self, name: str, thresholds: Mapping[str, float], if_version: int | None = None
+    ) -> LabelSet:
         """Gives labels of a registered set thresholds of their own; the others keep theirs.
 
+        Args:
+            name: the set.
+            thresholds: label -> score, 0..1.
+            if_version: change only this version, the one that the thresholds are for.
+
         Raises:
-            LabelSetError: there is no such set, or it is not to be changed.
+            LabelSetError: there is no such set, or it is not to be changed, or in another version.
             StoreError: it could not be kept.
         """
-        return await self._writer_of(name).set_thresholds(name, thresholds)
+        return await self._writer_of(name).set_thresholds(name, thresholds, if_version)
 
     async def refresh(self) -> None:
         """Loads what other processes wrote to the store, where there is one.

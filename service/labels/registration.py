@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from service.errors import InvalidLabelSet, LabelSetNotFound
+from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetNotFound
 from service.labels.definition import Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
@@ -55,16 +55,20 @@ class Registration:
         queries = await self._encoding.project(embeddings)
         return await self._commit(order, embeddings, queries)
 
-    async def set_thresholds(self, name: str, thresholds: Mapping[str, float]) -> LabelSet:
+    async def set_thresholds(
+        self, name: str, thresholds: Mapping[str, float], if_version: int | None
+    ) -> LabelSet:
         """Gives labels of a set thresholds of their own; the others keep theirs.
 
         Raises:
-            LabelSetError: there is no such set, or it changed meanwhile.
+            LabelSetError: there is no such set, or it is in another version.
             StoreError: it could not be kept.
         """
         stored = await self._shown.call(self._store.read, name)
         if stored is None:
             raise LabelSetNotFound(name)
+        if if_version not in (None, stored.version):
+            raise LabelSetChanged(name)
         old = stored.definition
         new = tuple(
             thresholds.get(label, own) for label, own in zip(old.names, old.thresholds, strict=True)

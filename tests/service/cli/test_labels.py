@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from service.bundle import Bundle
+from service.cli import calibrating
+from service.cli.label_store import add_set, define_set
+from service.pipeline import Pipeline
+from service.selection import Question
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
 
@@ -142,6 +147,40 @@ def test_other_set_of_the_name_needs_replace(run: Run) -> None:
     assert (code, err.count("\n")) == (2, 1)
     assert "another label set is called zoo; --replace replaces it" in err
     assert run("labels", "add", "zoo", "--label", "newt", "--replace")[0] == 0
+
+
+def write_photos(folder: Path, *labels: str) -> None:
+    """Writes six labelled photos, each with all of these labels."""
+    (folder / "images").mkdir(parents=True)
+    for seed in range(6):
+        (folder / "images" / f"{seed}.png").write_bytes(make_photo(seed))
+    images = {f"{seed}.png": {"labels": labels} for seed in range(6)}
+    (folder / "labels.json").write_text(json.dumps({"label_names": labels, "images": images}))
+
+
+def test_set_that_is_changed_while_its_photos_are_scored_is_left_as_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photos(tmp_path / "photos", "yak")
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path / "photos")
+    run("labels", "add", "zoo", "--label", "yak")
+    score = calibrating._score
+
+    async def score_beside_another(
+        pipeline: Pipeline, photos: dict[Path, set[str]], question: Question
+    ) -> list[dict[str, float]]:
+        scores = await score(pipeline, photos, question)
+        newer = define_set("zoo", ["yak", "newt"], None)
+        await asyncio.to_thread(add_set, pipeline.settings, newer, replace=True)
+        return scores
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrating, "_score", score_beside_another)
+        code, _, err = run(*calibrate)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "zoo was changed while its photos were scored; calibrate it again" in err
+    assert '"zoo", "version": "2"' in run("labels", "list", "--json")[1]
+    assert run(*calibrate)[0] == 0
 
 
 def test_calibrate_gives_thresholds_that_part_the_photos(run: Run, tmp_path: Path) -> None:

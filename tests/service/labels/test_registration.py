@@ -145,11 +145,23 @@ async def test_thresholds_are_set_for_the_labels_that_are_named(
     registration: Registration, shown: StoredSets
 ) -> None:
     before, _ = await registration.write(order("cat", "dog"))
-    first = await registration.set_thresholds("pets", {"dog": 0.9, "other": 0.1})
-    second = await registration.set_thresholds("pets", {"cat": 0.2})
+    first = await registration.set_thresholds("pets", {"dog": 0.9, "other": 0.1}, None)
+    second = await registration.set_thresholds("pets", {"cat": 0.2}, int(first.version))
     assert first.calibrated.tolist() == [False, True]
     assert second.thresholds.tolist() == [0.2, 0.9]
     assert int(before.version) < int(first.version) < int(second.version)
     assert shown.by_name["pets"] is second
     with pytest.raises(LabelSetNotFound):
-        await registration.set_thresholds("none", {"cat": 0.2})
+        await registration.set_thresholds("none", {"cat": 0.2}, None)
+
+
+async def test_thresholds_are_for_the_version_that_is_named(
+    registration: Registration, shown: StoredSets
+) -> None:
+    scored, _ = await registration.write(order("cat"))
+    other, _ = await registration.write(order("cat", "dog", replace=True))
+    with pytest.raises(LabelSetChanged):
+        await registration.set_thresholds("pets", {"cat": 0.9}, int(scored.version))
+    assert shown.by_name["pets"] is other
+    changed = await registration.set_thresholds("pets", {"cat": 0.9}, int(other.version))
+    assert changed.calibrated.tolist() == [True, False]
