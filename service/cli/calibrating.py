@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from service.calibration import MIN_POSITIVES, Operating, find_best_f1
+from service.card import tell_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
+from service.labels.definition import LabelText
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Question
 from service.settings import Settings
@@ -28,13 +30,16 @@ class LabelledImage(BaseModel):
     """One photo of a folder; every label that is not named is absent."""
 
     split: str | None = None
-    labels: list[str]
+    labels: list[LabelText]
 
 
 class LabelledFolder(BaseModel):
-    """A folder of photos whose `label_names` are all looked for in every photo."""
+    """A folder of photos whose `label_names` are all looked for in every photo.
 
-    label_names: list[str]
+    Names are brought into the form that those of label sets have: macOS tends to write another.
+    """
+
+    label_names: list[LabelText]
     images: dict[str, LabelledImage]
 
 
@@ -65,7 +70,8 @@ async def calibrate_set(
         labels = pipeline.catalogue.find(name)
         if labels.read_only:  # before the photos, which may take minutes
             raise LabelSetReadOnly(name)
-        common = tuple(label for label in labels.names if label in set(labelled.label_names))
+        named = set(labelled.label_names)
+        common = tuple(label for label in labels.names if label in named)
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
         question = Question(label_set=(name,), include=common, top_k=len(common))
@@ -90,8 +96,10 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
         found = LabelledFolder.model_validate(json.loads((folder / LABELS_FILE).read_bytes()))
     except OSError as error:
         raise StartError(f"{folder / LABELS_FILE}: {error.strerror or 'unreadable'}") from error
-    except (ValueError, RecursionError) as error:  # pydantic's error is a ValueError
-        raise StartError(f"{folder / LABELS_FILE} does not list labelled images") from error
+    except ValidationError as error:
+        raise StartError(f"{folder / LABELS_FILE}: {tell_first_error(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise StartError(f"{folder / LABELS_FILE} is not JSON") from error
     used = {label for image in found.images.values() for label in image.labels}
     unknown = used - set(found.label_names)
     if unknown:  # a slip of the pen would count as a photo without the label

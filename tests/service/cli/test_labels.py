@@ -183,6 +183,37 @@ def test_set_that_is_changed_while_its_photos_are_scored_is_left_as_it_is(
     assert run(*calibrate)[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("listing", "reason"),
+    [
+        ("{", "labels.json is not JSON"),
+        ("{}", "labels.json: label_names: Field required"),
+        ('{"label_names": ["a", ""], "images": {}}', "labels.json: label_names.1: Text should not"),
+    ],
+)
+def test_folder_that_lists_no_labelled_photos_is_told_what_is_wrong(
+    run: Run, tmp_path: Path, listing: str, reason: str
+) -> None:
+    write_photos(tmp_path / "photos", "yak")
+    good = (tmp_path / "photos" / "labels.json").read_text()
+    run("labels", "add", "zoo", "--label", "yak")
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path / "photos")
+    (tmp_path / "photos" / "labels.json").write_text(listing)
+    code, _, err = run(*calibrate)
+    assert (code, err.count("\n"), reason in err) == (2, 1, True)
+    (tmp_path / "photos" / "labels.json").write_text(good)
+    assert run(*calibrate)[0] == 0
+
+
+def test_names_of_the_photos_are_found_in_any_form(run: Run, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", " cafe\u0301", "yak")
+    run("labels", "add", "zoo", "--label", "caf\u00e9", "--label", "yak")
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path / "photos", "--json")
+    code, out, err = run(*calibrate)
+    assert (code, err) == (0, "")
+    assert set(json.loads(out)["thresholds"]) == {"caf\u00e9", "yak"}
+
+
 def test_calibrate_gives_thresholds_that_part_the_photos(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     (folder / "images").mkdir(parents=True)
