@@ -46,7 +46,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
     Args:
         pipeline: what answers.
-        selection: what is asked, from which versions of the label sets.
+        selection: what is asked, from which label sets.
         location: of the photos, path or URL.
     """
     card = pipeline.bundle.card
@@ -55,7 +55,8 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "precision": pipeline.engine.precision,
         "max_body_bytes": pipeline.settings.max_body_bytes,
         "max_pixels": pipeline.settings.max_pixels,
-        "label_sets": [{"name": s.name, "version": s.version} for s in selection.sets],
+        # Not the versions: each store counts its own.
+        "label_sets": [{"name": s.name, "digest": s.digest} for s in selection.sets],
         "question": {k: v for k, v in asdict(selection.question).items() if v not in (None, ())},
         "photos": location if "://" in location else str(Path(location).absolute()),
     }

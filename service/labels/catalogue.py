@@ -272,5 +272,5 @@ class Catalogue:
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
         self._encoding.check(definition)
         queries = await self._encoding.encode_candidates(definition)
-        version = definition.digest()[:12]
+        version = definition.digest[:12]
         return self._encoding.make_set(definition, queries, version, "request")

@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -195,8 +196,9 @@ class Definition:
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     embedding_space: str | None = None
 
+    @cached_property
     def digest(self) -> str:
-        """Returns a hash of all that makes the set what it is, sha256 in hex."""
+        """A hash of all that makes the set what it is, sha256 in hex."""
         columns = [self.name, self.names, self.prompts, self.thresholds, self.given]
         digest = hashlib.sha256(json.dumps(columns).encode())
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())

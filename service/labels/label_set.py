@@ -37,6 +37,8 @@ class LabelSet:
     Attributes:
         name: name of the set.
         version: changes with the content; a number that grows where `origin` is `store`.
+        digest: hash of the definition, sha256 in hex; None for the trained labels, which are part
+            of the model.
         origin: where the set is from: `model` (the trained labels), `bundle`, `folder`,
             `store`, or `request` (candidate labels).
         names: L names, each once.
@@ -51,6 +53,7 @@ class LabelSet:
 
     name: str
     version: str
+    digest: str | None
     origin: Origin
     names: tuple[str, ...]
     prompts: tuple[str | None, ...]
@@ -81,6 +84,7 @@ def make_trained_set(
     return LabelSet(
         name=TRAINED_SET,
         version=version,
+        digest=None,
         origin="model",
         names=names,
         prompts=(None,) * len(names),
@@ -114,6 +118,7 @@ def make_open_set(
     return LabelSet(
         name=definition.name,
         version=version,
+        digest=definition.digest,
         origin=origin,
         names=definition.names,
         prompts=definition.prompts,

@@ -40,7 +40,7 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
     ]
     if settings.label_sets is not None:
         fixed += [
-            FixedSet(definition, definition.digest()[:12], "folder")
+            FixedSet(definition, definition.digest[:12], "folder")
             for definition in read_label_set_folder(settings.label_sets)
         ]
     rules = CatalogueRules(

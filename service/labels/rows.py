@@ -89,7 +89,7 @@ def encode_set(definition: Definition, embeddings: Embeddings) -> dict[str, obje
     return {
         "name": definition.name,
         "num_labels": len(definition.names),
-        "digest": definition.digest(),
+        "digest": definition.digest,
         "labels": json.dumps(columns),
         "embeddings": np.ascontiguousarray(embeddings, "<f4").tobytes(),
     }
@@ -114,6 +114,6 @@ def decode_set(row: sa.Row[Any]) -> StoredSet:
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InvalidLabelSet("Its row is damaged") from error
-    if definition.digest() != row.digest:
+    if definition.digest != row.digest:
         raise InvalidLabelSet("Its row is damaged")
     return StoredSet(definition, embeddings, row.version)

@@ -64,7 +64,7 @@ class Order:
         version, digest = (ABSENT, None) if found is None else found
         if self.if_version not in (None, version):
             raise LabelSetChanged(self.definition.name)
-        if digest == self.definition.digest():
+        if digest == self.definition.digest:
             return version
         if found is not None and not self.replace:
             raise LabelSetExists(self.definition.name)

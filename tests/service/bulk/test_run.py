@@ -18,6 +18,7 @@ import pytest
 
 from service.bulk.run import BulkJob, Totals, run_bulk
 from service.bundle import Bundle
+from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.selection import Question
 from service.settings import Settings
@@ -160,6 +161,31 @@ def test_other_question_on_the_same_folder_is_refused(
     with pytest.raises(StartError, match="another model, label set, question, input or limit"):
         run(make_job(tiny_bundle, photos, tmp_path / "out", settings=other_limit))
     assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
+
+
+def test_label_set_is_another_where_its_labels_are_whatever_its_version(
+    open_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    question = Question(label_set=("zoo",), top_k=2)
+
+    def tag(store: str) -> Totals:
+        settings = Settings(
+            bundle=open_bundle.path, device="cpu", label_store=str(tmp_path / store)
+        )
+        job = make_job(open_bundle, photos, tmp_path / "out", question=question, settings=settings)
+        return run(job)[0]
+
+    def register(store: str, *labels: str) -> str:
+        settings = Settings(bundle=open_bundle.path, label_store=str(tmp_path / store))
+        return add_set(settings, define_set("zoo", list(labels), None), replace=True).version
+
+    first = register("first.db", "yak", "newt")
+    assert tag("first.db").tagged == 11
+    assert register("second.db", "cat", "dog") == first
+    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
+        tag("second.db")
+    assert register("second.db", "yak", "newt") != first
+    assert tag("second.db").skipped == 12
 
 
 def test_killed_run_goes_on_without_a_photo_twice_or_missing(

@@ -122,8 +122,8 @@ def test_digest_tells_every_difference() -> None:
         [{"name": "a", "embedding": [1.0, 3.0]}, "b"],
         ["a", {"name": "b", "embedding": [1.0, 2.0]}],
     ]
-    assert len({define(labels=labels).digest() for labels in sets}) == len(sets)
-    assert define(labels=["a", " b "]).digest() == define(labels=["a", "b"]).digest()
+    assert len({define(labels=labels).digest for labels in sets}) == len(sets)
+    assert define(labels=["a", " b "]).digest == define(labels=["a", "b"]).digest
 
 
 def test_embeddings_of_two_widths_are_refused() -> None:

@@ -44,7 +44,7 @@ def test_json_and_npz_give_the_same_set() -> None:
     from_json = parse_label_set(text, ".json", "pets")
     from_npz = parse_label_set(arrays, ".npz", "pets")
 
-    assert from_json.digest() == from_npz.digest()
+    assert from_json.digest == from_npz.digest
     assert from_npz.thresholds == (0.5, None)
 
 
@@ -116,7 +116,7 @@ def test_packed_set_is_read_back_as_it_was(names: list[str], data: st.DataObject
     packed = pack_label_set(definition)
     found = parse_label_set(packed, ".npz", "pets")
 
-    assert found.digest() == definition.digest()
+    assert found.digest == definition.digest
     assert found.embedding_space == definition.embedding_space
     assert pack_label_set(found) == packed
 

@@ -39,6 +39,11 @@ def test_trained_labels_keep_their_thresholds() -> None:
     assert (labels.source, labels.queries) == ("trained", None)
 
 
+def test_set_keeps_the_digest_of_its_definition() -> None:
+    assert open_set().digest == DEFINITION.digest
+    assert make_trained_set([Label(name="a")]).digest is None
+
+
 def test_positions_find_the_columns() -> None:
     labels = open_set()
     assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)

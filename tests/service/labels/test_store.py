@@ -81,7 +81,7 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
     found = store.read("pets")
     assert found is not None
     assert (found.version, written.created, written.changed) == (written.version, True, True)
-    assert found.definition.digest() == given.digest()
+    assert found.definition.digest == given.digest
     np.testing.assert_array_equal(found.embeddings, embeddings)
 
 
@@ -118,7 +118,7 @@ def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
     missing = define("none", "x")
     with pytest.raises(LabelSetChanged):
         store.write(Order(missing, replace=True, if_version=version), embed(missing))
-    assert store.find("pets") == (version, define("pets", "cat").digest())
+    assert store.find("pets") == (version, define("pets", "cat").digest)
     assert store.find("none") is None
 
 
@@ -250,7 +250,7 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     with pytest.raises(StoreUnavailable):
         put(store, "outage", "dog", replace=True)
     postgres.start()
-    assert store.find("outage") == (version, define("outage", "cat").digest())
+    assert store.find("outage") == (version, define("outage", "cat").digest)
     store.delete("outage")
     store.close()
 
