@@ -48,8 +48,7 @@ class Registration:
             raise InvalidLabelSet(f"A label set takes at most {self._labels_per_set} labels")
         self._encoding.check(definition)
         # Encoding may take long, so what the store would refuse is refused before.
-        found = await self._shown.call(self._store.find, definition.name)
-        if (version := order.find_same(found)) is not None:
+        if (version := await self._shown.call(self._store.check, order)) is not None:
             return await self._find(definition.name, version), False
         embeddings = await self._encoding.embed(definition)
         queries = await self._encoding.project(embeddings)

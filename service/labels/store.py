@@ -135,10 +135,22 @@ class LabelStore:
             row = connection.execute(sa.select(SETS).where(self._is(name))).one_or_none()
         return None if row is None else decode_set(row)
 
-    def find(self, name: str) -> tuple[int, str] | None:
-        """Returns version and digest of a set; None where there is none of that name."""
+    def check(self, order: Order) -> int | None:
+        """Looks whether a set could be written now, before it is encoded.
+
+        Returns:
+            The version in which it is there already, None where it is to be written.
+
+        Raises:
+            LabelSetExists: another set has the name, and `replace` is false.
+            LabelSetChanged: the set is not in the version `if_version`.
+            TooManyLabelSets: it would be too many.
+        """
         with self._reading() as connection:
-            return self._find(connection, name)
+            version = order.find_same(self._find(connection, order.definition.name))
+            if version is None:
+                self._check_limits(connection, order.definition)
+            return version
 
     def write(self, order: Order, embeddings: Embeddings) -> Written:
         """Writes a set; it is durable when this returns.

@@ -14,6 +14,7 @@ from service.errors import (
     LabelSetExists,
     LabelSetNotFound,
     StoreFull,
+    TooManyLabelSets,
 )
 from service.labels.database import open_database
 from service.labels.definition import Definition, Embeddings
@@ -133,6 +134,28 @@ async def test_full_store_shows_nothing_of_what_it_did_not_keep(
     store.full = False
     await registration.write(order("dog", replace=True))
     assert shown.by_name["pets"].names == ("dog",)
+
+
+async def test_set_for_which_the_store_has_no_room_is_refused_before_it_is_encoded(
+    encoding: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LabelStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=3))
+    shown = StoredSets(store, encoding, 60.0, ())
+    registration = Registration(encoding, store, shown, MOST_LABELS)
+    encoded: list[Definition] = []
+    embed = encoding.embed
+
+    async def note_and_embed(definition: Definition) -> Embeddings:
+        encoded.append(definition)
+        return await embed(definition)
+
+    monkeypatch.setattr(encoding, "embed", note_and_embed)
+    with pytest.raises(TooManyLabelSets):
+        await registration.write(order(*"abcd"))
+    assert not encoded
+    assert (await registration.write(order(*"abc")))[1]
+    assert len(encoded) == 1
+    await shown.stop()
 
 
 async def test_set_with_too_many_labels_is_refused(registration: Registration) -> None:

@@ -118,18 +118,22 @@ def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
     missing = define("none", "x")
     with pytest.raises(LabelSetChanged):
         store.write(Order(missing, replace=True, if_version=version), embed(missing))
-    assert store.find("pets") == (version, define("pets", "cat").digest)
-    assert store.find("none") is None
+    assert store.check(Order(define("pets", "cat"), replace=False)) == version
+    assert store.read("none") is None
 
 
 def test_limits_count_sets_and_labels(store: LabelStore) -> None:
     for i in range(5):
         put(store, f"set{i}", "a", "b")
-    with pytest.raises(TooManyLabelSets):
-        put(store, "sixth", "a")
-    with pytest.raises(TooManyLabelSets):
-        put(store, "set0", *"abcdefghijklm", replace=True)
-    put(store, "set0", *"abcdefghijkl", replace=True)
+    for definition in (define("sixth", "a"), define("set0", *"abcdefghijklm")):
+        order = Order(definition, replace=True)
+        with pytest.raises(TooManyLabelSets):
+            store.check(order)
+        with pytest.raises(TooManyLabelSets):
+            store.write(order, embed(definition))
+    fitting = define("set0", *"abcdefghijkl")
+    assert store.check(Order(fitting, replace=True)) is None
+    store.write(Order(fitting, replace=True), embed(fitting))
 
 
 def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
@@ -250,7 +254,7 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     with pytest.raises(StoreUnavailable):
         put(store, "outage", "dog", replace=True)
     postgres.start()
-    assert store.find("outage") == (version, define("outage", "cat").digest)
+    assert store.check(Order(define("outage", "cat"), replace=False)) == version
     store.delete("outage")
     store.close()
 
