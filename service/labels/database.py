@@ -37,14 +37,18 @@ _WAL_RETRY_SECONDS = 0.005
 
 
 class Database:
-    """Transactions of one database; safe to use from several threads."""
+    """Transactions of one database; safe to use from several threads.
+
+    Attributes:
+        connections: how many were made so far; behind another one may be another database.
+    """
 
     def __init__(self, engine: sa.Engine) -> None:
         """Takes the engine; `open_database` is what to call."""
+        self.connections = 0
         self._engine = engine
         self._remote: WeakSet[Any] = WeakSet()
-        if engine.dialect.name == "postgresql":
-            sa.event.listen(engine, "connect", lambda opened, _record: self._remote.add(opened))
+        sa.event.listen(engine, "connect", self._note_connection)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -86,6 +90,11 @@ class Database:
     def close(self) -> None:
         """Closes the connections."""
         self._engine.dispose()
+
+    def _note_connection(self, opened: object, _record: object) -> None:
+        self.connections += 1
+        if self._engine.dialect.name == "postgresql":
+            self._remote.add(opened)
 
     @contextmanager
     def _naming_failures(self) -> Iterator[None]:

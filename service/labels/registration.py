@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetNotFound
-from service.labels.definition import Embeddings
+from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
 from service.labels.store import LabelStore, Order
@@ -49,7 +49,7 @@ class Registration:
         self._encoding.check(definition)
         # Encoding may take long, so what the store would refuse is refused before.
         if (version := await self._shown.call(self._store.check, order)) is not None:
-            return await self._find(definition.name, version), False
+            return await self._find(definition, version), False
         embeddings = await self._encoding.embed(definition)
         queries = await self._encoding.project(embeddings)
         return await self._commit(order, embeddings, queries)
@@ -98,10 +98,10 @@ class Registration:
         made, written = await self._shown.write(make, work)
         if made is not None:
             return made, written.created
-        return await self._find(definition.name, written.version), False
+        return await self._find(definition, written.version), False
 
-    async def _find(self, name: str, version: int) -> LabelSet:
-        found = await self._shown.find_current(name, version)
+    async def _find(self, definition: Definition, version: int) -> LabelSet:
+        found = await self._shown.find_current(definition.name, (version, definition.digest))
         if found is None:  # deleted between two looks at the store
-            raise LabelSetNotFound(name)
+            raise LabelSetNotFound(definition.name)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,6 +28,23 @@ from service.labels.rows import SETS, STATE, StoredSet, decode_set, encode_set, 
 
 ABSENT = 0
 """The version to demand of a set that must not be there: the first revision is 1."""
+
+
+Kept = tuple[int, str]
+"""Version and digest of a set that is in the store."""
+
+
+class Mark(NamedTuple):
+    """Tells one state of the store from every other.
+
+    Attributes:
+        revision: another one after every write, in any process.
+        connection: of this process to the database, counted; what is behind another one may have
+            been restored, and its revisions be others than those of the same number before.
+    """
+
+    revision: int
+    connection: int
 
 
 @dataclass(frozen=True)
@@ -51,11 +69,11 @@ class Order:
     replace: bool
     if_version: int | None = None
 
-    def find_same(self, found: tuple[int, str] | None) -> int | None:
+    def find_same(self, found: Kept | None) -> int | None:
         """Returns the version in which the set is there already; None where it is to be written.
 
         Args:
-            found: version and digest of the set of its name; None where there is none.
+            found: the set of its name; None where there is none.
 
         Raises:
             LabelSetChanged: the set is not in the version `if_version`.
@@ -103,20 +121,21 @@ class LabelStore:
         self._limits = limits
         self._prepared = False
 
-    def read_versions(self) -> tuple[int, dict[str, int]]:
-        """Returns the revision, and the version of each set (of this revision or a later one)."""
+    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
+        """Returns the mark, and what each set is in (of this mark or a later one)."""
         with self._reading() as connection:
-            revision = connection.execute(sa.select(STATE.c.revision)).scalar_one()
+            mark = self._read_mark(connection)
             rows = connection.execute(
-                sa.select(SETS.c.name, SETS.c.version).where(SETS.c.space == self._space)
+                sa.select(SETS.c.name, SETS.c.version, SETS.c.digest).where(
+                    SETS.c.space == self._space
+                )
             )
-            return revision, {name: version for name, version in rows}  # noqa: C416 - typed rows
+            return mark, {name: (version, digest) for name, version, digest in rows}
 
-    def read_revision(self) -> int:
-        """Returns the revision: it is another one after every write, in any process."""
+    def read_mark(self) -> Mark:
+        """Returns the mark: while it is the same, the sets are."""
         with self._reading() as connection:
-            revision: int = connection.execute(sa.select(STATE.c.revision)).scalar_one()
-            return revision
+            return self._read_mark(connection)
 
     def count_others(self) -> int:
         """Returns how many sets there are of other embedding spaces, which are not read here."""
@@ -208,7 +227,11 @@ class LabelStore:
     def _is(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(SETS.c.space == self._space, SETS.c.name == name)
 
-    def _find(self, connection: sa.Connection, name: str) -> tuple[int, str] | None:
+    def _read_mark(self, connection: sa.Connection) -> Mark:
+        revision: int = connection.execute(sa.select(STATE.c.revision)).scalar_one()
+        return Mark(revision, self._database.connections)
+
+    def _find(self, connection: sa.Connection, name: str) -> Kept | None:
         row = connection.execute(
             sa.select(SETS.c.version, SETS.c.digest).where(self._is(name))
         ).one_or_none()

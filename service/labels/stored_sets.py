@@ -28,7 +28,7 @@ from service.labels.definition import check_embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet
 from service.labels.rows import StoredSet
-from service.labels.store import LabelStore, Written
+from service.labels.store import Kept, LabelStore, Mark, Written
 
 # The largest set takes seconds to write; a server that is silent for longer hangs.
 _PATIENCE_SECONDS = 30.0
@@ -59,7 +59,7 @@ class StoredSets:
         self._poll_seconds = poll_seconds
         self._hidden = frozenset(hidden)
         self._sets: Mapping[str, LabelSet] = MappingProxyType({})
-        self._revision = -1
+        self._mark = Mark(-1, 0)
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._following: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class StoredSets:
     @property
     def revision(self) -> int:
         """Version of the store that the sets are of; -1 before the first look."""
-        return self._revision
+        return self._mark.revision
 
     @property
     def answers(self) -> bool:
@@ -136,18 +136,18 @@ class StoredSets:
             StoreUnavailable: the store does not answer; the sets stay as they are.
         """
         async with self._turn:
-            revision, versions = await self.call(self._store.read_versions)
+            mark, kept = await self.call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
-            for name, version in versions.items():
+            for name, wanted in kept.items():
                 known = self._sets.get(name)
-                if known is None or known.version != str(version):
+                if not _is_kept(known, wanted):
                     known = await self._load(name)
                 if known is not None:
                     loaded[name] = known
             self._tell_hidden(loaded)
-            if self._revision < 0:
+            if self.revision < 0:
                 await self._tell_others()
-            self._sets, self._revision = MappingProxyType(loaded), revision
+            self._sets, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
         """Returns once the sets called `names` are at least of `version`.
@@ -159,12 +159,11 @@ class StoredSets:
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
-            raise VersionNotReached(f"version {version}, the store is at {self._revision}")
+            raise VersionNotReached(f"version {version}, the store is at {self.revision}")
 
-    async def find_current(self, name: str, version: int) -> LabelSet | None:
-        """Returns the set that the store has in this version, or in a later one; None if gone."""
-        known = self._sets.get(name)
-        if known is None or known.version != str(version):
+    async def find_current(self, name: str, kept: Kept) -> LabelSet | None:
+        """Returns the set that the store has as `kept`, or in a later version; None if gone."""
+        if not _is_kept(self._sets.get(name), kept):
             await self.refresh()
         return self._sets.get(name)
 
@@ -201,11 +200,11 @@ class StoredSets:
 
     def _show(self, sets: dict[str, LabelSet], written: Written) -> None:
         self._sets = MappingProxyType(sets)
-        if written.previous == self._revision:  # else somebody else wrote too: look again
-            self._revision = written.version
+        if written.previous == self.revision:  # else somebody else wrote too: look again
+            self._mark = self._mark._replace(revision=written.version)
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
-        if self._revision >= version:
+        if self.revision >= version:
             return True
         # A set that is not here yet may be one that another process has written since.
         sets = [self._sets.get(name) for name in names if name not in self._hidden]
@@ -231,7 +230,7 @@ class StoredSets:
                 await self._look(self._poll)
 
     async def _poll(self) -> None:
-        if await self.call(self._store.read_revision) != self._revision:
+        if await self.call(self._store.read_mark) != self._mark:
             await self.refresh()
 
     async def _look(self, look: Callable[[], Awaitable[None]]) -> None:
@@ -263,3 +262,9 @@ class StoredSets:
                 "which cannot use them: register them again, or serve the bundle they are of",
                 count,
             )
+
+
+def _is_kept(known: LabelSet | None, kept: Kept) -> bool:
+    """Tells whether a set is the one that the store has."""
+    version, digest = kept
+    return known is not None and (known.version, known.digest) == (str(version), digest)

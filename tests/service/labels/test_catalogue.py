@@ -26,7 +26,7 @@ from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
-from service.labels.store import LabelStore, Limits, Order
+from service.labels.store import Kept, LabelStore, Limits, Mark, Order
 from service.selection import Question
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
@@ -44,7 +44,7 @@ class FlakyStore(LabelStore):
 
     away = False
 
-    def read_versions(self) -> tuple[int, dict[str, int]]:
+    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
         if self.away:
             raise StoreUnavailable("away")
         return super().read_versions()

@@ -44,6 +44,10 @@ def embed(definition: Definition) -> np.ndarray:
     return np.arange(len(definition.names) * 3, dtype=np.float32).reshape(-1, 3)
 
 
+def find_versions(store: LabelStore) -> dict[str, int]:
+    return {name: version for name, (version, _) in store.read_versions()[1].items()}
+
+
 def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> int:
     definition = define(name, *labels)
     return store.write(Order(definition, replace=replace), embed(definition)).version
@@ -86,20 +90,22 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
 
 
 def test_every_write_raises_the_revision_and_is_seen(store: LabelStore) -> None:
-    start = store.read_revision()
+    start = store.read_mark().revision
     first = put(store, "pets", "cat")
     second = put(store, "cars", "van")
     third = put(store, "pets", "dog", replace=True)
     assert [first, second, third] == [start + 1, start + 2, start + 3]
-    assert store.read_versions() == (start + 3, {"pets": third, "cars": second})
+    assert store.read_mark().revision == start + 3
+    assert find_versions(store) == {"pets": third, "cars": second}
     store.delete("cars")
-    assert store.read_versions() == (start + 4, {"pets": third})
+    assert store.read_mark().revision == start + 4
+    assert find_versions(store) == {"pets": third}
 
 
 def test_same_set_again_changes_nothing(store: LabelStore) -> None:
     first = put(store, "pets", "cat")
     assert put(store, "pets", "cat") == put(store, "pets", "cat", replace=True) == first
-    assert store.read_revision() == first
+    assert store.read_mark().revision == first
 
 
 def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
@@ -161,9 +167,9 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
         versions = list(threads.map(write, range(20)))
 
     assert len(set(versions)) == 20
-    revision, found = stores[0].read_versions()
+    found = find_versions(stores[0])
     assert {f"set{i}": version for i, version in enumerate(versions)} == found
-    assert revision == max(versions)
+    assert stores[0].read_mark().revision == max(versions)
     for name in found:
         stores[0].delete(name)
     for store in stores:
@@ -182,7 +188,8 @@ def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
 
     locker.execute("ROLLBACK")
     locker.close()
-    assert store.read_versions() == (version, {"pets": version})
+    assert find_versions(store) == {"pets": version}
+    assert store.read_mark().revision == version
     assert put(store, "cars", "van") == version + 1
     store.close()
 
@@ -199,7 +206,8 @@ def test_full_disk_is_told_apart_and_nothing_of_the_write_is_kept(tmp_path: Path
     with pytest.raises(StoreFull):
         store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
 
-    assert store.read_versions() == (version, {"pets": version})
+    assert find_versions(store) == {"pets": version}
+    assert store.read_mark().revision == version
     with store._database._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
     store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
@@ -211,9 +219,9 @@ def test_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     path.write_bytes(b"junk" * 1000)
     store = open_store(str(path))
     with pytest.raises(StoreUnavailable):
-        store.read_revision()
+        store.read_mark()
     path.unlink()
-    assert store.read_revision() == 0
+    assert store.read_mark().revision == 0
     store.close()
 
 
@@ -241,19 +249,23 @@ def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
     connection.close()
     again = open_store(str(path))
     with pytest.raises(StoreIncompatible, match=f"{re.escape(str(path))}: schema version 99"):
-        again.read_revision()
+        again.read_mark()
     again.close()
 
 
 def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> None:
     store = open_store(postgres.url)
     version = put(store, "outage", "cat")
+    before = store.read_mark()
     postgres.stop()
     with pytest.raises(StoreUnavailable):
-        store.read_revision()
+        store.read_mark()
     with pytest.raises(StoreUnavailable):
         put(store, "outage", "dog", replace=True)
     postgres.start()
+    after = store.read_mark()
+    assert after.revision == before.revision
+    assert after != before, "what came back may have been restored"
     assert store.check(Order(define("outage", "cat"), replace=False)) == version
     store.delete("outage")
     store.close()
@@ -269,7 +281,7 @@ def test_file_that_was_removed_takes_no_more_writes(tmp_path: Path) -> None:
         put(store, "lost", "cat")
     version = put(store, "zoo", "owl")
     fresh = open_store(location)
-    assert fresh.read_versions()[1] == {"zoo": version}
+    assert find_versions(fresh) == {"zoo": version}
     fresh.close()
     store.close()
 
@@ -282,7 +294,7 @@ def test_file_that_was_restored_is_the_one_that_is_served(tmp_path: Path) -> Non
     store = open_store(str(location))
     put(store, "pets", "cat")
     backup.replace(location)  # as anybody does it: SQLite's files beside it stay where they are
-    assert store.read_versions()[1] == {"kept": version}
+    assert find_versions(store) == {"kept": version}
     put(store, "zoo", "owl")
     store.close()
     again = open_store(str(location))

@@ -23,7 +23,7 @@ from service.errors import (
 from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
-from service.labels.store import LabelStore, Limits, Order
+from service.labels.store import Kept, LabelStore, Limits, Mark, Order
 from service.labels.stored_sets import StoredSets
 from tests.postgres import Postgres
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
@@ -43,13 +43,13 @@ class FlakyStore(LabelStore):
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
-    def read_versions(self) -> tuple[int, dict[str, int]]:
+    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
         self._answer()
         return super().read_versions()
 
-    def read_revision(self) -> int:
+    def read_mark(self) -> Mark:
         self._answer()
-        return super().read_revision()
+        return super().read_mark()
 
     def _answer(self) -> None:
         self.loop.call_soon_threadsafe(self.asked.set)
@@ -189,6 +189,43 @@ async def test_store_is_followed_through_a_fault_of_ours(
         put(other, "pets", "cat")
         store.faulty = False
         await wait_for(store, lambda: "pets" in sets.by_name)
+
+
+def restore(path: Path, *sets: tuple[str, str]) -> None:
+    """Puts a store of these sets, of one label each, in the place of the one that there is."""
+    other = path.with_name("restored.db")
+    store = LabelStore(open_database(str(other)), SPACE.fingerprint, Limits(sets=9, labels=9))
+    for name, label in sets:
+        put(store, name, label)
+    store.close()
+    other.replace(path)
+
+
+async def test_store_that_went_back_is_followed_where_its_numbers_are_the_same(
+    path: Path, encoding: Encoding, other: FlakyStore
+) -> None:
+    put(other, "cars", "van")
+    put(other, "pets", "dog")
+    async with following(path, encoding, poll_seconds=0.01) as (sets, store):
+        known, revision = sets.by_name, sets.revision
+        other.close()
+        restore(path, ("cars", "van"), ("pets", "horse"))
+        await wait_for(store, lambda: sets.by_name["pets"].names == ("horse",))
+        assert sets.revision == revision
+        assert sets.by_name["pets"].version == known["pets"].version
+        assert sets.by_name["cars"] is known["cars"]
+
+
+async def test_set_of_the_same_version_with_other_labels_is_not_the_current_one(
+    path: Path, encoding: Encoding, other: FlakyStore
+) -> None:
+    version = put(other, "pets", "dog")
+    async with following(path, encoding) as (sets, _):
+        other.close()
+        restore(path, ("pets", "horse"))
+        current = await sets.find_current("pets", (version, define("pets", "horse").digest))
+        assert current is not None
+        assert current.names == ("horse",)
 
 
 async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: FlakyStore) -> None:
