@@ -13,7 +13,7 @@ from starlette.requests import Request
 from service.errors import LabelSetChanged
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
-from service.labels.store import ABSENT
+from service.labels.store import ABSENT, PRESENT
 
 _TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 
@@ -24,7 +24,9 @@ def make_tag(labels: LabelSet) -> str:
 
 
 def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
-    """Returns the version that a write has to find, `ABSENT` for none; None where any will do.
+    """Returns the version that a write has to find; None where any or none will do.
+
+    `ABSENT` is none, `PRESENT` is any.
 
     Raises:
         LabelSetChanged: the set is in none of the versions of `If-Match`, or in one of
@@ -33,20 +35,30 @@ def demand_version(request: Request, catalogue: Catalogue, name: str) -> int | N
     current = catalogue.get(name)
     if current is not None and is_known(request, current):
         raise LabelSetChanged(name)
-    condition = request.headers.get("if-match")
+    condition = _read_list(request, "if-match")
     if condition is None:
-        return ABSENT if request.headers.get("if-none-match", "").strip() == "*" else None
+        return ABSENT if _read_list(request, "if-none-match") == "*" else None
     if current is None:
         raise LabelSetChanged(name)
-    if condition.strip() != "*" and current.version not in _list_strong_tags(condition):
+    if condition == "*":
+        return PRESENT
+    if current.version not in _list_strong_tags(condition):
         raise LabelSetChanged(name)
     return None if current.read_only else int(current.version)
 
 
 def is_known(request: Request, labels: LabelSet) -> bool:
     """Returns whether the client already holds this version of the set."""
-    condition = request.headers.get("if-none-match", "")
-    return condition.strip() == "*" or labels.version in _list_tags(condition)
+    condition = _read_list(request, "if-none-match") or ""
+    return condition == "*" or labels.version in _list_tags(condition)
+
+
+def _read_list(request: Request, name: str) -> str | None:
+    """Returns a condition, whose lines are one list; None where there is none."""
+    lines = [line.strip() for line in request.headers.getlist(name)]
+    if "*" in lines:
+        return "*"
+    return ", ".join(lines) if lines else None
 
 
 def _list_tags(condition: str) -> list[str]:

@@ -198,7 +198,8 @@ class Catalogue:
 
         Args:
             definition: the set.
-            if_version: replace only this version; `store.ABSENT` replaces nothing.
+            if_version: replace only this version; `store.ABSENT` replaces nothing,
+                `store.PRESENT` replaces any.
 
         Returns:
             The set, and whether there was none of its name.

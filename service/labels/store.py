@@ -28,6 +28,8 @@ from service.labels.rows import SETS, STATE, StoredSet, decode_set, encode_set, 
 
 ABSENT = 0
 """The version to demand of a set that must not be there: the first revision is 1."""
+PRESENT = -1
+"""The version to demand of a set that must be there, in whatever version."""
 
 
 Kept = tuple[int, str]
@@ -62,7 +64,8 @@ class Order:
     Attributes:
         definition: the set.
         replace: whether it may replace another set of its name.
-        if_version: write only over this version; `ABSENT` writes only over none.
+        if_version: write only over this version; `ABSENT` writes only over none, `PRESENT` only
+            over some.
     """
 
     definition: Definition
@@ -79,9 +82,8 @@ class Order:
             LabelSetChanged: the set is not in the version `if_version`.
             LabelSetExists: another set has the name, and `replace` is false.
         """
+        _check_version(self.definition.name, found, self.if_version)
         version, digest = (ABSENT, None) if found is None else found
-        if self.if_version not in (None, version):
-            raise LabelSetChanged(self.definition.name)
         if digest == self.definition.digest:
             return version
         if found is not None and not self.replace:
@@ -208,10 +210,9 @@ class LabelStore:
         with self._writing() as connection:
             previous = self._lock(connection)
             found = self._find(connection, name)
+            _check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
-            if if_version not in (None, found[0]):
-                raise LabelSetChanged(name)
             connection.execute(sa.delete(SETS).where(self._is(name)))
             self._advance(connection, previous)
             return Written(previous + 1, created=False, changed=True, previous=previous)
@@ -279,3 +280,10 @@ class LabelStore:
         with self._database.write() as connection:
             make_tables(connection)
         self._prepared = True
+
+
+def _check_version(name: str, found: Kept | None, if_version: int | None) -> None:
+    version = ABSENT if found is None else found[0]
+    wanted = found is not None if if_version == PRESENT else if_version in (None, version)
+    if not wanted:
+        raise LabelSetChanged(name)

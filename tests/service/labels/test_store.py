@@ -23,7 +23,7 @@ from service.errors import (
 )
 from service.labels.database import open_database
 from service.labels.definition import Definition
-from service.labels.store import LabelStore, Limits, Order
+from service.labels.store import PRESENT, LabelStore, Limits, Order
 from tests.postgres import Postgres
 
 SPACE = "a" * 64
@@ -126,6 +126,22 @@ def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
         store.write(Order(missing, replace=True, if_version=version), embed(missing))
     assert store.check(Order(define("pets", "cat"), replace=False)) == version
     assert store.read("none") is None
+
+
+def test_any_version_is_demanded_of_a_set_that_is_there(store: LabelStore) -> None:
+    missing = define("pets", "cat")
+    for if_version in (PRESENT, 1):
+        with pytest.raises(LabelSetChanged):
+            store.write(Order(missing, replace=True, if_version=if_version), embed(missing))
+        with pytest.raises(LabelSetChanged):
+            store.delete("pets", if_version=if_version)
+    put(store, "pets", "cat")
+    for labels in (("dog",), ("newt", "yak")):
+        other = define("pets", *labels)
+        written = store.write(Order(other, replace=True, if_version=PRESENT), embed(other))
+        assert (written.changed, written.created) == (True, False)
+    store.delete("pets", if_version=PRESENT)
+    assert store.read("pets") is None
 
 
 def test_limits_count_sets_and_labels(store: LabelStore) -> None:

@@ -267,6 +267,33 @@ def test_of_many_who_write_on_the_same_condition_one_succeeds(
     assert statuses == [200 if there_is_one else 201] + [412] * 7
 
 
+def test_all_of_many_succeed_who_demand_any_version(client: TestClient) -> None:
+    register(client, PETS)
+
+    def put(number: int) -> int:
+        body = {"labels": [f"newt {number}"]}
+        answer = client.put("/labels/pets", json=body, headers={"If-Match": "*"})
+        status: int = answer.status_code
+        return status
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(put, range(8))) == {200}
+
+
+def test_lines_of_a_condition_are_one_list(client: TestClient) -> None:
+    tag = register(client, PETS).headers["etag"]
+    for first in (True, False):
+        lines = [tag, '"0"'] if first else ['"0"', tag]
+        known = client.get("/labels/pets", headers=[("If-None-Match", line) for line in lines])
+        assert known.status_code == 304
+        condition = [("If-Match", line) for line in lines]
+        written = client.put("/labels/pets", json={"labels": ["newt"]}, headers=condition)
+        assert written.status_code == 200
+        stale = client.put("/labels/pets", json=PETS, headers=condition)
+        assert_problem(stale, 412, "label_set_changed")
+        tag = client.put("/labels/pets", json=PETS).headers["etag"]
+
+
 def test_conditions_are_asked_of_what_another_process_wrote(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
