@@ -15,7 +15,8 @@ from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetNotFound
 from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
-from service.labels.store import LabelStore, Order
+from service.labels.order import Order
+from service.labels.store import LabelStore
 from service.labels.stored_sets import StoredSets
 
 

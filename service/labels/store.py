@@ -15,25 +15,11 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from service.errors import (
-    LabelSetChanged,
-    LabelSetExists,
-    LabelSetNotFound,
-    StoreUnavailable,
-    TooManyLabelSets,
-)
+from service.errors import LabelSetNotFound, StoreUnavailable, TooManyLabelSets
 from service.labels.database import Database
 from service.labels.definition import Definition, Embeddings
+from service.labels.order import Kept, Order, check_version
 from service.labels.rows import SETS, STATE, StoredSet, decode_set, encode_set, make_tables
-
-ABSENT = 0
-"""The version to demand of a set that must not be there: the first revision is 1."""
-PRESENT = -1
-"""The version to demand of a set that must be there, in whatever version."""
-
-
-Kept = tuple[int, str]
-"""Version and digest of a set that is in the store."""
 
 
 class Mark(NamedTuple):
@@ -55,40 +41,6 @@ class Limits:
 
     sets: int
     labels: int
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    """A set to write.
-
-    Attributes:
-        definition: the set.
-        replace: whether it may replace another set of its name.
-        if_version: write only over this version; `ABSENT` writes only over none, `PRESENT` only
-            over some.
-    """
-
-    definition: Definition
-    replace: bool
-    if_version: int | None = None
-
-    def find_same(self, found: Kept | None) -> int | None:
-        """Returns the version in which the set is there already; None where it is to be written.
-
-        Args:
-            found: the set of its name; None where there is none.
-
-        Raises:
-            LabelSetChanged: the set is not in the version `if_version`.
-            LabelSetExists: another set has the name, and `replace` is false.
-        """
-        _check_version(self.definition.name, found, self.if_version)
-        version, digest = (ABSENT, None) if found is None else found
-        if digest == self.definition.digest:
-            return version
-        if found is not None and not self.replace:
-            raise LabelSetExists(self.definition.name)
-        return None
 
 
 @dataclass(frozen=True)
@@ -210,7 +162,7 @@ class LabelStore:
         with self._writing() as connection:
             previous = self._lock(connection)
             found = self._find(connection, name)
-            _check_version(name, found, if_version)
+            check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
             connection.execute(sa.delete(SETS).where(self._is(name)))
@@ -280,10 +232,3 @@ class LabelStore:
         with self._database.write() as connection:
             make_tables(connection)
         self._prepared = True
-
-
-def _check_version(name: str, found: Kept | None, if_version: int | None) -> None:
-    version = ABSENT if found is None else found[0]
-    wanted = found is not None if if_version == PRESENT else if_version in (None, version)
-    if not wanted:
-        raise LabelSetChanged(name)

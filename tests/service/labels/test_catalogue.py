@@ -26,7 +26,8 @@ from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
-from service.labels.store import Kept, LabelStore, Limits, Mark, Order
+from service.labels.order import Kept, Order
+from service.labels.store import LabelStore, Limits, Mark
 from service.selection import Question
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 

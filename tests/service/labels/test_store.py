@@ -23,7 +23,8 @@ from service.errors import (
 )
 from service.labels.database import open_database
 from service.labels.definition import Definition
-from service.labels.store import PRESENT, LabelStore, Limits, Order
+from service.labels.order import PRESENT, Order
+from service.labels.store import LabelStore, Limits
 from tests.postgres import Postgres
 
 SPACE = "a" * 64
