@@ -682,7 +682,7 @@ def test_draining_waits_for_a_change(
 
     with serve_app(open_bundle.path, label_store="memory") as client, ThreadPoolExecutor() as aside:
         register(client, PETS)
-        for name in ("find", "delete"):  # what is asked first of the store
+        for name in ("check", "delete"):  # what is asked first of the store
             monkeypatch.setattr(LabelStore, name, wait_and(getattr(LabelStore, name)))
         changing = aside.submit(client.request, *change.split(), json=body)
         assert arrived.wait(SECONDS)
