@@ -11,9 +11,9 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.card import Device, RunPrecision
@@ -34,6 +34,18 @@ _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 _log = logging.getLogger(__name__)
 
 
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Returns a path with the home folder in place of a leading `~` or `~user`.
+
+    Shells do that for a word that begins so, but not behind `--flag=` nor in a file of variables.
+    """
+    # Unlike `Path.expanduser` it leaves the name of an unknown user as it is.
+    return Path(os.path.expanduser(path))
+
+
+HomePath = Annotated[Path, AfterValidator(expand_home)]
+
+
 class Settings(BaseSettings):
     """Settings of one service process; the docstring under a field is its help text."""
 
@@ -45,7 +57,7 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    bundle: Path = Path("bundles/ml-decoder-lite0")
+    bundle: HomePath = Path("bundles/ml-decoder-lite0")
     """Folder of the model bundle to serve (default bundles/ml-decoder-lite0)."""
 
     host: str = "127.0.0.1"
@@ -70,7 +82,7 @@ class Settings(BaseSettings):
     until the process ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME
     respected)."""
 
-    label_sets: Path | None = None
+    label_sets: HomePath | None = None
     """Folder with label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None

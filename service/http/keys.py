@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from pathlib import Path
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
@@ -19,7 +18,7 @@ from pydantic import SecretStr
 
 from service.errors import StartError
 from service.http.request_errors import Forbidden, Unauthorized
-from service.settings import Settings
+from service.settings import Settings, expand_home
 
 _FEWEST_CHARACTERS = 16
 _FROM_FILE = "@"
@@ -119,7 +118,7 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
     text = secret.get_secret_value()
     if text.startswith(_FROM_FILE):
         try:
-            text = Path(text[len(_FROM_FILE) :]).read_text(encoding="utf-8-sig")
+            text = expand_home(text[len(_FROM_FILE) :]).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise StartError(f"{setting}: the file cannot be read") from error
     keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]

@@ -112,8 +112,8 @@ def open_database(location: str | None, *, patience_seconds: float = 2.0) -> Dat
     """Prepares a database; nothing is connected yet.
 
     Args:
-        location: a file's path, `sqlite:///path`, `postgresql://...`, or `memory`, which
-            forgets at the end; None is `find_default_path()`.
+        location: a file's path, which may begin with `~`, `sqlite:///path`, `postgresql://...`,
+            or `memory`, which forgets at the end; None is `find_default_path()`.
         patience_seconds: how long to wait for a lock or a connection.
 
     Raises:

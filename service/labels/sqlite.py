@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from service.errors import StartError
+from service.settings import expand_home
 
 WRITING = "label_store_writing"
 """The execution option of a connection that is to write."""
@@ -34,6 +35,7 @@ def open_sqlite(path: str, patience_seconds: float) -> sa.Engine:
         options: dict[str, Any] = {"poolclass": StaticPool}
     else:
         options = {}
+        path = str(expand_home(path))
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

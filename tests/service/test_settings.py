@@ -43,6 +43,15 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings(queue_size=9).queue_size == 9
 
 
+def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("ML_DECODER_LABEL_SETS", "~/sets")
+
+    found = Settings.model_validate({"bundle": "~/bundle"})
+    assert (found.bundle, found.label_sets) == (Path("/home/me/bundle"), Path("/home/me/sets"))
+    assert Settings(bundle=Path("~no-such-user/a")).bundle == Path("~no-such-user/a")
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -137,13 +137,15 @@ def test_with_admin_keys_alone_anyone_predicts(open_bundle: Bundle) -> None:
         assert client.post("/labels", json=PETS, headers=bearing(ADMIN)).status_code == 201
 
 
-def test_keys_come_from_a_file(tmp_path: Path) -> None:
+def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
+    monkeypatch.setenv("HOME", str(tmp_path))
     for encoding in ("utf-8", "utf-8-sig"):  # the second is how Windows saves a text
         file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
-        ring = KeyRing(Settings.model_validate({"predict_keys": f"@{file}"}))
-        ring.check_predict(PREDICT)
-        ring.check_predict(OTHER)
+        for named in (f"@{file}", "@~/keys"):
+            ring = KeyRing(Settings.model_validate({"predict_keys": named}))
+            ring.check_predict(PREDICT)
+            ring.check_predict(OTHER)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,19 @@ def test_path_and_url_name_the_same_file(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("location", ["~/tt.db", "sqlite:///~/tt.db"])
+def test_path_may_begin_with_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    database = open_database(location)
+    run(database, "CREATE TABLE t (x INTEGER)")
+    database.close()
+    assert (tmp_path / "home" / "tt.db").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_failure_tells_where_the_database_is_and_no_password(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     database = open_database(str(path))
