@@ -1,12 +1,14 @@
 """Formats: which kinds of file are decoded, and how the others are told from junk.
 
 In: the beginning of a file, or its name. Out: the name of a format that is known but not read, or
-nothing; whether a folder's file is taken for a photo. HEIC and AVIF are read where the extra `heif`
-is installed. Next: `images.py`, which hands `FORMATS` to Pillow: no other is ever decoded.
+nothing; whether a folder's file is taken for a photo, and of what kind the others are. HEIC and
+AVIF are read where the extra `heif` is installed. Next: `images.py`, which hands `FORMATS` to
+Pillow: no other is ever decoded.
 """
 
 from __future__ import annotations
 
+import os
 import re
 
 from PIL import AvifImagePlugin, features
@@ -36,7 +38,7 @@ _HEIC_BRANDS = frozenset(
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
 _ENDINGS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe"),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "WEBP": (".webp",),
     "GIF": (".gif",),
@@ -44,6 +46,8 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif"),
     "AVIF": (".avif",),
 }
+# Any other is no ending for a person: what follows the dot in `2024.05 at the sea`.
+_SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
 # What is not a letter, a digit, `-` or `_` might mean something in a path.
 _UNSAFE = re.compile(r"[^\w-]+")
@@ -74,7 +78,24 @@ ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
 
 def is_photo_name(name: str) -> bool:
     """Tells whether a folder's file is taken for a photo; pictures of `name_overlay` are not."""
-    return name.lower().endswith(ENDINGS) and not _OVERLAY.search(name)
+    hidden = name.startswith(".")
+    return not hidden and name.lower().endswith(ENDINGS) and not is_overlay_name(name)
+
+
+def is_overlay_name(name: str) -> bool:
+    """Tells whether a file is a picture that `name_overlay` named."""
+    return _OVERLAY.search(name) is not None
+
+
+def name_kind(name: str) -> str:
+    """Returns what a person is told of a folder's file that is not taken for a photo."""
+    ending = os.path.splitext(name)[1].lower()
+    if name.startswith("."):
+        return "hidden"
+    if not _SHORT_ENDING.fullmatch(ending):
+        return "without ending"
+    known = any(ending in endings for endings in _ENDINGS.values())
+    return f"{ending}: needs the extra heif" if known else ending
 
 
 def name_overlay(photo: str, rank: int, label: str) -> str:

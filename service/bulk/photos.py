@@ -7,6 +7,7 @@ names of the photos, which the results are filed under, and the bytes behind a n
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,15 @@ from pathlib import Path
 from pyarrow import fs
 
 from service.errors import StartError
-from service.formats import is_photo_name
-from service.photo_folders import list_photos
+from service.photo_folders import (
+    LeftOut,
+    describe_left_out,
+    explain_none,
+    list_photos,
+    sort_out,
+)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,26 +49,29 @@ class PhotoStore:
             return content
 
 
-def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
+def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
     """Finds the photos of a folder, or those that a text file lists.
+
+    The log says what else a folder holds.
 
     Args:
         location: a folder, which is searched with all that is below it, hidden files left out;
             or a text file with one name a line, relative to where the file is.
 
     Returns:
-        The store, and the names in it without repetitions: a folder's sorted, a list's in its
-        order.
+        The store; the names in it without repetitions, a folder's sorted, a list's in its order;
+        and how many files of the folder are not taken for photos.
 
     Raises:
         StartError: there is no such folder or list, or no photo in it.
     """
     filesystem, path = open_filesystem(location)
+    left_out = LeftOut()
     try:
         kind = filesystem.get_file_info(path).type
         if kind == fs.FileType.Directory:
             store = PhotoStore(filesystem, path)
-            names = _search_folder(store)
+            names, left_out = _search_folder(store)
         elif kind == fs.FileType.File:
             store = PhotoStore(filesystem, posixpath.dirname(path))
             names = _read_list(filesystem, path)
@@ -70,8 +81,10 @@ def open_photos(location: str) -> tuple[PhotoStore, list[str]]:
         where = error.filename or location
         raise StartError(f"{where}: {error.strerror or 'cannot be read'}") from error
     if not names:
-        raise StartError(f"{location} has no photos")
-    return store, names
+        raise StartError(f"{location} has no photos{explain_none(left_out)}")
+    if left_out:
+        _log.warning("%s: %s", location, describe_left_out(left_out))
+    return store, names, left_out.total()
 
 
 def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
@@ -89,28 +102,27 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
         raise StartError(f"{location}: no such file system can be used") from error
 
 
-def _search_folder(store: PhotoStore) -> list[str]:
+def _search_folder(store: PhotoStore) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        photos = list_photos(store.folder, _stop)
+        photos, left_out = list_photos(store.folder, _stop)
     else:
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
         names = (posixpath.relpath(path, store.folder) for path in files)
-        photos = sorted(name for name in names if _is_photo(name))
+        photos, left_out = sort_out(name for name in names if not _is_in_hidden_folder(name))
     try:
         "".join(photos).encode()
     except UnicodeEncodeError as error:
         raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
-    return photos
+    return photos, left_out
 
 
 def _stop(error: OSError) -> None:
     raise error
 
 
-def _is_photo(name: str) -> bool:
-    hidden = any(part.startswith(".") for part in name.split("/"))
-    return not hidden and is_photo_name(name)
+def _is_in_hidden_folder(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/")[:-1])
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:

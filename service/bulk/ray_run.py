@@ -47,13 +47,13 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
         BundleError: the bundle is absent, damaged or inconsistent.
         ServiceError: the question does not fit the label sets.
     """
-    store, names = open_photos(job.photos)
+    store, names, left_out = open_photos(job.photos)
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:
         done = parts.read_done()
         left = [name for name in names if name not in done]
-        totals = count_before(done, names)
+        totals = count_before(done, names, left_out)
         report(totals, len(left))
         if left:
             with_what = (job, store, parts)

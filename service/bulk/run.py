@@ -51,6 +51,7 @@ class Totals:
         skipped: photos that an earlier run had done.
         unread: photos whose files could not be read; the next run tries them again.
         failed_before: of those that an earlier run had done, how many cannot be used.
+        left_out: files of the folder that are not taken for photos.
     """
 
     tagged: int = 0
@@ -58,6 +59,7 @@ class Totals:
     skipped: int = 0
     unread: int = 0
     failed_before: int = 0
+    left_out: int = 0
 
     @property
     def seen(self) -> int:
@@ -80,10 +82,10 @@ class Totals:
             self.failed += 1
 
 
-def count_before(done: Mapping[str, bool], names: Sequence[str]) -> Totals:
-    """Returns the totals of what earlier runs have done of these photos."""
+def count_before(done: Mapping[str, bool], names: Sequence[str], left_out: int) -> Totals:
+    """Returns the totals before a run: of these photos, what earlier runs have done."""
     usable = [done[name] for name in names if name in done]
-    return Totals(skipped=len(usable), failed_before=usable.count(False))
+    return Totals(skipped=len(usable), failed_before=usable.count(False), left_out=left_out)
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
@@ -95,7 +97,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         ServiceError: the question does not fit the label sets, or the model cannot be run; what
             was filed stays, and the next run goes on.
     """
-    store, names = open_photos(job.photos)
+    store, names, left_out = open_photos(job.photos)
     pipeline = open_pipeline(prepare_settings(job.settings))
     await pipeline.start()
     try:
@@ -103,7 +105,7 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             done = parts.read_done()
             left = [name for name in names if name not in done]
-            totals = count_before(done, names)
+            totals = count_before(done, names, left_out)
             report(totals, len(left))
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, left):

@@ -30,7 +30,7 @@ from service.cli.console import (
 )
 from service.cli.flags import add_setting_flags
 from service.cli.importing import importing_for_good
-from service.cli.paths import read_path
+from service.cli.paths import find_given_photos, read_path
 from service.cli.questions import (
     CandidateLabels,
     Exclude,
@@ -157,7 +157,6 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
     """
     from service.cli.predicting import predict_photos
-    from service.photo_folders import find_photos
 
     question = make_question(
         top_k=top_k,
@@ -170,7 +169,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     )
     configure_logs("error")
     chosen = Format.JSON if as_json else output
-    if not asyncio.run(predict_photos(find_photos(photos), question, settings, chosen)):
+    if not asyncio.run(predict_photos(find_given_photos(photos), question, settings, chosen)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -232,10 +231,9 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     if importlib.util.find_spec("httpx_retries") is None:
         raise StartError("bench needs the client: pip install 'ml-decoder-serve[client]'")
     from service.cli.bench import SAMPLE, Plan, run_bench  # which needs the client
-    from service.photo_folders import find_photos
 
     try:
-        contents = [path.read_bytes() for path in find_photos(photos or [SAMPLE])]
+        contents = [path.read_bytes() for path in find_given_photos(photos or [SAMPLE])]
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     load = run_bench(Plan(url, contents, clients, seconds, api_key, label_set or ()))

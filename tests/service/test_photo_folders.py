@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.photo_folders import find_photos, list_photos
+from service.errors import StartError
+from service.photo_folders import LeftOut, describe_left_out, find_photos, list_photos
 
 
 def fail(error: OSError) -> None:
@@ -23,14 +24,14 @@ def test_photos_below_are_listed_by_name_and_nothing_else(tmp_path: Path) -> Non
     make_files(tmp_path, "b/2.JPG", "a.png", "b/1.webp", "notes.txt", "b/1.webp.map-1-cat.jpg")
     (tmp_path / "folder.jpg").mkdir()
 
-    assert list_photos(str(tmp_path), fail) == ["a.png", "b/1.webp", "b/2.JPG"]
+    assert list_photos(str(tmp_path), fail) == (["a.png", "b/1.webp", "b/2.JPG"], {".txt": 1})
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     make_files(tmp_path, "._a.jpg", ".thumbnails/a.jpg", "a.jpg")
 
-    assert list_photos(str(tmp_path), fail) == ["a.jpg"]
-    assert find_photos([tmp_path]) == [tmp_path / "a.jpg"]
+    assert list_photos(str(tmp_path), fail) == (["a.jpg"], {"hidden": 1})
+    assert find_photos([tmp_path]) == ([tmp_path / "a.jpg"], {"hidden": 1})
 
 
 def test_linked_folder_is_searched_and_one_that_leads_back_counts_once(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_linked_folder_is_searched_and_one_that_leads_back_counts_once(tmp_path:
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "here" / "back").symlink_to(tmp_path / "here")
 
-    assert list_photos(str(tmp_path / "here"), fail) == ["a.jpg", "linked/b.jpg"]
+    assert list_photos(str(tmp_path / "here"), fail) == (["a.jpg", "linked/b.jpg"], {})
 
 
 def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -47,5 +48,32 @@ def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         list_photos(str(missing), fail)
 
     told: list[OSError] = []
-    assert list_photos(str(missing), told.append) == []
+    assert list_photos(str(missing), told.append) == ([], {})
     assert [error.filename for error in told] == [str(missing)]
+
+
+def test_what_is_left_out_is_counted_by_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.formats.ENDINGS", (".jpg", ".jfif"))
+    make_files(tmp_path, "a.JFIF", "b/c.HEIC", "b/d.tiff", "e", "at 2.5 km", ".f.jpg", "g\n.tIff")
+
+    _, left_out = find_photos([tmp_path, tmp_path / "e"])
+    assert left_out == {
+        ".heic: needs the extra heif": 1, ".tiff": 2, "without ending": 2, "hidden": 1
+    }  # fmt: skip
+
+
+def test_line_of_what_is_left_out_is_short_and_begins_with_the_most_frequent() -> None:
+    assert describe_left_out(LeftOut({".md": 1})) == "1 file left out (1 .md)"
+    many = LeftOut({f".{letter}": count for count, letter in enumerate("abcdefg", start=1)})
+    assert describe_left_out(many) == (
+        "28 files left out (7 .g; 6 .f; 5 .e; 4 .d; 3 .c; 3 of other kinds)"
+    )
+
+
+def test_folder_without_photos_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    make_files(tmp_path, "notes/a.tiff", "photos/a.jpg")
+    with pytest.raises(StartError, match=r"holds no photo: 1 file left out \(1 \.tiff\)"):
+        find_photos([tmp_path / "notes"])
+    assert find_photos([tmp_path / "photos"])[0] == [tmp_path / "photos/a.jpg"]

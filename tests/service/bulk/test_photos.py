@@ -21,9 +21,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_folder_gives_its_photos_sorted_and_no_hidden_files(folder: Path) -> None:
-    store, names = open_photos(str(folder))
+def test_folder_gives_its_photos_sorted_and_the_log_says_what_else_it_holds(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, names, left_out = open_photos(str(folder))
     assert names == ["a.jpg", "b.PNG", "sub/deep/c.webp"]
+    assert left_out == 2
+    assert f"{folder}: 2 files left out (" in caplog.text
     assert store.read(names[2], 10_000_000) == make_photo()
 
 
@@ -31,8 +35,8 @@ def test_list_gives_its_lines_once_relative_to_itself(folder: Path) -> None:
     listed = folder.parent / "list.txt"
     absolute = str(folder / "a.jpg")
     listed.write_text(f"photos/b.PNG\n\n{absolute}\nphotos/b.PNG\nphotos/gone.jpg\n")
-    store, names = open_photos(str(listed))
-    assert names == ["photos/b.PNG", absolute, "photos/gone.jpg"]
+    store, names, left_out = open_photos(str(listed))
+    assert (names, left_out) == (["photos/b.PNG", absolute, "photos/gone.jpg"], 0)
     assert [len(store.read(name, 5)) for name in names[:2]] == [6, 6]
     with pytest.raises(FileNotFoundError):
         store.read("photos/gone.jpg", 5)
@@ -56,7 +60,7 @@ def test_folder_that_a_link_leads_back_to_counts_once(folder: Path) -> None:
 
 
 def test_url_names_a_file_system(folder: Path) -> None:
-    assert open_photos(folder.as_uri())[1] == open_photos(str(folder))[1]
+    assert open_photos(folder.as_uri())[1:] == open_photos(str(folder))[1:]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
     code, out, err = run(photos, tmp_path / "a", "--json")
     assert (code, err) == (1, "")
     assert json.loads(out) == {
-        "tagged": 0, "failed": 1, "skipped": 3, "unread": 0, "failed_before": 0
+        "tagged": 0, "failed": 1, "skipped": 3, "unread": 0, "failed_before": 0,
+        "left_out": 0,
     }  # fmt: skip
     told = "0 tagged, 0 failed, 4 done before (1 of them failed)\n"
     assert run(photos, tmp_path / "a") == (1, told, "")

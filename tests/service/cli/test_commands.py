@@ -80,7 +80,7 @@ def test_folder_stands_for_the_photos_in_it_and_below(
     code, out, err = run("predict", "--bundle", tiny_bundle.path, "--json", tmp_path)
     found = [json.loads(line)["photo"] for line in out.splitlines()]
     assert found == sorted([*map(str, photos), str(tmp_path / "below" / "d.PNG")])
-    assert (code, err) == (1, ""), "a bar is only for who watches"
+    assert (code, err) == (1, "1 file left out (1 .txt)\n"), "a bar is only for who watches"
 
 
 def test_folder_without_photos_is_one_line(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_folder_that_cannot_be_read_is_told_like_a_photo(
     shut = Path("open/shut")
     shut.chmod(0)
     with as_nobody():
-        assert find_photos([Path("open")]) == [Path("open/a.png"), shut]
+        assert find_photos([Path("open")])[0] == [Path("open/a.png"), shut]
         with pytest.raises(PermissionError):
             shut.read_bytes()
     shut.chmod(0o755)
-    assert find_photos([Path("open")]) == [Path("open/a.png"), shut / "a.png"]
+    assert find_photos([Path("open")])[0] == [Path("open/a.png"), shut / "a.png"]
