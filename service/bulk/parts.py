@@ -2,8 +2,8 @@
 
 In: records of tagged photos. Out: `part-<hash>.parquet` files. A photo is done when it stands in
 a part; a run that was killed leaves whole parts only, so the next run goes on with the rest. A
-part is named after its photos: one that is computed twice replaces itself. `_bulk.json` keeps
-what was asked, so that one folder never mixes answers to different questions.
+part is named after the photos it was written with: one that is computed twice replaces itself.
+`_bulk.json` keeps what was asked, so that one folder never mixes answers to different questions.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -78,14 +79,29 @@ class PartFolder:
         """
         done: dict[str, bool] = {}
         for path in self._list_parts():
-            try:
-                with self.filesystem.open_input_file(path) as file:
-                    table = pq.read_table(file, columns=["photo", "error"])
-            except (OSError, pa.ArrowException) as error:
-                raise StartError(f"{path} cannot be read: delete it to tag it again") from error
+            table = self._read(path, ["photo", "error"])
             usable = table.column("error").is_null().to_pylist()
             done.update(zip(table.column("photo").to_pylist(), usable, strict=True))
         return done
+
+    def forget_failed(self, names: Sequence[str]) -> None:
+        """Removes the rows of those photos that could not be used: they are done no more.
+
+        Nobody ever sees a photo twice, and a run that is killed leaves them to the next one.
+
+        Raises:
+            StartError: a part cannot be read.
+            OSError: it cannot be written.
+        """
+        wanted = pa.array(names, pa.string())
+        for path in self._list_parts():
+            table = self._read(path)
+            failed = pc.and_(pc.is_valid(table["error"]), pc.is_in(table["photo"], wanted))
+            kept = table.filter(pc.invert(failed))
+            if not kept.num_rows:
+                self.filesystem.delete_file(path)
+            elif kept.num_rows < table.num_rows:
+                write_whole(self.filesystem, path, _encode(kept))
 
     def write(self, records: Sequence[Record]) -> None:
         """Writes one part; it is there whole when this returns, and after a crash whole or not.
@@ -95,11 +111,16 @@ class PartFolder:
         """
         metadata = {_METADATA_KEY: _dump(self.question)}
         table = pa.Table.from_pylist(list(records), schema=SCHEMA.with_metadata(metadata))
-        buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression="zstd")
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
-        write_whole(self.filesystem, posixpath.join(self.folder, name), buffer.getvalue())
+        write_whole(self.filesystem, posixpath.join(self.folder, name), _encode(table))
+
+    def _read(self, path: str, columns: list[str] | None = None) -> pa.Table:
+        try:
+            with self.filesystem.open_input_file(path) as file:
+                return pq.read_table(file, columns=columns)
+        except (OSError, pa.ArrowException) as error:
+            raise StartError(f"{path} cannot be read: delete it to tag it again") from error
 
     def _list_parts(self) -> list[str]:
         found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
@@ -183,6 +204,12 @@ def _agree_on_question(parts: PartFolder, location: str) -> None:
 
 def _is_part(name: str) -> bool:
     return name.startswith("part-") and name.endswith(".parquet")
+
+
+def _encode(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
 
 
 def _dump(question: dict[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ import ray.exceptions
 
 from service.bulk.parts import PartFolder, Record, open_parts
 from service.bulk.photos import PhotoStore, open_photos
-from service.bulk.run import BulkJob, Report, Totals, count_before
+from service.bulk.run import BulkJob, Report, Totals, find_left
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.card import CPU_DEVICES
 from service.errors import StartError
@@ -51,9 +51,8 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:
-        done = parts.read_done()
-        left = [name for name in names if name not in done]
-        totals = count_before(done, names, left_out)
+        left, totals = find_left(job, parts, names)
+        totals.left_out = left_out
         report(totals, len(left))
         if left:
             with_what = (job, store, parts)

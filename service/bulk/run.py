@@ -7,10 +7,10 @@ are those that clients see. Next: `ray_run.py`, which does the same on many mach
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from service.bulk.parts import Record, open_parts
+from service.bulk.parts import PartFolder, Record, open_parts
 from service.bulk.photos import open_photos
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.pipeline import open_pipeline
@@ -32,6 +32,7 @@ class BulkJob:
         question: what is asked of every photo.
         settings: of the pipeline.
         part_size: photos in one file; a run that is killed tags at most so many again.
+        retry_failed: whether photos that could not be used are tried again.
     """
 
     photos: str
@@ -39,6 +40,7 @@ class BulkJob:
     question: Question
     settings: Settings
     part_size: int
+    retry_failed: bool = False
 
 
 @dataclass
@@ -82,10 +84,19 @@ class Totals:
             self.failed += 1
 
 
-def count_before(done: Mapping[str, bool], names: Sequence[str], left_out: int) -> Totals:
-    """Returns the totals before a run: of these photos, what earlier runs have done."""
+def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:
+    """Returns which of these photos are to be tagged, and what earlier runs have done of the rest.
+
+    Raises:
+        StartError: a part cannot be read.
+        OSError: it cannot be written.
+    """
+    if job.retry_failed:
+        parts.forget_failed(names)
+    done = parts.read_done()
     usable = [done[name] for name in names if name in done]
-    return Totals(skipped=len(usable), failed_before=usable.count(False), left_out=left_out)
+    totals = Totals(skipped=len(usable), failed_before=usable.count(False))
+    return [name for name in names if name not in done], totals
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
@@ -103,9 +114,8 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     try:
         selection = await pipeline.select(job.question)
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
-            done = parts.read_done()
-            left = [name for name in names if name not in done]
-            totals = count_before(done, names, left_out)
+            left, totals = find_left(job, parts, names)
+            totals.left_out = left_out
             report(totals, len(left))
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, left):

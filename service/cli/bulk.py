@@ -73,6 +73,9 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     label_set: LabelSets = None,
     candidate_label: CandidateLabels = None,
     part_size: Annotated[int, typer.Option(min=1, help="Photos in one Parquet file.")] = 1000,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try photos again that could not be used.")
+    ] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster.")] = False,
     workers: Annotated[
         int, typer.Option(min=0, help="With --ray: processes at once; 0 = what the CPUs allow.")
@@ -95,7 +98,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         candidate_labels=candidate_label,
     )
     configure_logs("warning")  # hours on the CPU, for a GPU that is not found, must not be silent
-    job = BulkJob(photos, out, question, settings, part_size)
+    job = BulkJob(photos, out, question, settings, part_size, retry_failed)
     with _show_progress() as report:
         if ray:
             from service.bulk.ray_run import run_bulk_on_ray

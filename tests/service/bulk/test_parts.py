@@ -40,6 +40,21 @@ def test_part_that_is_written_twice_stands_once(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path).column("photo").to_pylist() == ["a"]
 
 
+def test_failed_photo_is_forgotten_if_it_is_named_and_its_neighbours_stay(tmp_path: Path) -> None:
+    with open_parts(str(tmp_path), QUESTION) as parts:
+        parts.write([record("a"), record("b", error="broken")])
+        parts.write([record("c", error="broken")])
+        parts.write([record("d", error="broken"), record("e", error="broken")])
+        before = pq.read_table(tmp_path)
+        parts.forget_failed(["a", "b", "c", "d"])
+        assert parts.read_done() == {"a": True, "e": False}
+    after = pq.read_table(tmp_path)
+    assert after.schema.equals(before.schema, check_metadata=True)
+    assert len(list(tmp_path.glob("part-*"))) == 2
+    rows = {row["photo"]: row for row in before.to_pylist()}
+    assert {row["photo"]: row for row in after.to_pylist()} == {n: rows[n] for n in ("a", "e")}
+
+
 def test_what_a_killed_run_left_half_is_removed_and_not_done(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
@@ -84,8 +99,11 @@ def test_damaged_part_is_named(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
         (tmp_path / "part-77.parquet").write_bytes(b"junk")
-        with pytest.raises(StartError, match=r"part-77\.parquet cannot be read"):
-            parts.read_done()
+        for read in (parts.read_done, lambda: parts.forget_failed(["a"])):
+            with pytest.raises(StartError, match=r"part-77\.parquet cannot be read"):
+                read()
+        (tmp_path / "part-77.parquet").unlink()
+        assert parts.read_done() == {"a": True}
 
 
 def test_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:

@@ -106,6 +106,20 @@ def test_second_run_does_only_what_is_left(
     assert len(read_rows(tmp_path / "out")) == 13
 
 
+def test_failed_photo_is_tried_again_on_demand(
+    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+) -> None:
+    job = make_job(tiny_bundle, photos, tmp_path / "out")
+    again = make_job(tiny_bundle, photos, tmp_path / "out", retry_failed=True)
+    run(job)
+    assert run(again)[0] == Totals(failed=1, skipped=11)
+    (photos / "broken.jpg").write_bytes(make_photo(12))
+    assert run(job)[0] == Totals(skipped=12, failed_before=1)
+    assert run(again)[0] == Totals(tagged=1, skipped=11)
+    assert run(again)[0] == Totals(skipped=12)
+    assert len(read_rows(tmp_path / "out")) == 12
+
+
 def test_file_over_the_limit_costs_only_itself_and_is_told_again_by_the_next_run(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,9 @@ def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
     }  # fmt: skip
     told = "0 tagged, 0 failed, 4 done before (1 of them failed)\n"
     assert run(photos, tmp_path / "a") == (1, told, "")
+    (photos / "bad.jpg").write_bytes(make_photo())
+    told = "1 tagged, 0 failed, 3 done before\n"
+    assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
 
 
 def test_unread_photo_is_named_and_the_next_run_is_recommended(
