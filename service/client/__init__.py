@@ -17,6 +17,7 @@ from service.client.answers import (
     LabelSet,
     LabelSetSummary,
     NewLabel,
+    RegisteredLabel,
     ScoredLabel,
 )
 from service.client.awaiting import AsyncClient
@@ -41,6 +42,7 @@ __all__ = [
     "NewLabel",
     "Photo",
     "Question",
+    "RegisteredLabel",
     "ScoredLabel",
     "ServiceProblem",
     "ServiceUnreachable",

@@ -81,6 +81,8 @@ class NewLabel(BaseModel):
         prompt: text to encode instead of the name.
         embedding: [E] numbers to use instead of any text.
         threshold: 0..1; None takes the open head's.
+        calibrated: as a `RegisteredLabel` has it; False drops the threshold.
+        own_embedding: as a `RegisteredLabel` has it; True demands the embedding.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,15 +91,26 @@ class NewLabel(BaseModel):
     prompt: str | None = None
     embedding: list[float] | None = None
     threshold: float | None = None
+    calibrated: bool | None = None
+    own_embedding: bool | None = None
 
 
 class RegisteredLabel(_Answer):
-    """One label of a set."""
+    """One label of a set.
+
+    Attributes:
+        name: what answers call it.
+        prompt: text that was encoded instead of the name.
+        threshold: the score from which the label counts as present.
+        calibrated: whether the threshold is the label's own.
+        own_embedding: whether it came with an embedding, which is not told, and not with a text.
+    """
 
     name: str
     prompt: str | None
     threshold: float
     calibrated: bool
+    own_embedding: bool = False  # a service of before does not say
 
 
 class LabelSetSummary(_Answer):

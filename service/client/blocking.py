@@ -146,7 +146,7 @@ class Client:
 
         Args:
             name: of the set.
-            labels: at least one: a name, a `NewLabel` or a mapping of its keys.
+            labels: at least one: a name, a `NewLabel`, what `read_label_set` told, or a mapping.
             embedding_space: fingerprint of the space of embeddings that the labels bring; the
                 service refuses another than its model's.
         """

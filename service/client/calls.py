@@ -26,6 +26,7 @@ from service.client.answers import (
     LabelSetList,
     LabelSetSummary,
     NewLabel,
+    RegisteredLabel,
 )
 from service.client.errors import ServiceProblem, UnreadableAnswer
 from service.client.tries import was_in_doubt
@@ -35,7 +36,7 @@ ResultT = TypeVar("ResultT")
 
 Photo = bytes | str | os.PathLike[str]
 """The content of an image file, or the path of one."""
-LabelToWrite = str | NewLabel | Mapping[str, Any]
+LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
 """A label's name, or all that there is to say of it."""
 
 # The service takes 2,048 text fields in a form, of which a few are no lists; JSON may hold more.
@@ -246,11 +247,11 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
     match label:
         case str():
             return label
-        case NewLabel():
+        case NewLabel() | RegisteredLabel():
             return label.model_dump(exclude_none=True)
         case Mapping():
             return _write_label(NewLabel.model_validate(label))
-    raise TypeError(f"a label is a name, a NewLabel or a mapping, not a {type(label).__name__}")
+    raise TypeError(f"a label is a name, an object or a mapping, not a {type(label).__name__}")
 
 
 def _demand(version: str | None) -> dict[str, str]:

@@ -143,6 +143,9 @@ class RegisteredLabel(_Answer):
     prompt: str | None = Field(description="Text that was encoded instead of the name.")
     threshold: float = Field(ge=0, le=1, examples=[0.4])
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+    own_embedding: bool = Field(
+        description="Whether it came with an embedding, which is not told, and not with a text."
+    )
 
 
 class LabelSetAnswer(LabelSetSummary):
@@ -227,14 +230,25 @@ def summarise_label_set(labels: LabelSet) -> LabelSetSummary:
 
 def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     """Returns a set with its labels."""
-    columns = zip(labels.names, labels.prompts, labels.thresholds, labels.calibrated, strict=True)
+    columns = zip(
+        labels.names,
+        labels.prompts,
+        labels.thresholds.tolist(),
+        labels.calibrated.tolist(),
+        labels.own_embeddings.tolist(),
+        strict=True,
+    )
     return LabelSetAnswer(
         **summarise_label_set(labels).model_dump(),
         labels=[
             RegisteredLabel(
-                name=name, prompt=prompt, threshold=float(threshold), calibrated=bool(calibrated)
+                name=name,
+                prompt=prompt,
+                threshold=threshold,
+                calibrated=calibrated,
+                own_embedding=own_embedding,
             )
-            for name, prompt, threshold, calibrated in columns
+            for name, prompt, threshold, calibrated, own_embedding in columns
         ],
     )
 

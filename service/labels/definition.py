@@ -21,11 +21,14 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StrictBool,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -129,18 +132,31 @@ class OpenLabel(Record):
     Attributes:
         name: shown to users; once in a set.
         prompt: text that is encoded as it is, instead of the name in the bundle's template.
+        calibrated: as the service tells it: where it is false, `threshold` is none of the label's
+            own and is dropped.
         threshold: score (0..1) at and above which the label is predicted.
         embedding: E numbers in the bundle's embedding space, instead of any text.
+        own_embedding: as the service tells it, which does not tell the numbers: where it is true,
+            the label is refused without them.
     """
 
     name: LabelText
     prompt: PromptText | None = None
+    # Before `threshold`, whose check looks at it.
+    calibrated: StrictBool | None = Field(default=None, exclude=True)
     threshold: Annotated[float | None, NoTruth] = Field(
         default=None, ge=0.0, le=1.0, allow_inf_nan=False
     )
     embedding: (
         Annotated[list[float], Field(max_length=MAX_EMBEDDING_VALUES, fail_fast=True)] | None
     ) = None
+    own_embedding: StrictBool | None = Field(default=None, exclude=True)
+
+    @field_validator("threshold")
+    @classmethod
+    def _drop_shared(cls, value: float | None, info: ValidationInfo) -> float | None:
+        # Kept, it would be the label's own from then on.
+        return None if info.data.get("calibrated") is False else value
 
     @model_validator(mode="before")
     @classmethod
@@ -157,21 +173,37 @@ class OpenLabel(Record):
             raise PydanticCustomError(
                 "two_sources", "A label takes a prompt or an embedding, not both"
             )
+        if self.own_embedding and self.embedding is None:
+            raise PydanticCustomError(
+                "embedding_not_told",
+                "The label has an embedding of its own, which is not told: give it again, or leave "
+                "out own_embedding to have a text encoded",
+            )
         return self
 
 
 class LabelSetRecord(Record):
     """A label set as JSON, in a request or in a file.
 
+    What the service tells of a set is one too, so that it can be changed and sent back.
+
     Attributes:
         name: name of the set; a file's name has to agree with it.
         labels: at least one.
         embedding_space: fingerprint of the space of the given embeddings; None trusts them.
+        version: as the service tells it, and the three below: they say nothing here.
+        origin: see there.
+        read_only: see there.
+        num_labels: see there.
     """
 
     name: LabelSetName
     labels: list[OpenLabel] = Field(min_length=1)
     embedding_space: str | None = Field(default=None, max_length=200)
+    version: str | None = Field(default=None, exclude=True)
+    origin: str | None = Field(default=None, exclude=True)
+    read_only: bool | None = Field(default=None, exclude=True)
+    num_labels: int | None = Field(default=None, exclude=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,7 @@ class LabelSet:
         prompts: L texts that were encoded instead of the names; None where there was none.
         thresholds: float64 [L], 0..1, the fallback where a label has none of its own.
         calibrated: bool [L], whether the threshold is the label's own.
+        own_embeddings: bool [L], whether the label came with an embedding, and not with a text.
         source: how the model knows the labels.
         activation: turns their logits into scores.
         queries: float32 [L, K], what the open head takes; None for the trained labels.
@@ -59,6 +60,7 @@ class LabelSet:
     prompts: tuple[str | None, ...]
     thresholds: NDArray[np.float64]
     calibrated: NDArray[np.bool_]
+    own_embeddings: NDArray[np.bool_]
     source: Source
     activation: Activation
     queries: QueryArray | None
@@ -90,6 +92,7 @@ def make_trained_set(
         prompts=(None,) * len(names),
         thresholds=_fill(thresholds, FALLBACK_THRESHOLD),
         calibrated=_tell_own(thresholds),
+        own_embeddings=np.zeros(len(names), np.bool_),
         source="trained",
         activation=activation,
         queries=None,
@@ -126,6 +129,7 @@ def make_open_set(
             definition.thresholds, FALLBACK_THRESHOLD if fallback is None else fallback
         ),
         calibrated=_tell_own(definition.thresholds),
+        own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
         source="zero_shot",
         activation="sigmoid",
         queries=queries,

@@ -185,7 +185,12 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     },
 )
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
-    """Registers a label set or replaces it; with `If-Match`, only the version named there."""
+    """Registers a label set or replaces it; with `If-Match`, only the version named there.
+
+    What `GET` tells of a set may be changed and sent back: a `threshold` beside `calibrated: false`
+    is dropped, `version`, `origin`, `read_only` and `num_labels` say nothing, and a label with
+    `own_embedding: true` is refused unless its `embedding` is given again.
+    """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)

@@ -58,6 +58,18 @@ def test_labels_of_a_file_are_added(run: Run, tmp_path: Path) -> None:
     assert "zoo" in list_names(run)
 
 
+def test_what_a_service_tells_of_a_set_is_a_file_of_labels(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "zoo.json"
+    label = {"name": "yak", "prompt": None, "threshold": 0.3, "calibrated": False}
+    told = {"name": "zoo", "version": "7", "origin": "store", "read_only": False, "num_labels": 1}
+    file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": True}]}))
+    code, _, err = run("labels", "add", "zoo", "--file", file)
+    assert (code, "embedding of its own, which is not told" in err) == (2, True)
+    file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": False}]}))
+    assert run("labels", "add", "zoo", "--file", file)[0] == 0
+    assert run("labels", "add", "zoo", "--label", "yak")[0] == 0, "it is the same set"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

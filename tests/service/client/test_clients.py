@@ -98,7 +98,7 @@ def test_label_may_be_a_mapping_of_its_keys(client: Any) -> None:
 @pytest.mark.parametrize("label", [None, 3, ("newt", 0.25), b"newt"])
 def test_label_of_another_type_is_refused_in_one_line(client: Any, label: Any) -> None:
     for write in (client.register_label_set, client.replace_label_set):
-        with pytest.raises(TypeError, match=r"^a label is a name, a NewLabel or a mapping, not a "):
+        with pytest.raises(TypeError, match=r"^a label is a name, an object or a mapping, not a "):
             write("crowd", ["yak", label])
         with pytest.raises(TypeError, match="not one name or mapping"):
             write("crowd", {"yak": label})
@@ -181,6 +181,20 @@ def test_label_set_is_registered_replaced_and_deleted_by_version(client: Any) ->
     with pytest.raises(ServiceProblem) as caught:
         client.read_label_set("my-zoo")
     assert caught.value.code == "label_set_not_found"
+
+
+def test_labels_that_were_read_may_be_written_as_they_are(client: Any) -> None:
+    labels = ["yak", NewLabel(name="newt", threshold=0.25, prompt="a newt")]
+    made = client.register_label_set("my-zoo", labels)
+    told = client.read_label_set("my-zoo").labels
+    assert client.replace_label_set("my-zoo", told) == made
+    assert client.register_label_set("my-zoo", [la.model_dump() for la in told]) == made
+    vector = NewLabel(name="quux", embedding=[0.5] * EMBEDDING_WIDTH)
+    told = client.replace_label_set("my-zoo", [*told, vector]).labels
+    with pytest.raises(ServiceProblem, match="embedding of its own"):
+        client.replace_label_set("my-zoo", told)
+    assert client.replace_label_set("my-zoo", [*told[:2], vector]).labels == told
+    client.delete_label_set("my-zoo")
 
 
 def test_card_is_read(client: Any) -> None:

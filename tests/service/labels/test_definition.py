@@ -105,6 +105,31 @@ def test_columns_keep_the_order_of_the_labels() -> None:
     np.testing.assert_array_equal(found.embeddings, np.array([[3, 4], [1, 2]], np.float32))
 
 
+def test_threshold_that_is_told_as_shared_is_dropped_and_an_own_one_kept() -> None:
+    told = {"version": "7", "origin": "store", "read_only": False, "num_labels": 9}
+    labels = [
+        {"name": "a", "prompt": None, "threshold": 0.3, "calibrated": False},
+        {"name": "b", "threshold": 0.4, "calibrated": True, "own_embedding": False},
+    ]
+    found = define(labels=labels, **told)
+    assert found.thresholds == (None, 0.4)
+    assert found.digest() == define(labels=["a", {"name": "b", "threshold": 0.4}]).digest()
+
+
+def test_what_is_only_told_is_not_written() -> None:
+    label = {"name": "a", "threshold": 0.3, "calibrated": False, "own_embedding": False}
+    record = LabelSetRecord.model_validate({"name": "x", "version": "7", "labels": [label]})
+    assert record.model_dump(exclude_none=True) == {"name": "x", "labels": [{"name": "a"}]}
+
+
+def test_label_whose_embedding_is_not_told_is_refused_without_it() -> None:
+    label = {"name": "a", "own_embedding": True}
+    for text in ({}, {"prompt": "an a"}):
+        with pytest.raises(ValidationError, match="embedding of its own, which is not told"):
+            define(labels=[label | text])
+    assert define(labels=[label | {"embedding": [1.0, 0.0]}]).given == (0,)
+
+
 def test_template_is_for_names_and_not_for_prompts() -> None:
     space = EmbeddingSpace(encoder="any", width=2, template="a photo of {}")
     found = define(labels=["{} cat", {"name": "yak", "prompt": "my {}"}])

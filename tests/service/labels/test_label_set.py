@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,15 @@ def test_trained_labels_keep_their_thresholds() -> None:
 def test_set_keeps_the_digest_of_its_definition() -> None:
     assert open_set().digest == DEFINITION.digest
     assert make_trained_set([Label(name="a")]).digest is None
+
+
+def test_labels_that_came_with_an_embedding_are_told() -> None:
+    definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
+    queries = np.ones((3, 4), np.float32)
+    labels = make_open_set(definition, queries, version="7", origin="store", fallback=None)
+    assert labels.own_embeddings.tolist() == [True, False, True]
+    assert not open_set().own_embeddings.any()
+    assert make_trained_set([Label(name="a")]).own_embeddings.tolist() == [False]
 
 
 def test_positions_find_the_columns() -> None:

@@ -76,9 +76,10 @@ def test_registered_set_is_told_back_and_listed(client: TestClient) -> None:
     assert response.headers["location"] == "/labels/pets"
     assert response.headers["etag"] == f'"{body["version"]}"'
     assert (body["name"], body["origin"], body["read_only"]) == ("pets", "store", False)
+    text = {"prompt": None, "own_embedding": False}
     assert body["labels"] == [
-        {"name": "red panda", "prompt": None, "threshold": 0.3, "calibrated": False},
-        {"name": "axolotl", "prompt": None, "threshold": 0.2, "calibrated": True},
+        {"name": "red panda", "threshold": 0.3, "calibrated": False, **text},
+        {"name": "axolotl", "threshold": 0.2, "calibrated": True, **text},
     ]
     assert client.get("/labels/pets").json() == body
     listed = client.get("/labels").json()["label_sets"]
@@ -217,6 +218,37 @@ def test_put_makes_replaces_and_changes_nothing_twice(client: TestClient) -> Non
     same = client.put("/labels/pets", json={"name": "pets", "labels": ["toad"]})
     assert (same.status_code, same.json()) == (200, replaced.json())
     assert set(scores_of(client, label_set="pets")) == {"toad"}
+
+
+def test_what_is_told_of_a_set_can_be_changed_and_written_back(client: TestClient) -> None:
+    made = register(client, PETS)
+    told = client.get("/labels/pets").json()
+
+    for written in (client.put("/labels/pets", json=told), client.post("/labels", json=told)):
+        assert (written.status_code, written.headers["etag"]) == (200, made.headers["etag"])
+    told["labels"].append("yak")
+    changed = client.put("/labels/pets", json=told).json()["labels"]
+    assert [label["calibrated"] for label in changed] == [False, True, False]
+
+
+def test_embedding_is_not_lost_when_what_is_told_is_written_back(client: TestClient) -> None:
+    vector = [0.5] * EMBEDDING_WIDTH
+    register(client, {"name": "pets", "labels": [{"name": "quux", "embedding": vector}, "newt"]})
+    told = client.get("/labels/pets").json()
+    before = scores_of(client, label_set="pets")
+
+    assert [label["own_embedding"] for label in told["labels"]] == [True, False]
+    refused = client.put("/labels/pets", json=told)
+    (error,) = assert_problem(refused, 422, "invalid_parameters")["errors"]
+    assert error["name"] == "labels.0"
+    assert "embedding of its own, which is not told" in error["reason"]
+    assert scores_of(client, label_set="pets") == pytest.approx(before, abs=TOLERANCE)
+    told["labels"][0]["embedding"] = vector
+    same = client.put("/labels/pets", json=told)
+    assert (same.status_code, same.json()["version"]) == (200, told["version"])
+    told["labels"][0] = {"name": "quux"}
+    texts = client.put("/labels/pets", json=told).json()
+    assert texts["labels"][0]["own_embedding"] is False
 
 
 def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
@@ -405,6 +437,11 @@ def zeros(**values: Any) -> dict[str, Any]:
         ({"name": "x", "labels": [{"name": "a", "extra": 1}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "threshold": 1.1}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "threshold": True}]}, "invalid_parameters"),
+        ({"name": "x", "labels": [{"name": "a", "calibrated": 1}]}, "invalid_parameters"),
+        (
+            {"name": "x", "labels": [{"name": "a", "threshold": 2, "calibrated": False}]},
+            "invalid_parameters",
+        ),
         ({"name": "x", "labels": [{"name": "a", "prompt": ""}]}, "invalid_parameters"),
         ({"name": "x", "labels": [{"name": "a", "prompt": "p" * 1001}]}, "invalid_parameters"),
         ({"name": "../x", "labels": ["a"]}, "invalid_parameters"),
