@@ -113,7 +113,7 @@ def test_threshold_that_is_told_as_shared_is_dropped_and_an_own_one_kept() -> No
     ]
     found = define(labels=labels, **told)
     assert found.thresholds == (None, 0.4)
-    assert found.digest() == define(labels=["a", {"name": "b", "threshold": 0.4}]).digest()
+    assert found.digest == define(labels=["a", {"name": "b", "threshold": 0.4}]).digest
 
 
 def test_what_is_only_told_is_not_written() -> None:
