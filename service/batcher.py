@@ -3,8 +3,9 @@
 In: one item of one request. Out: that item's own result. While every worker is busy items
 gather in a bounded queue, so batches grow with the load and a lone item never waits.
 Workers take from the line by themselves: a busy event loop keeps no worker idle. A worker that
-has answered several clients gives them a moment to be back with their next items. While all work,
-each keeps to a core of its own. A run that never ends is as a worker that died (`runs.py`).
+has answered several clients gives them a moment to be back with their next items. One that begins a
+run while all the others work keeps to a core of its own for that run. A run that never ends is as a
+worker that died (`runs.py`).
 Nothing here knows of images: `pipeline.py` gives the function that runs a batch, which is
 `inference.py`'s.
 """

@@ -1,6 +1,6 @@
 """Scores become a decision: the threshold of best F1 of one label.
 
-In: scores and targets of labelled photos. Out: an `Operating` point. Used by the export for
+In: scores and targets of labelled photos. Out: an `OperatingPoint`. Used by the export for
 trained labels and by `ml-decoder labels calibrate` for registered ones.
 
 Rules: a threshold lies halfway between the lowest predicted score and the next lower one,
@@ -22,7 +22,7 @@ say more than is known."""
 
 
 @dataclass(frozen=True)
-class Operating:
+class OperatingPoint:
     """A point on a label's precision-recall curve.
 
     Attributes:
@@ -36,7 +36,7 @@ class Operating:
     recall: float
 
 
-def find_best_f1(scores: NDArray[np.float64], targets: NDArray[np.int64]) -> Operating:
+def find_best_f1(scores: NDArray[np.float64], targets: NDArray[np.int64]) -> OperatingPoint:
     """Returns the point of best F1 of one label.
 
     Args:
@@ -53,7 +53,7 @@ def find_best_f1(scores: NDArray[np.float64], targets: NDArray[np.int64]) -> Ope
     best = int(np.argmax(f1))  # the first of equals: the highest threshold
     cut = cuts[best]
     lower = ranked[cut + 1] if cut + 1 < len(ranked) else ranked[cut]
-    return Operating(
+    return OperatingPoint(
         threshold=_halfway(float(ranked[cut]), float(lower)),
         precision=float(hits[cut] / (cut + 1)),
         recall=float(hits[cut] / hits[-1]),

@@ -1,4 +1,4 @@
-"""Cores: one for each worker, to which it keeps while all of them work.
+"""Cores: one for each worker, to which it keeps in runs that begin while all others work.
 
 In: how many workers there are. Out: a `Core` for each, for its own thread to keep or to leave.
 Linux leaves two busy threads on one core for milliseconds while another core is idle, wherever a

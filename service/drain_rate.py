@@ -1,4 +1,4 @@
-"""How fast the queue drains, measured: what `Retry-After` tells whom the queue has no place for.
+"""How fast the queue drains, measured: `Retry-After` of what the queue has no place for.
 
 In: a note for each answer, and one whenever the service has been idle. Out: seconds until so many
 items are done. Next: `pipeline.py`, which puts them into its `QueueFull`.

@@ -245,6 +245,6 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def without_frames(error: ErrorT) -> ErrorT:
-    """Returns an error without where it was raised: those frames keep the photos they were at."""
+    """Returns an error without traceback, cause and context: their frames keep the photos alive."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error

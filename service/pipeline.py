@@ -252,9 +252,9 @@ class Pipeline:
             return prediction
 
     def make_deadline(self) -> float:
-        """Returns when nobody wants the answer of a request any more that comes now.
+        """Returns the deadline of a request that arrives now.
 
-        On the event loop's clock, seconds. `select` has as long from its own start.
+        In seconds on the event loop's clock. `select` has as long from its own start.
         """
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 

@@ -137,8 +137,8 @@ class Settings(BaseSettings):
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
     max_held_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Most bytes of the bodies of all requests together, photos that are fetched included; who has
-    no room is refused at once; not below max_body_bytes (default 1073741824 = 1 GiB)."""
+    """Most bytes of request bodies in memory, all requests together, fetched images included; what
+    does not fit is refused at once; at least max_body_bytes (default 1073741824 = 1 GiB)."""
 
     max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""
@@ -213,7 +213,9 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         import difflib  # a start without such a variable does without it
 
         near = difflib.get_close_matches(setting, known, 1)
-        told = f"{name} is no setting" + "".join(f"; is {prefix}{other} meant?" for other in near)
+        told = f"{name} is not a setting" + "".join(
+            f"; did you mean {prefix}{other}?" for other in near
+        )
         if "KEY" in setting:
             raise StartError(told)
         _log.warning("%s", told)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from service.calibration import MIN_POSITIVES, Operating, find_best_f1
+from service.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.card import tell_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
@@ -45,7 +45,7 @@ class LabelledFolder(BaseModel):
 
 async def calibrate_set(
     settings: Settings, name: str, folder: Path, split: str | None = None
-) -> dict[str, Operating]:
+) -> dict[str, OperatingPoint]:
     """Sets the thresholds of a set's labels that the folder names often enough.
 
     Args:
@@ -134,7 +134,7 @@ async def _score(
 
 def _find_thresholds(
     names: Sequence[str], photos: dict[Path, set[str]], scores: list[dict[str, float]]
-) -> dict[str, Operating]:
+) -> dict[str, OperatingPoint]:
     found = {}
     for name in names:
         targets = np.array([name in present for present in photos.values()], np.int64)

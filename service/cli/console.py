@@ -27,7 +27,7 @@ from service.card import Device
 # Whoever has one of these to show has imported it; `--help` waits for none of them.
 if TYPE_CHECKING:
     from service.bundle import Bundle
-    from service.calibration import Operating
+    from service.calibration import OperatingPoint
     from service.card import Label
     from service.cli.load import Load
     from service.cli.photos import LabelledPhoto
@@ -188,7 +188,7 @@ def show_label_sets(sets: Sequence[LabelSet]) -> None:
     Console().print(table)
 
 
-def show_calibration(name: str, found: Mapping[str, Operating]) -> None:
+def show_calibration(name: str, found: Mapping[str, OperatingPoint]) -> None:
     """Shows the thresholds that labels of a set got."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     for label, point in found.items():

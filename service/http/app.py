@@ -58,7 +58,7 @@ def create_app(
     Raises:
         StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
             the metrics of several processes is not there; or the keys, the rate limit or the
-            origins of the settings are none; or a body may be larger than all together.
+            origins in the settings are not valid; or max_body_bytes exceeds max_held_bytes.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)

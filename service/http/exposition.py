@@ -85,7 +85,7 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
             settings.metrics_port, settings.host, open_registry(metrics)
         )
     except OSError as error:
-        reason = error.strerror or "it cannot be had"
+        reason = error.strerror or "it cannot be opened"
         raise StartError(f"metrics_port {settings.metrics_port}: {reason}") from error
     logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
     try:

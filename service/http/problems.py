@@ -143,7 +143,9 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
     request_errors.OriginTimeout: ProblemKind(
         504, "origin_timeout", "The image took too long to fetch", str
     ),
-    errors.InvalidImage: ProblemKind(400, "invalid_image", "The image is damaged or no image"),
+    errors.InvalidImage: ProblemKind(
+        400, "invalid_image", "The file is damaged or is not an image"
+    ),
     errors.UnsupportedImage: ProblemKind(
         415, "unsupported_image", "The image type is not supported", _list_types
     ),
@@ -165,7 +167,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
         422, "embedding_needed", "This model encodes no text: give every label an embedding"
     ),
     errors.OtherEmbeddings: ProblemKind(
-        409, "other_embeddings", "The embeddings are of another space than the model's"
+        409, "other_embeddings", "The embeddings come from another embedding space than the model's"
     ),
     errors.NoOpenHead: ProblemKind(409, "no_open_head", "This model knows its trained labels only"),
     errors.LabelSetNotFound: ProblemKind(404, "label_set_not_found", "There is no such label set"),
@@ -173,7 +175,7 @@ PROBLEM_KINDS: Mapping[type[Exception], ProblemKind] = {
         409, "label_set_exists", "Another label set has this name; PUT replaces it"
     ),
     errors.LabelSetReadOnly: ProblemKind(
-        409, "label_set_read_only", "This label set cannot be changed, nor its name be taken"
+        409, "label_set_read_only", "This label set is read-only, and its name is reserved"
     ),
     errors.LabelSetChanged: ProblemKind(
         412, "label_set_changed", "The label set is not in the version that the request demands"
@@ -232,7 +234,7 @@ class Problem(BaseModel):
     )
     title: str = Field(
         description="What this kind of problem is; never changes.",
-        examples=["The image is damaged or no image"],
+        examples=["The file is damaged or is not an image"],
     )
     status: int = Field(description="The HTTP status.", examples=[400])
     code: str = Field(description="Stable name of the kind.", examples=["invalid_image"])

@@ -109,5 +109,5 @@ def _read_rate(rate: str) -> tuple[int, int]:
         raise StartError("rate_limit: not a rate such as 100/minute")
     amount = int(found[1])
     if not amount:
-        raise StartError("rate_limit: nobody could ask anything")
+        raise StartError("rate_limit: a limit of 0 would refuse every request")
     return amount, int(found[2] or 1) * _UNIT_SECONDS[found[3].lower()]

@@ -104,8 +104,8 @@ def _is_open_to_all(settings: Settings) -> bool:
 
 
 def _tell_port(settings: Settings, error: BaseException | None) -> StartError:
-    reason = getattr(error, "strerror", None) or "it cannot be had"
-    return StartError(f"port {settings.port} of {settings.host}: {reason}")
+    reason = getattr(error, "strerror", None) or "the port cannot be opened"
+    return StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}")
 
 
 def _open_both(settings: Settings) -> list[socket.socket] | None:

@@ -144,7 +144,9 @@ class Catalogue:
             if self.get(name) is None:
                 known = ", ".join(each.name for each in self.list_sets()[:_NAMES_SHOWN])
                 _log.warning(
-                    "there is no label set %s yet: requests have to name theirs (%s)", name, known
+                    "the default label set %s is not there yet: requests must name one (%s)",
+                    name,
+                    known,
                 )
 
     async def stop(self) -> None:
@@ -247,7 +249,11 @@ class Catalogue:
             await self._stored.refresh()
 
     def _check_store(self) -> None:
-        """Does nothing where all that is not here is nowhere; else a set may be in the store."""
+        """Does nothing where a set that is not here is nowhere.
+
+        Raises:
+            StoreUnavailable: the store did not answer, and may have it.
+        """
         if self._stored is not None:
             self._stored.check_answers()
 
@@ -258,7 +264,7 @@ class Catalogue:
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._registration is None:
-            raise StoreUnavailable("there is no place for label sets: label_store may name one")
+            raise StoreUnavailable("no label store is available: set label_store")
         return self._registration
 
     async def _reach(self, version: int, names: Sequence[str]) -> None:

@@ -253,7 +253,10 @@ class StoredSets:
 
     def _tell_hidden(self, loaded: Mapping[str, LabelSet]) -> None:
         for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
-            _log.warning("label set %s in the store is hidden by one that came with us", name)
+            _log.warning(
+                "label set %s in the store is hidden by one of the same name that is not stored",
+                name,
+            )
 
     async def _tell_others(self) -> None:
         count = await self.call(self._store.count_others)

@@ -373,7 +373,7 @@ def test_broken_photo_is_told_and_the_next_one_is_labelled(visit: Visit, tmp_pat
     page = visit.open()
     (tmp_path / "broken.png").write_bytes(b"junk")
     page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
-    expect(page.get_by_role("alert")).to_have_text("The image is damaged or no image")
+    expect(page.get_by_role("alert")).to_have_text("The file is damaged or is not an image")
     page.get_by_role("button", name="Sample: rocket at night").click()
     expect(page.get_by_role("alert")).to_be_hidden()
     show_best(page)

@@ -143,7 +143,7 @@ def test_port_that_one_of_two_families_has_taken_stops_the_start_with_one_line(
 def test_variable_like_that_of_the_keys_stops_the_start(open_bundle: Bundle) -> None:
     assert_start_fails(
         *serve_command(open_bundle.path),
-        says="ML_DECODER_PREDICT_KEY is no setting; is ML_DECODER_PREDICT_KEYS meant?",
+        says="ML_DECODER_PREDICT_KEY is not a setting; did you mean ML_DECODER_PREDICT_KEYS?",
         ML_DECODER_PREDICT_KEY="x" * 32,
     )
 

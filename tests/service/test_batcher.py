@@ -566,14 +566,14 @@ steps = st.lists(
 )
 
 
-async def test_workers_keep_to_their_cores_while_all_of_them_work() -> None:
-    run, cores = Doubler(closed=True), (NotedCore(), NotedCore())
+async def test_worker_that_begins_while_all_others_work_keeps_to_its_core() -> None:
+    run, cores = Doubler(closed=True), (NotedCore(), NotedCore(), NotedCore())
     batcher = Batcher[int, int](run, batch_sizes=ONE, queue_size=9, cores=cores)
     batcher.start()
     tasks = [await hold_worker(batcher, run) for _ in cores]
 
     # The first is alone, which it is told twice: when it begins and when it asks.
-    assert sorted(core.notes for core in cores) == [[False, False], [True]]
+    assert sorted(core.notes for core in cores) == [[False], [False, False], [True]]
 
     run.gate.set()
     await asyncio.gather(*tasks)

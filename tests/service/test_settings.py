@@ -76,8 +76,8 @@ def test_variable_that_is_no_setting_is_told_with_the_name_that_may_be_meant(
     check_variables({"ML_DECODER_DEVCE": "cpu", "ML_DECODER_XYZ": "", "PATH": ""})
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "ML_DECODER_DEVCE is no setting; is ML_DECODER_DEVICE meant?",
-        "ML_DECODER_XYZ is no setting",
+        "ML_DECODER_DEVCE is not a setting; did you mean ML_DECODER_DEVICE?",
+        "ML_DECODER_XYZ is not a setting",
     ]
 
 
@@ -85,7 +85,7 @@ def test_variable_that_is_no_setting_is_told_with_the_name_that_may_be_meant(
     "name", ["ML_DECODER_PREDICT_KEY", "ml_decoder_admin_key", "ML_DECODER_KEYS"]
 )
 def test_variable_that_speaks_of_keys_and_is_no_setting_is_refused(name: str) -> None:
-    with pytest.raises(StartError, match=f"{name} is no setting"):
+    with pytest.raises(StartError, match=f"{name} is not a setting"):
         check_variables({name: "secret"})
 
 

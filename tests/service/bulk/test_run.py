@@ -68,7 +68,7 @@ def test_every_photo_has_a_row_and_a_bad_one_says_why(
     assert seen == list(range(13))
     rows = read_rows(tmp_path / "out")
     assert set(rows) == {path.name for path in photos.iterdir()}
-    assert rows["broken.jpg"]["error"] == "The image is damaged or no image"
+    assert rows["broken.jpg"]["error"] == "The file is damaged or is not an image"
     assert rows["broken.jpg"]["labels"] is None
     assert {len(row["labels"]) for row in rows.values() if row["error"] is None} == {2}
 

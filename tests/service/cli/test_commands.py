@@ -45,7 +45,7 @@ def test_broken_photo_is_reported_and_the_others_are_shown(
     assert code == 1
     assert "a[red].png" in out
     assert "c.png" in out
-    assert "broken.png: The image is damaged or no image" in err
+    assert "broken.png: The file is damaged or is not an image" in err
 
 
 def test_star_at_a_threshold_is_explained_below_its_table(
@@ -99,7 +99,7 @@ def test_csv_has_a_row_for_each_label_and_each_failure(
     assert [Path(row["photo"]).name for row in rows] == [
         *("a[red].png", "a[red].png", "broken.png", "c.png", "c.png")
     ]
-    assert rows[2]["error"] == "The image is damaged or no image"
+    assert rows[2]["error"] == "The file is damaged or is not an image"
     assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
 
 

@@ -306,7 +306,7 @@ async def test_set_that_is_hidden_is_told(
     async with following(path, encoding, hidden=("everyday",)) as (sets, _):
         await sets.refresh()
     assert [r.message for r in caplog.records if "hidden" in r.message] == [
-        "label set everyday in the store is hidden by one that came with us"
+        "label set everyday in the store is hidden by one of the same name that is not stored"
     ]
 
 

@@ -333,7 +333,7 @@ BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "data is a text": ({"data": to_base64(PHOTO)}, "neither 'data' nor binary data"),
     "data is numbers": ({"data": [1]}, "base64 texts"),
     "data is not base64": ({"data": ["data:image/png;base64,AAAA"]}, "base64"),
-    "no photo": ({"data": [to_base64(b"junk")]}, "damaged or no image"),
+    "no photo": ({"data": [to_base64(b"junk")]}, "damaged or is not an image"),
     "svg": ({"data": [to_base64(b"<svg xmlns='x'></svg>")]}, "not supported"),
     "bytes that did not come": ({"data": None, "parameters": {"binary_data_size": 5}}, "bytes"),
     "size is a text": ({"parameters": {"binary_data_size": "5"}}, "whole number"),
@@ -350,7 +350,7 @@ def test_bad_input_is_refused(client: TestClient, case: str) -> None:
 
 def test_error_of_one_photo_among_several_names_it(client: TestClient) -> None:
     svg = b"<svg xmlns='x'></svg>"
-    for bad, words in ((b"junk", "damaged or no image"), (svg, "Supported types")):
+    for bad, words in ((b"junk", "damaged or is not an image"), (svg, "Supported types")):
         several = post(client, image_input(PHOTO, bad, PHOTO))
         assert_error(several, 400, "Photo 2 of 3.", words)
         assert "Photo" not in post(client, image_input(bad)).json()["error"]
