@@ -77,7 +77,7 @@ def sort_out(names: Iterable[str]) -> tuple[list[str], LeftOut]:
 
 def describe_left_out(left_out: LeftOut) -> str:
     """Returns one line: `3 files left out (2 .heic: needs the extra heif; 1 .tiff)`."""
-    most = left_out.most_common(_KINDS_TOLD)
+    most = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:_KINDS_TOLD]
     kinds = [f"{count} {kind}" for kind, count in most]
     if others := left_out.total() - sum(count for _, count in most):
         kinds.append(f"{others} of other kinds")
