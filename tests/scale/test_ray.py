@@ -133,6 +133,11 @@ def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
     errors = dict(zip(names, table.column("error").to_pylist(), strict=True))
     assert [name for name, error in errors.items() if error] == ["bad.jpg"]
 
+    (photos / "bad.jpg").write_bytes(make_photo(PHOTOS))
+    mended = run_bulk(cluster, open_bundle, photos, out, "--retry-failed")
+    assert (mended["tagged"], mended["skipped"]) == (1, PHOTOS)
+    assert pq.read_table(out).num_rows == PHOTOS + 1
+
 
 def test_worker_that_no_node_has_room_for_is_told_and_not_waited_for(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
@@ -145,8 +150,10 @@ def test_worker_that_no_node_has_room_for_is_told_and_not_waited_for(
     assert "no node of the cluster has a worker's 9 CPUs, 0 GPUs" in done.stderr
 
 
-def run_bulk(cluster: RayCluster, bundle: Bundle, photos: Path, out: Path) -> dict[str, int]:
-    done = start_bulk(cluster, bundle, photos, out)
+def run_bulk(
+    cluster: RayCluster, bundle: Bundle, photos: Path, out: Path, *flags: str
+) -> dict[str, int]:
+    done = start_bulk(cluster, bundle, photos, out, *flags)
     assert done.returncode in (0, 1), done.stderr
     totals: dict[str, int] = json.loads(done.stdout)
     return totals
