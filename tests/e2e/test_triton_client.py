@@ -140,7 +140,7 @@ def test_label_set_is_a_parameter(
 def test_error_reaches_the_clients_exception_and_the_next_request_is_answered(
     client: triton.InferenceServerClient, wanted: list[dict[str, float]]
 ) -> None:
-    with pytest.raises(InferenceServerException, match="The image is damaged") as caught:
+    with pytest.raises(InferenceServerException, match="The file is damaged") as caught:
         client.infer(MODEL, [make_image_input([b"junk"], binary=True)])
     assert caught.value.status() == "400"
     with pytest.raises(InferenceServerException, match="no such model") as caught:
