@@ -3,6 +3,7 @@
 ExportError
 ├── UnusableCheckpointError  no backbone, no label names, wrong number of names
 ├── UnusablePhotosError      no such photo, not decodable, labels that are not the model's
+├── TracingError             torch cannot turn the network into a graph
 └── VerificationError        a graph does not compute what the torch network computes
 """
 
@@ -19,6 +20,10 @@ class UnusableCheckpointError(ExportError):
 
 class UnusablePhotosError(ExportError):
     """The labelled photos cannot be read or do not fit the model."""
+
+
+class TracingError(ExportError):
+    """The network does something that torch cannot turn into an ONNX graph."""
 
 
 class VerificationError(ExportError):

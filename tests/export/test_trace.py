@@ -5,7 +5,9 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto
+from torch import Tensor
 
+from export.errors import TracingError
 from export.graphs import Graphs, open_session
 from export.optimise import optimise
 from export.trace import PixelEncoder, trace_encoder
@@ -53,6 +55,35 @@ def test_other_kinds_of_backbone_trace_to_equal_graphs(name: str) -> None:
     with torch.inference_mode():
         expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
     assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+
+
+def test_fused_attention_is_traced_in_plain_steps_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    spec = InputConfig(height=64, width=64)
+    backbone = Backbone("test_vit_relpos", (64, 64)).eval()
+    fused = [m for m in backbone.modules() if getattr(m, "fused_attn", False)]
+    assert fused
+    session = open_session(optimise(trace_encoder(backbone, spec)))
+    assert all(module.fused_attn for module in fused)
+    for batch in (1, 3):
+        images = np.random.default_rng(0).integers(0, 256, (batch, 64, 64, 3), dtype=np.uint8)
+        tokens = session.run(["tokens"], {"images": images})[0]
+        with torch.inference_mode():
+            expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
+        assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+
+
+class _Untraceable(torch.nn.Module):
+    """Branches on its pixels, which no graph can."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(2) if images.sum() > 0 else images.flatten(2) + 1
+
+
+def test_what_cannot_be_traced_is_told_in_one_line() -> None:
+    spec = InputConfig(height=8, width=8)
+    with pytest.raises(TracingError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
+        trace_encoder(_Untraceable(), spec)
 
 
 def test_rows_of_a_batch_equal_single_images(graphs: Graphs) -> None:
