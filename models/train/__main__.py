@@ -34,7 +34,7 @@ from models.metrics import MetricError
 from models.network import Network
 from models.pretrained import PretrainedError
 from models.query_augmentation import QueryAugmentation
-from models.train.build import build_network
+from models.train.build import build_network, make_accelerator
 from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
 from models.train.losses import LossError
@@ -88,11 +88,7 @@ def main(argv: list[str] | None = None) -> int:
             read_labelled_folder(arguments.data),
             arguments.out,
             arguments.cache or arguments.out / "cache",
-            Accelerator(
-                cpu=arguments.device == "cpu",
-                mixed_precision=recipe.mixed_precision,
-                gradient_accumulation_steps=recipe.accumulate,
-            ),
+            make_accelerator(recipe, arguments.device),
             arguments.workers,
         )
         score = train(place, recipe, arguments.init)

@@ -1,12 +1,15 @@
-"""A recipe's network, before any training.
+"""A recipe's network, before any training, and what computes it.
 
-In: a `Recipe`. Out: a `Network`, its head fresh. Next: `start.py`, `loop.py`.
+In: a `Recipe`. Out: a `Network`, its head fresh; an `Accelerator`. Next: `start.py`, `loop.py`.
 """
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 
 from models.backbone import Backbone, input_config
 from models.config import (
@@ -22,6 +25,23 @@ from models.data import DataError, LabelledFolder
 from models.network import Network
 from models.pretrained import load_pretrained
 from models.train.recipe import Recipe, RecipeError
+
+
+def make_accelerator(recipe: Recipe, device: str) -> Accelerator:
+    """Chooses where and how to compute.
+
+    Args:
+        recipe: precision and accumulation.
+        device: `cpu`, or `auto` for what `accelerate` finds or was told.
+    """
+    # Many of timm's models keep layers of the classifier that was left out, which get no gradient.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        cpu=device == "cpu",
+        mixed_precision=recipe.mixed_precision,
+        gradient_accumulation_steps=recipe.accumulate,
+        kwargs_handlers=[unused],
+    )
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:

@@ -1,4 +1,7 @@
-"""Two processes of one run: the photos are shared out, the augmentations are each one's own."""
+"""Two processes of one run: the photos are shared out, the augmentations are each one's own.
+
+They share a network of which a part is unused.
+"""
 
 import json
 import subprocess
@@ -8,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
 from models.data import LabelledImage
+from models.train.build import make_accelerator
 from models.train.loop import Run, Trainee
 from models.train.recipe import Recipe
 from models.train.state import RunFolder
@@ -27,14 +30,25 @@ def add_noise(picture: Image.Image) -> Tensor:
     return pixels + float(np.random.rand())
 
 
+class PartlyUsed(torch.nn.Linear):
+    """A network with a layer that gets no gradient, as in many of timm's backbones."""
+
+    def __init__(self) -> None:
+        super().__init__(3 * 4 * 4, PHOTOS)
+        self.left_out = torch.nn.Linear(1, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return super().forward(pixels.flatten(1))
+
+
 def train_in_this_process(folder: Path) -> None:
     """Trains an epoch on black photos; writes which ones this process saw, and their noise."""
     images = tuple(LabelledImage(folder / f"{i}.png", "train", ()) for i in range(PHOTOS))
     photos = Photos(images, np.eye(PHOTOS, dtype=np.int64), add_noise)
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 4, PHOTOS))
-    accelerator = Accelerator(cpu=True)
-    trainee = Trainee(network, torch.nn.Identity(), photos, photos, accelerator, workers=0)
-    run = Run(trainee, Recipe(batch_size=BATCH), RunFolder(folder, {}))
+    recipe = Recipe(batch_size=BATCH)
+    accelerator = make_accelerator(recipe, "cpu")
+    trainee = Trainee(PartlyUsed(), torch.nn.Identity(), photos, photos, accelerator, workers=0)
+    run = Run(trainee, recipe, RunFolder(folder, {}))
     seen: list[tuple[list[int], list[float]]] = []
     real_loss = run.loss
 
