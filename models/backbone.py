@@ -12,7 +12,9 @@ from typing import Any, cast, get_args
 
 import timm
 import torch
+from timm.models.pit import PoolingVisionTransformer
 from timm.models.tresnet import TResNet
+from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 from models.config import InputConfig, Interpolation
@@ -46,12 +48,14 @@ class Backbone(nn.Module):
                 to it; others ignore it.
 
         Raises:
-            BackboneError: timm knows no such model, or cannot build it at this size.
+            BackboneError: timm knows no such model, or cannot build it at this size, or it gives
+                no map of features.
         """
         super().__init__()
         self.name = name
         self.body = _create(name, image_size)
-        self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", 0))
+        unnamed = int(isinstance(self.body, VOLO))  # whose class token timm does not count
+        self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
         self.width = int(cast("Any", self.body).num_features)
 
@@ -117,10 +121,13 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
-        return _create_without_head(name, image_size)
+        body = _create_without_head(name, image_size)
     except Exception as error:  # each of timm's models fails in its own way
         size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
         raise BackboneError(f"timm cannot build {name}{size}") from error
+    if isinstance(body, PoolingVisionTransformer):  # it drops the others itself
+        raise BackboneError(f"{name} gives no map of features, but class tokens alone")
+    return body
 
 
 def _create_without_head(name: str, image_size: tuple[int, int] | None) -> nn.Module:

@@ -12,6 +12,7 @@ from models.backbone import Backbone, BackboneError, input_config
         ("test_efficientnet", (64, 96), 2 * 3),
         ("test_resnet", (64, 96), 2 * 3),
         ("test_vit", (160, 160), 10 * 10),  # class token left out
+        ("volo_d1_224", (64, 64), 4 * 4),  # and one that timm does not count
         ("swin_tiny_patch4_window7_224", (224, 224), 7 * 7),  # channels last
         ("mobilenetv3_small_050", (64, 64), 2 * 2),
         ("efficientvit_b0", (64, 64), 2 * 2),  # cannot be built without its pooling
@@ -81,6 +82,13 @@ def test_what_gives_no_map_of_features_is_told_in_one_line(
     with pytest.raises(BackboneError, match=f"{name} gives no map of features of {size[0]} x"):
         backbone.count_tokens(size)
     assert Backbone("test_resnet").count_tokens((64, 96)) == 2 * 3
+
+
+@pytest.mark.parametrize("name", ["pit_ti_224", "pit_ti_distilled_224"])
+def test_what_gives_class_tokens_alone_is_told_in_one_line(name: str) -> None:
+    with pytest.raises(BackboneError, match=f"{name} gives no map of features, but class tokens"):
+        Backbone(name)
+    assert Backbone("deit_tiny_patch16_224").prefix_tokens == 1
 
 
 def test_a_size_that_cannot_be_built_is_told_in_one_line() -> None:
