@@ -16,6 +16,7 @@ from huggingface_hub.utils import logging
 from torch import Tensor
 
 from models.backbone import Backbone
+from models.layouts.backbones import take_pooled_norm
 
 # timm name -> (package, class) of packages that carry the weights as a file, so that
 # training works without a model hub. Their tensors are in timm's order, under other names.
@@ -47,10 +48,13 @@ def load_pretrained(backbone: Backbone) -> None:
 def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
     """Fills a backbone with the weights of a timm model, whose classifier is left out.
 
+    See `take_pooled_norm` for networks that normalise behind their pooling.
+
     Raises:
         PretrainedError: they are another model's, or for another image size.
     """
     own = backbone.body.state_dict()
+    state = take_pooled_norm(state, own)
     missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
     if missing:
         raise PretrainedError(f"weights for {backbone.name} do not fit at {missing[0]}")

@@ -121,5 +121,22 @@ def complete(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
     return {**counters, **state}
 
 
+def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+    """Takes the norm behind a network's pooling for the norm of each token.
+
+    timm's networks that pool by mean may normalise what they pooled (`fc_norm`); without their
+    pooling they normalise each token (`norm`). The mean of normalised tokens is not the normalised
+    mean, so that this is a good start for training and not what the whole network computed.
+    Checkpoints of ours hold `norm`: what they compute is theirs.
+
+    Args:
+        state: a whole network's tensors.
+        own: those of its body without pooling.
+    """
+    renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
+    wanted = own.keys() - state.keys()
+    return {renamed[k] if renamed.get(k) in wanted else k: v for k, v in state.items()}
+
+
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}

@@ -15,11 +15,13 @@ from models.backbone import Backbone
 from models.checkpoints import fill, read_backbone, read_checkpoint
 from models.hub import locate
 from models.layouts import CheckpointError, Hints
-from models.layouts.backbones import complete
+from models.layouts.backbones import complete, take_pooled_norm
 from models.network import Network
 
-# What timm and TResNet's authors call the classifier behind a backbone.
-_CLASSIFIERS = ("classifier.", "fc.", "head.")
+# What timm and TResNet's authors call the pooling and the classifiers behind a backbone.
+_CLASSIFIERS = (
+    "attn_pool.", "aux_head.", "classifier.", "fc.", "fc_norm.", "head.", "head_dist.",
+)  # fmt: skip
 
 
 def fingerprint(init: Path | None) -> str:
@@ -69,7 +71,8 @@ def start_from(network: Network, init: Path) -> str:
 
 def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
     own = backbone.body.state_dict()
-    kept = {k: v for k, v in found.items() if k in own or not k.startswith(_CLASSIFIERS)}
+    whole = take_pooled_norm(found, own)
+    kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
     fill(backbone.body, complete(kept, own))
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from models.checkpoints import write_checkpoint
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
 from models.layouts import CheckpointError
 from models.network import Network
+from models.pretrained import fill_backbone
 from models.train.start import fingerprint, start_from
 
 
@@ -82,6 +84,22 @@ def test_a_bare_classifier_gives_its_backbone(tmp_path: Path) -> None:
     torch.save({"model": state}, path)
     assert start_from(second, path) == "its backbone"
     assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
+
+
+@pytest.mark.parametrize("name", ["test_vit2", "test_vit3"])  # pooled by mean, by attention
+def test_a_vit_with_its_own_pooling_gives_its_backbone(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(1)
+    whole, network = timm.create_model(name, img_size=32).state_dict(), build(name, 2)
+    whole = {key: torch.rand_like(tensor) for key, tensor in whole.items()}
+    path = tmp_path / "vit.pth"
+    torch.save(whole, path)
+    assert start_from(network, path) == "its backbone"
+    found = network.backbone.body.state_dict()
+    expected = {key.replace("fc_norm.", "norm."): tensor for key, tensor in whole.items()}
+    assert_equal(found, {key: expected[key] for key in found})
+    other = build(name, 3).backbone
+    fill_backbone(other, whole)  # as weights from timm do
+    assert_equal(other.body.state_dict(), found)
 
 
 @pytest.mark.parametrize(
