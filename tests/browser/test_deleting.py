@@ -134,7 +134,7 @@ def test_set_that_somebody_has_deleted_is_gone_from_the_page_too(visit: Visit) -
 
 @pytest.mark.parametrize(
     ("status", "title"),
-    [(409, "This label set cannot be changed"), (503, "The label store cannot be used")],
+    [(409, "This label set is read-only"), (503, "The label store cannot be used")],
 )
 def test_deletion_that_is_refused_is_told_and_the_set_stays(
     visit: Visit, status: int, title: str

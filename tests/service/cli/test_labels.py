@@ -78,8 +78,8 @@ def test_what_a_service_tells_of_a_set_is_a_file_of_labels(run: Run, tmp_path: P
         (("add", "zoo", "--label", "a", "--label", "a"), "stands twice"),
         (("add", "../zoo", "--label", "a"), "name: The name of a label set should be 1 to 100"),
         (("add", "zoo", "--label", "a", "--label", ""), "labels.1.name: Text should not be empty"),
-        (("add", "trained", "--label", "a"), "cannot be changed"),
-        (("add", "everyday", "--label", "a"), "cannot be changed"),
+        (("add", "trained", "--label", "a"), "is read-only"),
+        (("add", "everyday", "--label", "a"), "is read-only"),
         (("remove", "none"), "no such label set"),
         (("calibrate", "none", "--photos", "nowhere"), "No such file"),
     ],
@@ -137,7 +137,7 @@ def test_set_that_cannot_be_changed_is_refused_before_its_photos_are_scored(
     listing = {"label_names": ["yak"], "images": {"absent.png": {"split": "val", "labels": []}}}
     (tmp_path / "labels.json").write_text(json.dumps(listing))
     calibrate = ("labels", "calibrate", "everyday", "--photos", tmp_path)
-    assert "cannot be changed" in run(*calibrate)[2]
+    assert "is read-only" in run(*calibrate)[2]
     assert run(*calibrate, "--split", "vall")[2].endswith("has no photo of the split vall\n")
     assert list_names(run) == ["trained", "everyday"]
 

@@ -186,7 +186,7 @@ async def test_default_set_may_be_registered_later_and_is_missed_till_then(
     caplog.set_level(logging.WARNING)
     catalogue = make_catalogue(open_bundle, default=("pets",))
     await catalogue.start()
-    assert "no label set pets" in caplog.text
+    assert "the default label set pets is not there yet" in caplog.text
     with pytest.raises(UnknownLabelSet) as caught:
         await catalogue.pin(Question())
     assert (caught.value.names, caught.value.by_default) == (("pets",), True)
