@@ -3,22 +3,30 @@
 `train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: an image
 (`image` or `ImageID`), a label (`label` or `LabelName`) and, if known, a confidence
 (`confidence` or `Confidence`): from 0.5 on the label is present, below it is absent; what no
-row says is unknown. Files of one split are read as one. `class-descriptions*.csv` (code, name;
-no header) names coded labels. Images lie in `images/`, or in a folder named as the split; a name
-without ending is a `.jpg`.
+row says is unknown. Files of one split are read as one. Where rows contradict each other the one
+farther from 0.5 holds, so that a person's 0 or 1 goes before a machine's fraction; what equally
+sure rows contradict is unknown. `class-descriptions*.csv` (code, name; no header) names coded
+labels. Images lie in `images/`, or in a folder named as the split; a name without ending is a
+`.jpg`.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
+_Range = tuple[float, float]
+"""The lowest and the highest confidence of one label in one photo."""
+
 _SPLITS = ("train", "val", "test")
 _PRESENT = 0.5
+_CERTAIN: _Range = (1.0, 1.0)
 
 
 def find_pair_files(path: Path) -> dict[Path, str]:
@@ -34,18 +42,19 @@ def find_pair_files(path: Path) -> dict[Path, str]:
 def read_pairs(path: Path) -> LabelledFolder:
     """Reads the folder; damaged files raise KeyError, TypeError or ValueError."""
     descriptions = _read_descriptions(path)
-    known: defaultdict[tuple[str, Path], dict[str, bool]] = defaultdict(dict)
+    known: defaultdict[tuple[str, Path], dict[str, _Range]] = defaultdict(dict)
     for file, split in find_pair_files(path).items():
         folder = _image_folder(path, file, split)
-        for image, label, present in _read_rows(file):
+        for image, label, said in _read_rows(file):
             photo = folder / (image if Path(image).suffix else f"{image}.jpg")
-            known[split, photo][descriptions.get(label, label)] = present
+            labels, name = known[split, photo], descriptions.get(label, label)
+            labels[name] = _join(labels[name], said) if name in labels else said
     images = [
         LabelledImage(
             photo,
             split,
-            tuple(name for name, present in labels.items() if present),
-            tuple(name for name, present in labels.items() if not present),
+            tuple(name for name, said in labels.items() if _decide(said) is True),
+            tuple(name for name, said in labels.items() if _decide(said) is False),
         )
         for (split, photo), labels in sorted(known.items())
     ]
@@ -53,7 +62,7 @@ def read_pairs(path: Path) -> LabelledFolder:
     return LabelledFolder(path.name, tuple(names), tuple(images), complete=False)
 
 
-def _read_rows(file: Path) -> Iterator[tuple[str, str, bool]]:
+def _read_rows(file: Path) -> Iterator[tuple[str, str, _Range]]:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
         columns = set(reader.fieldnames or ())
@@ -61,8 +70,27 @@ def _read_rows(file: Path) -> Iterator[tuple[str, str, bool]]:
         label = _pick(columns, file, "label", "LabelName")
         confidence = next((c for c in ("confidence", "Confidence") if c in columns), None)
         for row in reader:
-            present = confidence is None or float(row[confidence]) >= _PRESENT
-            yield row[image], row[label], present
+            said = _CERTAIN if confidence is None else _read_confidence(row[confidence])
+            yield row[image], row[label], said
+
+
+@lru_cache  # millions of rows share a few values, and so their memory
+def _read_confidence(text: str) -> _Range:
+    confidence = float(text)
+    return confidence, confidence
+
+
+def _join(one: _Range, other: _Range) -> _Range:
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _decide(said: _Range) -> bool | None:
+    """Returns whether a label is present; None where equally sure rows contradict each other."""
+    low, high = said
+    if low >= _PRESENT or high < _PRESENT:
+        return low >= _PRESENT
+    above, below = high - _PRESENT, _PRESENT - low
+    return None if math.isclose(above, below) else above > below
 
 
 def _pick(columns: set[str], file: Path, *names: str) -> str:

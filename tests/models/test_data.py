@@ -268,6 +268,35 @@ def test_csv_files_of_one_split_are_read_as_one(tmp_path: Path) -> None:
     assert [image.path.name for image in folder.split("val")] == ["c.jpg"]
 
 
+@pytest.mark.parametrize(
+    "files", [("train-human.csv", "train-machine.csv"), ("train2.csv", "train1.csv")]
+)
+def test_a_persons_verdict_goes_before_a_machines_in_any_order(
+    tmp_path: Path, files: tuple[str, str]
+) -> None:
+    header = "ImageID,Source,LabelName,Confidence\n"
+    human, machine = (tmp_path / name for name in files)
+    human.write_text(
+        f"{header}1,verification,a,0\n1,verification,b,1\n2,verification,a,1\n2,verification,b,0\n"
+    )
+    machine.write_text(f"{header}1,machine,a,0.7\n1,machine,b,0.2\n2,machine,b,0.9\n")
+    folder = read_labelled_folder(tmp_path)
+    np.testing.assert_array_equal(folder.targets(folder.images), [[0, 1], [1, 0]])
+
+
+def test_what_equally_sure_rows_contradict_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "class-descriptions.csv").write_text("/m/1,cat\n/m/2,cat\n")
+    (tmp_path / "train.csv").write_text(
+        "image,label,confidence\n"
+        "a,/m/1,0\na,/m/2,1\na,/m/1,0.7\n"  # two codes of one name, and no third row decides
+        "b,/m/1,0.3\nb,/m/1,0.7\nb,dog,1\n"
+        "c,/m/1,0.3\nc,/m/1,0.7\nc,/m/1,1\n"
+    )
+    folder = read_labelled_folder(tmp_path)
+    assert folder.label_names == ("cat", "dog")
+    np.testing.assert_array_equal(folder.targets(folder.images), [[-1, -1], [-1, 1], [1, -1]])
+
+
 def test_photos_lie_in_a_folder_named_as_the_split_whatever_the_file_is_called(
     tmp_path: Path,
 ) -> None:
