@@ -44,6 +44,7 @@ _TRESNET_SIZE = 448
 _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 
 _OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
+_TRESNET_MARK = "body.conv1.conv.weight"
 
 # What a module that trains a network calls it; then the tensor that tells its head.
 _HEAD = re.compile(
@@ -143,13 +144,16 @@ def _read_ml_decoder_backbone(
     official = _OFFICIAL_TRESNET_MARK in state
     if official:
         state = rename_tresnet(state)
-    if official or "body.conv1.conv.weight" in state:
+    told = described.architecture
+    # Who names a model of timm's trained it with timm, which has sizes of its own.
+    of_timm = told is not None and timm.is_model(told)
+    if official or (_TRESNET_MARK in state and not of_timm):
         name = recognise(state, TRESNETS)
         if name is None:
             raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
         size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
         return state, name, _prepare(name, hints, described, (size, size))
-    name = hints.backbone or described.architecture
+    name = hints.backbone or told
     if name is None or (hints.backbone is None and not timm.is_model(name)):
         fitting = recognise(state, RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"

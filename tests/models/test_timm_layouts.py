@@ -92,6 +92,27 @@ def test_timms_training_script_tells_how_photos_are_prepared(tmp_path: Path) -> 
     assert config.input == input_config("test_resnet")
 
 
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [("tresnet_m", 224), ("tresnet_m.miil_in1k_448", 448), ("our_tresnet", 448), (None, 448)],
+)
+def test_a_tresnet_has_timms_size_where_timm_trained_it_else_the_authors(
+    told: str | None, size: int, tmp_path: Path
+) -> None:
+    told_of_photos = dict.fromkeys(("img_size", "input_size", "mean", "std")) | {
+        "interpolation": ""
+    }
+    content = {
+        "arch": told,
+        "args": argparse.Namespace(model=told, **told_of_photos),
+        "state_dict": make_model("tresnet_m").state_dict(),
+    }
+    torch.save(content, tmp_path / "last.pth.tar")
+    config = read_checkpoint(tmp_path / "last.pth.tar").config
+    assert config is not None
+    assert (config.input.height, config.input.width) == (size, size)
+
+
 def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """What must not be served: the last weights where averaged ones are beside them."""
     return {key: torch.zeros_like(tensor) for key, tensor in state.items()}
