@@ -25,6 +25,7 @@ from models.config import NetworkConfig
 from models.hub import locate, read_description
 from models.layouts import (
     CheckpointError,
+    Content,
     ForeignState,
     Hints,
     read_bare_backbone,
@@ -110,17 +111,19 @@ def read_checkpoint(path: Path | str, hints: Hints = Hints()) -> Checkpoint:  # 
     return _build_foreign(read_foreign(content, hints, beside))
 
 
-def read_backbone(path: Path | str) -> dict[str, Tensor] | None:
+def read_backbone(path: Path | str) -> Content | None:
     """Reads a file that holds a backbone, perhaps with its own classifier, and no head of ours.
 
     Returns:
-        Its tensors under timm's names; None where there is a head, see `read_checkpoint`.
+        Its tensors under timm's names and what is said of them; None where there is a head, see
+        `read_checkpoint`.
 
     Raises:
         CheckpointError: with a one-line reason.
     """
+    beside = read_description(path)
     metadata, content = _read_file(locate(path))
-    return None if _CONFIG_KEY in metadata else read_bare_backbone(content)
+    return None if _CONFIG_KEY in metadata else read_bare_backbone(content, beside)
 
 
 def write_checkpoint(

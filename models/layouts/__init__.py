@@ -6,10 +6,11 @@ translate heads, `backbones.py` backbones. Next: `checkpoints.py` builds the net
 """
 
 from models.layouts.reader import read_bare_backbone, read_foreign
-from models.layouts.state import CheckpointError, Description, ForeignState, Hints
+from models.layouts.state import CheckpointError, Content, Description, ForeignState, Hints
 
 __all__ = [
     "CheckpointError",
+    "Content",
     "Description",
     "ForeignState",
     "Hints",

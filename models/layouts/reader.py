@@ -31,6 +31,7 @@ from models.layouts.query2label import POSITIONS, read_query2label
 from models.layouts.state import (
     NOTHING_BESIDE,
     CheckpointError,
+    Content,
     Description,
     ForeignState,
     Hints,
@@ -103,19 +104,22 @@ def _take_network(state: State) -> State:
     return take(state, heads[0][1]) if heads else state
 
 
-def read_bare_backbone(content: object) -> State | None:
-    """Returns a backbone's tensors under timm's names; None where the file holds a head too.
+def read_bare_backbone(content: object, beside: Description = NOTHING_BESIDE) -> Content | None:
+    """Reads a backbone, its tensors under timm's names; None where the file holds a head too.
 
     Args:
         content: as for `read_foreign`; a classifier of the backbone's own stays among them.
+        beside: as for `read_foreign`.
 
     Raises:
         CheckpointError: there is no dictionary of tensors.
     """
-    state = unwrap(content).state
+    found = unwrap(content)
+    state = found.state
     if any(_HEAD.fullmatch(key) for key in state):
         return None
-    return rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+    state = rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+    return Content(state, beside.complete(found.described))
 
 
 def _read_ml_decoder(

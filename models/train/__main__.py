@@ -179,20 +179,20 @@ def _prepare(network: Network, recipe: Recipe, place: Place, start: str) -> Trai
     trained = TrainedPart(tail, network.head)
     device = place.accelerator.device
     augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
+    prepared = network.config.input
 
     def data(split: str, transform: Transform, views: int) -> LabelledData:
         images = place.data.split(split)
         photos = Photos(images, place.data.targets(images), transform)
         if recipe.frozen_stages == 0:
             return photos
-        key = _cache_key(recipe, images, views, start)
+        key = _cache_key(recipe, images, views, start + prepared.model_dump_json())
         place.cache.mkdir(parents=True, exist_ok=True)
         path = place.cache / f"{place.data.file_name}-{split}-{key}.npy"
         frozen.to(device).to(memory_format=torch.channels_last)
         with place.accelerator.main_process_first():  # the others find the file
             return cache_features(FrozenPart(frozen, device, place.workers), photos, views, path)
 
-    prepared = network.config.input
     return Trainee(
         open_labels=(
             make_open_labels(place.data, augmentation, device)
@@ -223,12 +223,12 @@ def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
         )
 
 
-def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, start: str) -> str:
+def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, network: str) -> str:
     fields = {
         "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
         "auto_augment", "color_jitter", "erase", "train_resize", "cutout", "seed",
     }  # fmt: skip
-    text = recipe.model_dump_json(include=fields) + f"{views}{describe_files(images)}{start}"
+    text = recipe.model_dump_json(include=fields) + f"{views}{describe_files(images)}{network}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
 """What a run starts from: the weights of another checkpoint, as far as they fit.
 
-In: a network and the file of `--init`. Out: the network with the file's backbone, and with its
-head where that has the same shape. Next: `loop.py`.
+In: a network and the file of `--init`. Out: the network with the file's backbone and the pixels
+that it was trained on, and with its head where that has the same shape. Next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from models.backbone import Backbone
+from models.backbone import Backbone, input_config
 from models.checkpoints import fill, read_backbone, read_checkpoint
+from models.config import InputConfig
 from models.hub import locate
-from models.layouts import CheckpointError, Hints
+from models.layouts import CheckpointError, Description, Hints
 from models.layouts.backbones import complete, take_pooled_norm
 from models.network import Network
 
@@ -22,6 +23,8 @@ from models.network import Network
 _CLASSIFIERS = (
     "attn_pool.", "aux_head.", "classifier.", "fc.", "fc_norm.", "head.", "head_dist.",
 )  # fmt: skip
+# Parts of the preparation that the weights were trained for, whatever size the recipe wants.
+_PIXELS = ("mean", "std", "interpolation")
 
 
 def fingerprint(init: Path | None) -> str:
@@ -41,8 +44,10 @@ def fingerprint(init: Path | None) -> str:
 def start_from(network: Network, init: Path) -> str:
     """Takes over a checkpoint's weights: the backbone's, and the head's if it is built alike.
 
+    Photos are then prepared with the file's mean, std and interpolation, where it tells them.
+
     Args:
-        network: what is to be trained.
+        network: what is to be trained; its configuration is changed too.
         init: any checkpoint that can be read, or a backbone alone, perhaps with a classifier of
             its own.
 
@@ -51,22 +56,40 @@ def start_from(network: Network, init: Path) -> str:
 
     Raises:
         CheckpointError: it cannot be read, or its backbone is another.
+        BackboneError: its preparation of photos cannot be.
     """
-    body = read_backbone(init)
-    if body is not None:
-        _fill_backbone(network.backbone, body)
-        return "its backbone"
+    bare = read_backbone(init)
+    if bare is not None:
+        _fill_backbone(network.backbone, bare.state)
+        return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     name = network.config.backbone
     start = read_checkpoint(init, Hints(name))
     if start.config is None or start.config.backbone != name:
         raise CheckpointError(f"{init.name} holds no {name} to start from")
     assert isinstance(start.network, Network)  # it has a configuration
     fill(network.backbone, start.network.backbone.state_dict())
+    pixels = _take_pixels(network, start.config.input)
     head = start.network.head
     if _describe(head) != _describe(network.head):
-        return "its backbone; its head is built differently"
+        return f"its backbone{pixels}; its head is built differently"
     network.head.load_state_dict(head.state_dict())
-    return "its backbone and its head"
+    return f"its backbone and its head{pixels}"
+
+
+def _read_pixels(network: Network, described: Description) -> InputConfig:
+    told = {name: value for name in _PIXELS if (value := described.preparation.get(name))}
+    own = network.config.input
+    return input_config(network.config.backbone, (own.height, own.width), told) if told else own
+
+
+def _take_pixels(network: Network, found: InputConfig) -> str:
+    """Returns what was taken, in words; nothing where the network has it already."""
+    own = network.config.input
+    taken = own.model_copy(update={name: getattr(found, name) for name in _PIXELS})
+    if taken == own:
+        return ""
+    network.config = network.config.model_copy(update={"input": taken})
+    return f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
 
 
 def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:

@@ -1,10 +1,12 @@
 """A run starts from any checkpoint that holds its backbone, bare ones among them."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from timm.layers.ml_decoder import add_ml_decoder_head
 from torch import Tensor
 
 from models.backbone import Backbone
@@ -122,6 +124,31 @@ def test_a_backbone_that_does_not_fit_is_refused_by_name(
         start_from(second, path)
     torch.save(good, path)
     assert start_from(second, path) == "its backbone"
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_photos_are_prepared_as_the_file_tells(tmp_path: Path, with_head: bool) -> None:
+    body = timm.create_model("test_resnet", num_classes=5)
+    told = {"mean": [0.5, 0.4, 0.3], "std": (0.2, 0.2, 0.2), "interpolation": "nearest"}
+    content = {
+        "arch": "test_resnet",
+        "args": argparse.Namespace(model="test_resnet", img_size=96, **told),
+        "state_dict": (add_ml_decoder_head(body) if with_head else body).state_dict(),
+    }
+    network, path = build("test_resnet", 1), tmp_path / "last.pth.tar"
+    torch.save(content, path)
+    pixels = "its mean (0.5, 0.4, 0.3), std (0.2, 0.2, 0.2) and nearest interpolation"
+    assert pixels in start_from(network, path)
+    # The size is the recipe's.
+    assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **told})
+
+
+def test_a_file_of_ours_tells_how_its_photos_were_prepared(tmp_path: Path) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    photos = first.config.input.model_copy(update={"mean": (0.5, 0.4, 0.3)})
+    first.config = first.config.model_copy(update={"input": photos})
+    assert "mean (0.5, 0.4, 0.3)" in start_from(second, write(tmp_path / "a.safetensors", first))
+    assert second.config.input == photos
 
 
 def test_a_checkpoint_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
