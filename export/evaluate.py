@@ -93,7 +93,7 @@ def _report_open(
     graphs = {name: _read_graph(bundle, name, precision) for name in PIXELS_TO_OPEN_LOGITS}
     logits = predict_open_logits(graphs, vectors.embeddings, photos, bundle.card.input)
     scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
-    return report_zero_shot(scores, targets, folder.label_names, vectors.unseen)
+    return report_zero_shot(scores, targets, folder.label_names, vectors.seen, vectors.unseen)
 
 
 def _read_graph(bundle: Bundle, name: GraphName, precision: Precision) -> onnx.ModelProto:

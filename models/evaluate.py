@@ -114,8 +114,10 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
     assert checkpoint.config is not None  # `predict` refuses others
     if checkpoint.config.activation == "softmax":
         return report_single_label(logits, targets)
-    if checkpoint.config.num_classes is None and folder.word_vectors is not None:
-        return report_zero_shot(logits, targets, folder.label_names, folder.word_vectors.unseen)
+    vectors = folder.word_vectors
+    if checkpoint.config.num_classes is None and vectors is not None:
+        names = folder.label_names
+        return report_zero_shot(logits, targets, names, vectors.seen, vectors.unseen)
     return report_multi_label(logits.sigmoid(), targets, folder.label_names)
 
 

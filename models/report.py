@@ -44,18 +44,23 @@ def report_single_label(scores: Tensor, targets: Tensor) -> Iterator[str]:
 
 
 def report_zero_shot(
-    scores: Tensor, targets: Tensor, names: Sequence[str], unseen: Collection[str]
+    scores: Tensor,
+    targets: Tensor,
+    names: Sequence[str],
+    seen: Collection[str],
+    unseen: Collection[str],
 ) -> Iterator[str]:
-    """Yields mAP and F1@3, F1@5 over the unseen labels (ZSL) and over all of them (GZSL).
+    """Yields mAP and F1@3, F1@5 over the unseen labels (ZSL) and over the seen ones too (GZSL).
 
     Args:
         scores: float [n, N].
         targets: 1 or 0 [n, N].
         names: N names.
-        unseen: those that training never saw.
+        seen: those that training saw; what is in neither counts nowhere.
+        unseen: those that it never saw.
     """
-    columns = [i for i, name in enumerate(names) if name in unseen]
-    for kind, chosen in (("ZSL", columns), ("GZSL", list(range(len(names))))):
+    for kind, counted in (("ZSL", {*unseen}), ("GZSL", {*seen, *unseen})):
+        chosen = [i for i, name in enumerate(names) if name in counted]
         some, wanted = scores[:, chosen], targets[:, chosen]
         yield _line(f"{kind} mAP", mean_average_precision(some, wanted))
         for k in (3, 5):

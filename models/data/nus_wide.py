@@ -1,9 +1,10 @@
 """NUS-WIDE for zero-shot, as ML-Decoder's authors publish it.
 
 `data.csv`: image, labels as `[a, b]`, split. `benchmark_81_v0.json`: `test class`, the labels
-that training must not see, and perhaps `train class`. `wordvec_array.pth`: word vectors
-[E, N] (or [1, E, N]), columns in the sorted order of the labels. The authors test on `val`;
-so it is both validation and test here.
+that training must not see, and perhaps `train class`, those that it sees (else all others); a
+label in neither is neither trained nor tested. `wordvec_array.pth`: word vectors [E, N] (or
+[1, E, N]), columns in the sorted order of the labels. The authors test on `val`; so it is both
+validation and test here.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     ]
     names = tuple(sorted({label for image in images for label in image.labels}))
     chosen = json.loads((path / _CLASSES).read_text(encoding="utf-8-sig"))
-    unseen = tuple(name for name in names if name in set(chosen["test class"]))
-    if chosen["test class"] and not unseen:
+    tested, trained = set(chosen["test class"]), set(chosen.get("train class", names))
+    unseen = tuple(name for name in names if name in tested)
+    seen = tuple(name for name in names if name in trained - tested)
+    if tested and not unseen:
         raise DataError(f"no label of {INDEX} is a test class of {_CLASSES}: {names[0]!r} is none")
-    vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), unseen)
+    vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), seen, unseen)
     return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)
 
 

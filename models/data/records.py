@@ -48,14 +48,16 @@ class LabelledImage:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Text embeddings of the labels and which of them training must not see.
+    """Text embeddings of the labels, and which of them training sees and must not see.
 
     Attributes:
         embeddings: float32 [N, E], in the order of the label names.
-        unseen: labels kept out of training.
+        seen: labels to train.
+        unseen: labels kept out of training, to test; others are neither trained nor tested.
     """
 
     embeddings: NDArray[np.float32]
+    seen: tuple[str, ...]
     unseen: tuple[str, ...] = ()
 
 

@@ -21,11 +21,13 @@ class OpenLabels:
     Attributes:
         embeddings: float [N, E], of every label.
         seen: bool [N], what training sees.
+        unseen: bool [N], what it must not see; labels of neither are left out.
         augmentation: of the embeddings in training.
     """
 
     embeddings: Tensor
     seen: Tensor
+    unseen: Tensor
     augmentation: QueryAugmentation
 
     def for_training(self, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,11 +36,11 @@ class OpenLabels:
 
     @property
     def _validated(self) -> Tensor:
-        return self.seen if bool(self.seen.all()) else ~self.seen
+        return self.unseen if bool(self.unseen.any()) else self.seen
 
     @property
     def validation_embeddings(self) -> Tensor:
-        """Embeddings [L, E] of the unseen labels; of all where there are none."""
+        """Embeddings [L, E] of the unseen labels; of the seen where there are none."""
         return self.embeddings[self._validated]
 
     def validation_targets(self, targets: Tensor) -> Tensor:
@@ -54,13 +56,14 @@ def make_open_labels(
     Raises:
         DataError: training sees fewer than 2 labels, whose spread nobody knows.
     """
-    if data.word_vectors is None:
+    vectors = data.word_vectors
+    if vectors is None:
         return None
-    unseen = set(data.word_vectors.unseen)
-    if len(set(data.label_names) - unseen) < 2:
+    if len(vectors.seen) < 2:
         raise DataError(f"data set {data.name} has fewer than 2 labels that training may see")
-    return OpenLabels(
-        torch.from_numpy(data.word_vectors.embeddings).to(device),
-        torch.tensor([name not in unseen for name in data.label_names], device=device),
-        augmentation,
+    seen, unseen = (
+        torch.tensor([name in chosen for name in data.label_names], device=device)
+        for chosen in (set(vectors.seen), set(vectors.unseen))
     )
+    embeddings = torch.from_numpy(vectors.embeddings).to(device)
+    return OpenLabels(embeddings, seen, unseen, augmentation)

@@ -95,7 +95,7 @@ def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(
     read = read_labelled_folder(folder)
 
     def with_vectors(_: Path) -> LabelledFolder:
-        return replace(read, word_vectors=WordVectors(embeddings, (LABELS[0],)))
+        return replace(read, word_vectors=WordVectors(embeddings, LABELS[1:], (LABELS[0],)))
 
     for module in ("models.evaluate", "export.evaluate"):
         monkeypatch.setattr(f"{module}.read_labelled_folder", with_vectors)

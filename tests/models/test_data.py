@@ -116,10 +116,23 @@ def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_nus_wide(tmp_path / "nus"))
     assert folder.label_names == ("cat", "dog", "sky")
     assert folder.word_vectors is not None
-    assert folder.word_vectors.unseen == ("dog",)
+    assert (folder.word_vectors.seen, folder.word_vectors.unseen) == (("cat", "sky"), ("dog",))
     np.testing.assert_array_equal(folder.word_vectors.embeddings, [[0, 3], [1, 4], [2, 5]])
     np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 0, 1]])
     assert folder.split("test")[0].path == folder.split("val")[0].path
+
+
+def test_labels_of_nus_wide_that_are_in_neither_list_are_neither_seen_nor_unseen(
+    tmp_path: Path,
+) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    classes = {"train class": ["sky", "dog"], "test class": ["dog"]}
+    (folder / "benchmark_81_v0.json").write_text(json.dumps(classes))
+    found = read_labelled_folder(folder)
+    assert found.label_names == ("cat", "dog", "sky")
+    assert found.word_vectors is not None
+    # What must not be seen is not, whatever the other list says.
+    assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
 
 
 def test_nus_wide_without_its_word_vectors_is_refused(tmp_path: Path) -> None:

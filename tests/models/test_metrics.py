@@ -110,7 +110,8 @@ def test_nothing_predicted_has_no_f1() -> None:
 
 def test_zero_shot_report_separates_unseen_labels_from_all() -> None:
     lines = dict(
-        line.rsplit(None, 1) for line in report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"b"})
+        line.rsplit(None, 1)
+        for line in report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a", "c"}, {"b"})
     )
     assert {name.strip() for name in lines} == {
         f"{kind} {figure}"
@@ -118,6 +119,12 @@ def test_zero_shot_report_separates_unseen_labels_from_all() -> None:
         for figure in ("mAP", "P@3", "R@3", "F1@3", "P@5", "R@5", "F1@5")
     }
     assert float(lines["ZSL P@3".ljust(20).strip()]) == 100
+
+
+def test_a_label_that_is_neither_seen_nor_unseen_counts_nowhere() -> None:
+    found = report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"})
+    expected = report_zero_shot(SCORES[:, :2], TARGETS[:, :2], ("a", "b"), {"a"}, {"b"})
+    assert list(found) == list(expected)
 
 
 def test_single_label_report_counts_the_best_guesses() -> None:

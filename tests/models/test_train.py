@@ -413,15 +413,26 @@ def test_the_rate_reaches_its_peak_whatever_the_number_of_steps(steps: int, warm
     assert max(rates) == rates[max(0, round(warmup * steps) - 1)]
 
 
-@pytest.mark.parametrize("unseen", [("a", "b"), ("a", "b", "c")])
-def test_fewer_than_two_seen_labels_are_refused(unseen: tuple[str, ...]) -> None:
-    def make(unseen: tuple[str, ...]) -> OpenLabels | None:
-        vectors = WordVectors(np.eye(3, dtype=np.float32), unseen)
-        folder = LabelledFolder("words", ("a", "b", "c"), (), word_vectors=vectors)
-        return make_open_labels(folder, QueryAugmentation(), torch.device("cpu"))
+def make_labels(seen: tuple[str, ...], unseen: tuple[str, ...] = ()) -> OpenLabels | None:
+    """Returns the open labels of a folder with a, b, c and d."""
+    vectors = WordVectors(np.eye(4, dtype=np.float32), seen, unseen)
+    folder = LabelledFolder("words", ("a", "b", "c", "d"), (), word_vectors=vectors)
+    return make_open_labels(folder, QueryAugmentation(), torch.device("cpu"))
 
+
+@pytest.mark.parametrize("seen", [("c",), ()])
+def test_fewer_than_two_seen_labels_are_refused(seen: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match="fewer than 2 labels that training may see"):
-        make(unseen)
-    found = make(("a",))
+        make_labels(seen, ("a",))
+    assert make_labels(("c", "d"), ("a",)) is not None
+
+
+def test_a_label_that_is_neither_seen_nor_unseen_is_left_out() -> None:
+    targets = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    found = make_labels(("b", "d"), ("a",))
     assert found is not None
-    assert found.seen.tolist() == [False, True, True]
+    assert found.for_training(targets)[1].tolist() == [[2, 4]]
+    assert found.validation_targets(targets).tolist() == [[1]]
+    found = make_labels(("b", "d"))
+    assert found is not None
+    assert found.validation_targets(targets).tolist() == [[2, 4]]
