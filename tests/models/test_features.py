@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from models.data import LabelledImage
+from models.train import features
 from models.train.features import FrozenPart, cache_features
 from models.train.views import Photos
 
@@ -46,8 +47,15 @@ def compute(module: nn.Module, photos: Photos, path: Path) -> np.ndarray:
 
 
 def test_a_run_waits_for_the_features_that_another_computes(
-    photos: Photos, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits, said = threading.Event(), []
+
+    def note(text: str, **_: object) -> None:
+        said.append(text)
+        waits.set()
+
+    monkeypatch.setattr(features.tqdm, "write", note)
     path, found = tmp_path / "cache" / "features.npy", {}
     path.parent.mkdir()
     first, second = Gate(), Gate()
@@ -61,15 +69,14 @@ def test_a_run_waits_for_the_features_that_another_computes(
     runs[0].start()
     assert first.reached.wait(30)
     runs[1].start()
-    told = ""
-    while "waiting for another run, which fills features.npy" not in told and runs[1].is_alive():
-        told += capsys.readouterr().err
+    assert waits.wait(30)
     first.open.set()
     for run in runs:
         run.join(30)
+    assert said == ["waiting for another run, which fills features.npy"]
     assert second.batches == 0
-    for features in (found["first"], found["second"]):
-        np.testing.assert_array_equal(features, np.ones((1, COUNT, 4)))
+    for made in (found["first"], found["second"]):
+        np.testing.assert_array_equal(made, np.ones((1, COUNT, 4)))
     assert [file.name for file in path.parent.iterdir()] == ["features.npy"]
 
 
