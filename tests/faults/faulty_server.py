@@ -2,8 +2,8 @@
 
 In: the flags of `ml-decoder serve`; in `FAULTS_HOLD` and `FAULTS_OPEN` paths of files that do not
 exist yet. Out: the real server; each run of the engine is a line `run images=N` on stderr. Until
-the file `FAULTS_HOLD` is there, runs with a `HOLD` photo stand still; until `FAULTS_OPEN` is there,
-the bundle is not opened. `FAULTS_RUN_SECONDS` is after how long a run hangs.
+the file `FAULTS_HOLD` is there, runs with a `HOLD` photo say `run holds` and stand still; until
+`FAULTS_OPEN` is there, the bundle is not opened. A run hangs after `FAULTS_RUN_SECONDS`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class FaultyEngine(Engine):
         if _COLOURS["MEMORY"] in colours:
             raise OutOfMemory("secret of the engine")
         if _COLOURS["HOLD"] in colours:
+            _log.warning("run holds")
             wait_for_file("FAULTS_HOLD")
         if _COLOURS["DIE"] in colours:
             raise SystemExit  # which nothing but the end of its worker's thread catches

@@ -44,9 +44,10 @@ def occupy(
     server: FaultyProcess, client: httpx.Client, clients: ThreadPoolExecutor, **asked: Any
 ) -> Future[httpx.Response]:
     """Sends a photo that holds the engine; returns when it does."""
-    runs = server.count_runs()
+    # Not any run: what an earlier photo's said may be read only now.
+    holds = server.stderr.count("run holds")
     held = clients.submit(send_image, client, make_fault("HOLD"), **asked)
-    server.wait_for_line(rf"(?s)(run images=.*?){{{runs + 1}}}")
+    server.wait_for_line(rf"(?s)(run holds.*?){{{holds + 1}}}")
     return held
 
 
