@@ -206,9 +206,11 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
     for name in sorted(environment):
         variable = name.upper()
         setting = variable.removeprefix(prefix)
-        if setting in _KEYS and setting != variable and not environment[name].strip():
+        if setting == variable:
+            continue
+        if setting in _KEYS and not environment[name].strip():
             raise StartError(f"{name} is empty: it takes a key, or has to be unset")
-        if setting == variable or setting in known or _OTHER_VARIABLES.fullmatch(variable):
+        if setting in known or _OTHER_VARIABLES.fullmatch(variable):
             continue
         import difflib  # a start without such a variable does without it
 

@@ -49,15 +49,7 @@ def read_pairs(path: Path) -> LabelledFolder:
             photo = folder / (image if Path(image).suffix else f"{image}.jpg")
             labels, name = known[split, photo], descriptions.get(label, label)
             labels[name] = _join(labels[name], said) if name in labels else said
-    images = [
-        LabelledImage(
-            photo,
-            split,
-            tuple(name for name, said in labels.items() if _decide(said) is True),
-            tuple(name for name, said in labels.items() if _decide(said) is False),
-        )
-        for (split, photo), labels in sorted(known.items())
-    ]
+    images = [_make_image(*key, labels) for key, labels in sorted(known.items())]
     names = sorted({name for image in images for name in (*image.labels, *image.absent)})
     return LabelledFolder(path.name, tuple(names), tuple(images), complete=False)
 
@@ -82,6 +74,15 @@ def _read_confidence(text: str) -> _Range:
 
 def _join(one: _Range, other: _Range) -> _Range:
     return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _make_image(split: str, photo: Path, labels: dict[str, _Range]) -> LabelledImage:
+    decided = {name: _decide(said) for name, said in labels.items()}
+    present, absent = (
+        tuple(name for name, found in decided.items() if found is wanted)
+        for wanted in (True, False)
+    )
+    return LabelledImage(photo, split, present, absent)
 
 
 def _decide(said: _Range) -> bool | None:

@@ -183,8 +183,7 @@ class AsyncClient:
 
     async def _send(self, call: Call[ResultT]) -> ResultT:
         timeout = make_timeout(self._timeout_seconds, call.more_seconds)
-        tries = self._tries.without_doubt() if call.is_conditional else self._tries
-        extensions = {"retry": tries}
+        extensions = self._tries.make_extensions(conditional=call.is_conditional)
         try:
             response = await self._http.request(
                 call.method, call.path, timeout=timeout, extensions=extensions, **call.options

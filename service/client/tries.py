@@ -21,6 +21,7 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _LOST_BY_PROXY = (502,)
 _LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError)
 
+_EXTENSION = "retry"  # httpx_retries' name of it
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 300.0
 
@@ -37,6 +38,14 @@ class Tries(Retry):
     def without_doubt(self) -> Retry:
         """Returns those alone that follow a try which has surely done nothing."""
         return self.copy_with(status_forcelist=_REFUSED, retry_on_exceptions=_NOT_SENT)
+
+    def make_extensions(self, *, conditional: bool) -> dict[str, Retry]:
+        """Returns the extensions of a call's request, which hand its tries to the transport.
+
+        Args:
+            conditional: whether the call would be refused because of its own success.
+        """
+        return {_EXTENSION: self.without_doubt() if conditional else self}
 
     def increment(self) -> Tries:
         """Returns the tries with one more begun."""
@@ -79,5 +88,5 @@ def make_tries(retries: int) -> Tries:
 
 def was_in_doubt(response: httpx.Response) -> bool:
     """Returns whether a try before the one that was answered may have succeeded."""
-    tries = response.extensions.get("retry")
+    tries = response.extensions.get(_EXTENSION)
     return isinstance(tries, Tries) and tries.in_doubt

@@ -20,12 +20,10 @@ from service.http.answers import PROBLEM_JSON
 from service.http.multipart import FormShape
 from service.http.parameters import LIST_PARAMETERS, Parameters
 from service.http.problems import PROBLEM_KINDS, describe_kind, document_headers
-from service.http.uploads import JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
+from service.http.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
-
-BYTES = "application/octet-stream"
 
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
 """Of FastAPI's `responses`: the header of an answer with a label set."""

@@ -35,6 +35,7 @@ from service.settings import Settings
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
+BYTES = "application/octet-stream"
 RAW_IMAGE = "image/*"
 URL_FIELD = "url"
 _MOST_DIGITS = 18

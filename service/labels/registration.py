@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from service.errors import InvalidLabelSet, LabelSetChanged, LabelSetNotFound
+from service.errors import InvalidLabelSet, LabelSetNotFound
 from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
-from service.labels.order import Order
+from service.labels.order import Order, check_version
 from service.labels.store import LabelStore
 from service.labels.stored_sets import StoredSets
 
@@ -67,9 +67,8 @@ class Registration:
         stored = await self._shown.call(self._store.read, name)
         if stored is None:
             raise LabelSetNotFound(name)
-        if if_version not in (None, stored.version):
-            raise LabelSetChanged(name)
         old = stored.definition
+        check_version(name, (stored.version, old.digest), if_version)
         new = tuple(
             thresholds.get(label, own) for label, own in zip(old.names, old.thresholds, strict=True)
         )

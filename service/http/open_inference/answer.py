@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from service.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
+from service.http.uploads import BYTES, JSON
 from service.prediction import Prediction
 from service.selection import Selection
 
@@ -51,11 +52,11 @@ def write_infer_answer(
     # Of a hundred thousand scores json would take a second, and keep every thread waiting.
     text = to_json(head)
     if not any(output.binary for output in asked.outputs):
-        return Response(text, media_type="application/json")
+        return Response(text, media_type=JSON)
     return Response(
         b"".join([text, *(raw for _, raw in written)]),
         headers={HEADER_LENGTH: str(len(text))},
-        media_type="application/octet-stream",
+        media_type=BYTES,
     )
 
 

@@ -10,17 +10,7 @@ import sqlalchemy as sa
 
 from service.errors import StartError, StoreUnavailable
 from service.labels.database import Database, find_default_path, open_database
-
-
-def run(database: Database, statement: str) -> None:
-    with database.write() as connection:
-        connection.execute(sa.text(statement))
-
-
-def count(database: Database) -> int:
-    with database.read() as connection:
-        found: int = connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one()
-        return found
+from tests.service.labels.statements import count, run
 
 
 def insert_and_fail(database: Database) -> None:

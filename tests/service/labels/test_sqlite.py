@@ -10,18 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import StartError, StoreUnavailable
-from service.labels.database import Database, open_database
-
-
-def run(database: Database, statement: str) -> None:
-    with database.write() as connection:
-        connection.execute(sa.text(statement))
-
-
-def count(database: Database) -> int:
-    with database.read() as connection:
-        found: int = connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one()
-        return found
+from service.labels.database import open_database
+from tests.service.labels.statements import count, run
 
 
 def test_new_file_that_another_is_writing_is_waited_for(tmp_path: Path) -> None:
