@@ -2,8 +2,8 @@
 
 In: queries, keys and values. Out: what each query gathered. Differences from torch's
 `MultiheadAttention`: three projections instead of a packed one, and queries may stay at
-batch 1, so that an exporter folds what depends on them alone. Used by `ml_decoder.py`,
-`zero_shot.py` and `query2label.py`.
+batch 1, so that an exporter folds what depends on them alone: their projection, and its product
+with that of the keys. Used by `ml_decoder.py`, `zero_shot.py` and `query2label.py`.
 """
 
 from __future__ import annotations
@@ -59,12 +59,38 @@ class Attention(nn.Module):
         Returns:
             float [B, Q, D].
         """
-        weights = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
-        weights = self.dropout(weights.softmax(dim=-1))  # [B, heads, Q, S]
-        mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
-        attended: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return attended
+        return self._gather(self._score(projected, keys), values)
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attends from queries float [1 or B, Q, D] to keys and values [B, S, D]."""
-        return self.attend(self.project(queries), keys, values)
+        """Attends from queries float [1 or B, Q, D] to keys and values [B, S, D].
+
+        Queries at batch 1 are the same for all images. Outside training they are then multiplied
+        with the keys' projection, and not each image's keys, where that costs an image less.
+        """
+        projected = self.project(queries)
+        fixed = queries.shape[0] == 1 and not self.training
+        if fixed and self._is_cheaper_folded(queries.shape[1]):
+            return self._gather(self._score_folded(projected, keys), values)
+        return self.attend(projected, keys, values)
+
+    def _is_cheaper_folded(self, num_queries: int) -> bool:
+        # Products of a token: with every head's queries, or with the projection and as a key.
+        width = self.num_heads * self.head_width
+        return self.num_heads * num_queries * width < width * width + num_queries * width
+
+    def _score(self, projected: Tensor, keys: Tensor) -> Tensor:
+        scores: Tensor = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
+        return scores  # [B, heads, Q, S]
+
+    def _score_folded(self, projected: Tensor, keys: Tensor) -> Tensor:
+        # The keys' bias adds the same to all scores of a query, which its softmax takes away.
+        weight = self.key.weight.unflatten(0, (self.num_heads, self.head_width))
+        folded = (self._split(projected)[0] @ weight).flatten(0, 1)  # [heads * Q, D]
+        scores: Tensor = (keys @ folded.T).unflatten(-1, (self.num_heads, -1))
+        return scores.permute(0, 2, 3, 1)  # [B, heads, Q, S]
+
+    def _gather(self, scores: Tensor, values: Tensor) -> Tensor:
+        weights = self.dropout(scores.softmax(dim=-1))
+        mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
+        gathered: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return gathered

@@ -56,7 +56,9 @@ class DecoderLayer(nn.Module):
         Returns:
             float [B, Q, D].
         """
-        attended = self.attention.attend(projected, tokens, tokens)
+        return self._refine(hidden, self.attention.attend(projected, tokens, tokens))
+
+    def _refine(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = self.norm2(hidden + self.dropout(attended))
         inner = self.dropout(functional.relu(self.linear1(hidden)))
         decoded: Tensor = self.norm3(hidden + self.dropout(self.linear2(inner)))
@@ -65,7 +67,7 @@ class DecoderLayer(nn.Module):
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Decodes queries float [1 or B, Q, D] over tokens [B, S, D] to [B, Q, D]."""
         hidden = self.prepare(queries)
-        return self.decode(hidden, self.attention.project(hidden), tokens)
+        return self._refine(hidden, self.attention(hidden, tokens, tokens))
 
 
 class GroupLinear(nn.Module):

@@ -132,6 +132,18 @@ def test_attention_and_biases_stay_in_float(graphs: Graphs, tmp_path: Path) -> N
     assert all(not stored.isdisjoint(node.input) for node in biases)
 
 
+def test_products_of_a_matmul_are_not_rounded_before_their_bias(
+    graphs: Graphs, tmp_path: Path
+) -> None:
+    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
+    quantiser = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)
+    nodes = quantiser.quantise().graph.node
+    products = {node.output[0] for node in nodes if node.name in quantiser.layers}
+    readers = {node.op_type for node in nodes if products.intersection(node.input)}
+    assert "Add" in readers
+    assert "QuantizeLinear" not in readers
+
+
 def test_group_pooling_and_logits_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
     tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
     quantiser = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)

@@ -10,10 +10,11 @@ from torch import Tensor
 from export.errors import TracingError
 from export.graphs import Graphs, open_session
 from export.optimise import optimise
-from export.trace import PixelEncoder, trace_encoder
+from export.trace import PixelEncoder, trace_encoder, trace_head
 from export.verify import FP32_TOLERANCE
 from models.backbone import Backbone
-from models.config import InputConfig
+from models.config import InputConfig, MLDecoderConfig
+from models.ml_decoder import MLDecoder
 from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS
 
 
@@ -34,6 +35,33 @@ def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
     graph = graphs["trained_head"].graph
     assert _describe(graph.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
     assert _describe(graph.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "widths"),
+    [
+        # 4 attention heads * 5 queries < a width of 16 + 5: one matrix from a token to all scores.
+        (5, {"value": 16, "scores": 20}),
+        (6, {"value": 16, "key": 16}),
+    ],
+)
+def test_fixed_queries_replace_the_keys_projection_where_they_are_few(
+    num_queries: int, widths: dict[str, int]
+) -> None:
+    config = MLDecoderConfig(
+        num_classes=num_queries,
+        encoder_width=ENCODER_WIDTH,
+        decoder_width=16,
+        num_heads=4,
+        feedforward_width=24,
+    )
+    model = optimise(trace_head(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH))
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
+    readers = [node for node in model.graph.node if relu.output[0] in node.input]
+    assert {node.op_type for node in readers} == {"MatMul"}
+    found = [shapes[node.input[1]] for node in readers]
+    assert sorted(found) == sorted((16, width) for width in widths.values())
 
 
 def test_normalisation_equals_its_definition() -> None:
