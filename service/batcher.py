@@ -152,9 +152,13 @@ class Batcher(Generic[ItemT, ResultT]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._stopped.wait()
+        self.give_up()
+        self._runs.stop()
+
+    def give_up(self) -> None:
+        """Fails those that wait or run with `Draining`; the workers end their runs."""
         self._line.fail(Draining("stopped before this item was run"))
         self._runs.fail(Draining("stopped while this item was run"))
-        self._runs.stop()
 
     def _join(self, item: ItemT, deadline: float) -> Waiting[ItemT, ResultT]:
         if self._draining:

@@ -140,6 +140,10 @@ class Pipeline:
         await self.catalogue.stop()
         self._aside.stop()
 
+    def hurry(self) -> None:
+        """Has requests that wait for the engine fail with `Draining` now, while it drains."""
+        self._batcher.give_up()
+
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
         """Marks work on a request, which draining waits for.

@@ -113,3 +113,8 @@ class PipelineHost:
         begun, self._draining = self._draining, True
         if self._pipeline is not None and not begun:
             await self._pipeline.drain()
+
+    def hurry(self) -> None:
+        """Fails the work that `drain` waits for."""
+        if self._pipeline is not None:
+            self._pipeline.hurry()

@@ -46,14 +46,16 @@ class Server(uvicorn.Server):
         """Watches `host`."""
         super().__init__(config)
         self._host = host
+        self._hurried = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Stops on the first signal, at once on the second.
+        """Stops on the first signal; on the second without those who wait, on the third at once.
 
         uvicorn's own would raise the signal again at the end, which makes the exit code
         of an orderly stop that of a killed process.
         """
-        self.force_exit = self.should_exit
+        self.force_exit = self._hurried
+        self._hurried = self.should_exit
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -86,10 +88,13 @@ class Server(uvicorn.Server):
             logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
         draining = asyncio.create_task(self._host.drain())
-        while not (draining.done() or self.force_exit):
+        while not (draining.done() or self._hurried):
             await asyncio.wait({draining}, timeout=0.1)
-        # Requests that are still being uploaded get their 503 when they are complete.
-        left = math.ceil(drain_seconds - (time.monotonic() - started))
+        left = 0
+        if self._hurried:
+            self._host.hurry()
+        else:  # requests that are still being uploaded get their 503 when they are complete
+            left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
         await super().shutdown(sockets)
 

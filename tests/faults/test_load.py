@@ -172,6 +172,19 @@ def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_p
         assert "Traceback" not in server.stderr
 
 
+def test_second_sigterm_refuses_what_is_in_flight_and_exits_0(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with run_alone(open_bundle, tmp_path) as (server, client, clients):
+        held = occupy(server, client, clients)
+        server.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        server.send_signal(signal.SIGTERM)
+        assert_problem(held.result(), 503, "draining")
+        assert server.wait() == 0
+        assert "Traceback" not in server.stderr
+
+
 def test_sigterm_under_load_completes_what_is_in_flight_and_exits_0(open_bundle: Bundle) -> None:
     # One thread decodes one photo after the other, so when the first answer is logged the
     # others are still waiting. No limit is so short that a slow machine could reach it.
