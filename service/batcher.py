@@ -32,7 +32,7 @@ from service.errors import (
     without_frames,
 )
 from service.runs import Runs
-from service.waiting import BatchSizes, Done, ItemT, ResultT, Waiting, WaitingLine, fail_all
+from service.waiting_line import BatchSizes, Done, ItemT, ResultT, Waiting, WaitingLine, fail_all
 
 # Of the time of a run: how long its worker waits for those whom it has answered to be back.
 _RETURN_SHARE = 0.1

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from service.aside import Aside
 from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
@@ -36,8 +35,9 @@ from service.prediction import Prediction, add_up_timings
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Question, Selection, select_labels
 from service.settings import Settings, count_cores
+from service.side_threads import SideThreads
 from service.stages import Stage, Watcher
-from service.waiting import BatchSizes
+from service.waiting_line import BatchSizes
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -87,7 +87,7 @@ class Pipeline:
             max_wait_seconds=settings.max_wait_ms / 1000,
             max_run_seconds=_bound_run(engine, settings),
         )
-        self._aside = Aside(settings.decode_threads or count_cores())
+        self._side_threads = SideThreads(settings.decode_threads or count_cores())
         self._active = 0
         self._drain_rate = DrainRate()
         self._idle = asyncio.Event()
@@ -113,7 +113,7 @@ class Pipeline:
     @property
     def queue_length(self) -> int:
         """Images that wait now, those that threads of their own are at included."""
-        return self._aside.waiting + self._batcher.waiting
+        return self._side_threads.waiting + self._batcher.waiting
 
     async def start(self) -> None:
         """Loads the label sets and starts taking requests.
@@ -138,7 +138,7 @@ class Pipeline:
                 await self._idle.wait()
         await self._batcher.drain(deadline)
         await self.catalogue.stop()
-        self._aside.stop()
+        self._side_threads.stop()
 
     def hurry(self) -> None:
         """Has requests that wait for the engine fail with `Draining` now, while it drains."""
@@ -197,7 +197,7 @@ class Pipeline:
         labels = sum(len(each.names) for each in sets)
         if characters <= _CHARACTERS_RESOLVED_AT_ONCE and labels <= _LABELS_AT_ONCE:
             return select_labels(sets, question)
-        return await self._aside.run(deadline, select_labels, sets, question)
+        return await self._side_threads.run(deadline, select_labels, sets, question)
 
     @property
     def is_full(self) -> bool:
@@ -292,14 +292,16 @@ class Pipeline:
     ) -> tuple[ScoredLabel, ...]:
         if selection.num_labels <= _LABELS_AT_ONCE:
             return score_labels(logits, selection)
-        return await self._aside.run(deadline, score_labels, logits, selection)
+        return await self._side_threads.run(deadline, score_labels, logits, selection)
 
     async def _explain(
         self, labels: Sequence[ScoredLabel], selection: Selection, found: Found, deadline: float
     ) -> tuple[Explanation, ...]:
         size = (found.image.width, found.image.height)
         explain = self.explainer.explain_labels
-        return await self._aside.run(deadline, explain, labels, selection, found.memories, size)
+        return await self._side_threads.run(
+            deadline, explain, labels, selection, found.memories, size
+        )
 
     def _decodes_apart(self, data: bytes) -> bool:
         """Tells whether a photo is decoded before it joins the line.
@@ -312,7 +314,7 @@ class Pipeline:
 
     async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
         contract = self.bundle.card.input
-        return await self._aside.run(
+        return await self._side_threads.run(
             deadline, decode_image, data, contract, self.settings.max_pixels
         )
 

@@ -23,7 +23,7 @@ from service.pipeline import Pipeline
 from service.prediction import Prediction
 from service.selection import Selection
 from service.settings import Settings
-from service.under_way import run_in_order
+from service.tasks import run_in_order
 
 # A full batch in every worker, one waiting, and as many being read or decoded.
 _BATCHES_UNDER_WAY = 4

@@ -18,7 +18,7 @@ from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.selection import Question, Selection
 from service.settings import Settings
-from service.under_way import run_in_order
+from service.tasks import run_in_order
 
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
 _PHOTOS_AT_ONCE = 16

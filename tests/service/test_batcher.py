@@ -28,7 +28,7 @@ from service.errors import (
     OutOfMemory,
     QueueFull,
 )
-from service.waiting import BatchSizes
+from service.waiting_line import BatchSizes
 
 pytestmark = pytest.mark.anyio
 

@@ -39,7 +39,6 @@ from service.errors import (
     UnknownLabelSet,
 )
 from service.explanation import Explainer
-from service.http.together import run_together
 from service.images import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.pipeline import Pipeline, open_pipeline
@@ -47,6 +46,7 @@ from service.prediction import Prediction
 from service.selection import Question
 from service.settings import Settings
 from service.stages import Stage
+from service.tasks import run_together
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
 

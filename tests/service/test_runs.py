@@ -8,7 +8,7 @@ import pytest
 
 from service.errors import NotReady
 from service.runs import Runs
-from service.waiting import Waiting
+from service.waiting_line import Waiting
 
 pytestmark = pytest.mark.anyio
 

@@ -38,11 +38,11 @@ from service.http.openapi import document_answer, document_tensors
 from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel, UnsupportedMediaType
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
-from service.http.together import run_together
 from service.http.uploads import BYTES, JSON, read_body
 from service.pipeline import Pipeline
 from service.prediction import Prediction
 from service.selection import Selection
+from service.tasks import run_together
 
 SERVER_NAME = "ml-decoder-serve"
 

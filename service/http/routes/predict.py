@@ -32,12 +32,12 @@ from service.http.rates import LIMITED
 from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
-from service.http.together import run_together
 from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.prediction import Prediction
 from service.selection import Question, Selection
 from service.settings import Settings
+from service.tasks import run_together
 
 if TYPE_CHECKING:
     from service.http.fetching import Fetcher

@@ -9,8 +9,8 @@ from typing import Self
 
 import pytest
 
-from service.aside import Aside
 from service.errors import DeadlineExceeded, InvalidImage
+from service.side_threads import SideThreads
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ class Busy:
     """One thread, which is at a call until it is told to end."""
 
     def __init__(self) -> None:
-        self.aside = Aside(1)
+        self.aside = SideThreads(1)
         self._begun, self._ending = threading.Event(), threading.Event()
         self._call = asyncio.ensure_future(self.aside.run(FAR, self._work))
 
@@ -47,7 +47,7 @@ class Busy:
 
 
 async def test_result_and_error_come_back() -> None:
-    aside = Aside(2)
+    aside = SideThreads(2)
 
     def refuse() -> None:
         raise InvalidImage("junk")

@@ -1,4 +1,4 @@
-"""Results come in order, a few works are under way, and closing ends them."""
+"""Results come in order, as many works are under way as should, and an end ends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from service.under_way import run_in_order
+from service.tasks import run_in_order, run_together
 
 pytestmark = pytest.mark.anyio
 
@@ -64,3 +64,22 @@ async def test_failure_is_raised_in_its_turn() -> None:
     with pytest.raises(ZeroDivisionError):
         await anext(found)
     assert works.cancelled == [5]
+
+
+async def test_works_of_one_request_are_all_begun_and_their_results_are_in_order() -> None:
+    works = Works(3)
+    together = asyncio.ensure_future(run_together(works.work(n) for n in (2, 0, 1)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert works.begun == [2, 0, 1]
+    for gate in works.gates:
+        gate.set()
+    assert await together == [2, 0, 1]
+
+
+async def test_first_failure_is_raised_as_it_is_and_cancels_the_rest() -> None:
+    works = Works(6)
+    works.gates[3].set()
+    with pytest.raises(ZeroDivisionError):
+        await run_together(works.work(n) for n in range(6))
+    assert works.cancelled == [0, 1, 2, 4, 5]

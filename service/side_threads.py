@@ -1,4 +1,4 @@
-"""Beside the engine: threads for a request's work that may take long.
+"""Side threads: beside the engine's workers, for a request's work that may take long.
 
 In: a function and when nobody wants its result any more. Out: the result, to the event loop, which
 is free meanwhile. Next: `pipeline.py`, which decodes large photos and draws maps here.
@@ -17,7 +17,7 @@ ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
 
 
-class Aside:
+class SideThreads:
     """A few threads, and the calls that wait for them; belongs to one event loop.
 
     Attributes:
