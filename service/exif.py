@@ -1,38 +1,20 @@
 """A photo's EXIF block: the one number we need of it, found without parsing the rest.
 
-In: the bytes of a JPEG, or of an EXIF block. Out: the orientation, 1 to 8. A hostile
-EXIF block can claim gigabytes of tags; Pillow parses all of them as soon as it opens a
-JPEG, so `split_jpeg` takes the metadata out before Pillow sees the file, and `hide_exif` does as
-much for HEIC and AVIF. Next: `images.py`, which decodes.
+In: an EXIF block, or the bytes of a HEIC or AVIF file. Out: the orientation, 1 to 8, or a file that
+no reader looks into for EXIF. Next: `images.py`, which decodes.
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterator
-
-from service.errors import InvalidImage
 
 UPRIGHT = 1
 _ORIENTATION_TAG = 0x0112
 _SHORT = 3  # TIFF's name for an unsigned 16-bit number
-_EXIF_HEADER = b"Exif\0\0"
+EXIF_HEADER = b"Exif\0\0"
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-START_OF_SCAN = 0xDA
-_FILL = 0xFF  # may stand before any marker
-_END_OF_IMAGE = 0xD9
-# With no length behind them: a stuffed byte, TEM, restarts, starts and ends of images. No camera
-# writes them into a header, and decoders pass over most of them, each to what stands behind it.
-_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
-# Those with a length behind them, and the end: in a scan 0xFF is followed by 0 or by a restart.
-_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 # Types of items in an ISO container, the second one of nothing.
 _EXIF_ITEM, _NO_ITEM = b"Exif", b"none"
-_APP1 = 0xE1
-_MOST_SEGMENTS = 1000
-# Pillow needs JFIF (APP0) and Adobe (APP14) to tell the colours; the rest is metadata.
-_METADATA_MARKERS = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
 
 
 def read_orientation(exif: bytes) -> int:
@@ -40,7 +22,7 @@ def read_orientation(exif: bytes) -> int:
 
     Whatever is malformed counts as upright: a photo is worth more than its metadata.
     """
-    tiff = exif.removeprefix(_EXIF_HEADER)
+    tiff = exif.removeprefix(EXIF_HEADER)
     order = _TIFF_ORDERS.get(tiff[:4])
     if order is None:
         return UPRIGHT
@@ -55,78 +37,6 @@ def read_orientation(exif: bytes) -> int:
     except struct.error:  # the block ends early
         pass
     return UPRIGHT
-
-
-def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    """Takes the metadata out of a JPEG.
-
-    Args:
-        data: a JPEG file, possibly damaged; what cannot be followed is left as it is.
-
-    Returns:
-        The JPEG without its metadata segments, and its first EXIF block (or nothing).
-    """
-    kept = [data[:2]]
-    exif, end = b"", 2
-    for marker, start, end in walk_segments(data):
-        if marker not in _METADATA_MARKERS:
-            kept.append(data[start:end])
-        elif marker == _APP1 and not exif and data.startswith(_EXIF_HEADER, start + 4):
-            exif = data[start + 4 : end]
-    kept.append(data[end:])
-    return b"".join(kept), exif
-
-
-def walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of each segment of a JPEG, up to the head of its first scan.
-
-    A decoder finds the same segments, or an error.
-
-    Args:
-        data: a JPEG file, possibly damaged; the walk ends where it cannot be followed.
-
-    Raises:
-        InvalidImage: there are more segments than any camera or editor writes.
-    """
-    position = 2
-    walked = 0
-    while data[position : position + 1] == b"\xff" and len(data) >= position + 4:
-        if walked == _MOST_SEGMENTS:
-            raise InvalidImage("too many segments")
-        walked += 1
-        marker = data[position + 1]
-        if marker == _FILL:
-            position += 1
-            continue
-        (length,) = struct.unpack_from(">H", data, position + 2)
-        if marker in _BARE or length < 2:
-            break
-        end = position + 2 + length
-        yield marker, position, end
-        if marker == START_OF_SCAN:
-            break
-        position = end
-
-
-def count_scans(data: bytes) -> int:
-    """Counts the scans of a JPEG, up to its end: behind it a phone may keep a film of the moment.
-
-    Args:
-        data: a JPEG file, possibly damaged; the count ends where it cannot be followed.
-
-    Raises:
-        InvalidImage: there are more segments than any camera or editor writes.
-    """
-    position, scans = 2, 0
-    for _ in range(_MOST_SEGMENTS):
-        found = _MARKER.search(data, position)
-        marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
-        if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
-            return scans
-        scans += marker == START_OF_SCAN
-        (length,) = struct.unpack_from(">H", data, found.end())
-        position = found.end() + length
-    raise InvalidImage("too many segments")
 
 
 def hide_exif(data: bytes) -> bytes:

@@ -18,9 +18,10 @@ from PIL import Image
 
 from service.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.exif import UPRIGHT, count_scans, hide_exif, read_orientation, split_jpeg
+from service.exif import UPRIGHT, hide_exif, read_orientation
 from service.formats import FORMATS, name_container, name_unread_format
 from service.jpeg import read_size, shrink_jpeg
+from service.jpeg_segments import count_scans, split_jpeg
 
 PixelArray = NDArray[np.uint8]
 
