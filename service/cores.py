@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
+from service.quota import read_cpu_quota
+
 
 class Core:
     """A core for one thread, which alone calls the methods."""
@@ -63,3 +65,9 @@ def list_cores(workers: int, *, keep: bool) -> list[Core]:
     if not keep or workers == 1 or workers != len(numbers):
         return [ANY_CORE] * workers
     return [Core(number, numbers) for number in numbers]
+
+
+def count_cores() -> int:
+    """Returns the number of CPU cores this process may use, container limits included."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, int(min(allowed or 1, read_cpu_quota())))

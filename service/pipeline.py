@@ -17,7 +17,7 @@ from typing import Literal
 from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
-from service.cores import list_cores
+from service.cores import count_cores, list_cores
 from service.drain_rate import DrainRate
 from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
@@ -34,7 +34,7 @@ from service.patience import finish_within
 from service.prediction import Prediction, add_up_timings
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Question, Selection, select_labels
-from service.settings import Settings, count_cores
+from service.settings import Settings
 from service.side_threads import SideThreads
 from service.stages import Stage, Watcher
 from service.waiting_line import BatchSizes

@@ -1,6 +1,6 @@
 """The quota: how much processor time the container, or a control group around it, leaves us.
 
-In: Linux' files of control groups, v2 and v1. Out: a number of cores. Next: `settings.py`.
+In: Linux' files of control groups, v2 and v1. Out: a number of cores. Next: `cores.py`.
 """
 
 from __future__ import annotations

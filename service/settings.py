@@ -18,7 +18,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.card import Device, RunPrecision
 from service.errors import StartError
-from service.quota import read_cpu_quota
 
 MIB = 1024 * 1024
 # Not settings, but ours: of the command line's client, Compose and nginx.
@@ -221,9 +220,3 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         if "KEY" in setting:
             raise StartError(told)
         _log.warning("%s", told)
-
-
-def count_cores() -> int:
-    """Returns the number of CPU cores this process may use, container limits included."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, int(min(allowed or 1, read_cpu_quota())))

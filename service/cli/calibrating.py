@@ -18,7 +18,7 @@ from service.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.card import tell_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
-from service.labels.definition import LabelText
+from service.labels.label_text import LabelText
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Question
 from service.settings import Settings

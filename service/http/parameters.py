@@ -27,7 +27,8 @@ from starlette.requests import Request
 
 from service.explanation import MOST_EXPLAINED
 from service.http.request_errors import InvalidParameters, RepeatedField, list_values
-from service.labels.definition import LabelSetName, LabelText, NoTruth, check_candidates
+from service.labels.definition import NoTruth, check_candidates
+from service.labels.label_text import LabelSetName, LabelText
 from service.selection import Explain, Question, Threshold
 
 

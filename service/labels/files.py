@@ -24,13 +24,11 @@ from service.card import tell_first_error
 from service.errors import InvalidLabelSet, StartError
 from service.labels.definition import (
     Definition,
-    LabelSetName,
     LabelSetRecord,
-    LabelText,
-    PromptText,
     define_label_set,
     refuse_duplicates,
 )
+from service.labels.label_text import LabelSetName, LabelText, PromptText
 
 ENDINGS = (".json", ".npz")
 MAX_FILE_BYTES = 1 << 30

@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle import load_bundle
+from service.cores import count_cores
 from service.engine import open_engine
 from service.images import decode_image
-from service.settings import Settings, count_cores
+from service.settings import Settings
 from tests.benchmarks.servers import split_place
 
 _BATCH_SIZES = (1, 2, 4, 8)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from service.cores import ANY_CORE, Core, list_cores
+from service import cores as cores_module
+from service.cores import ANY_CORE, Core, count_cores, list_cores
 
 
 @pytest.fixture
@@ -65,3 +67,14 @@ def test_system_without_affinity_has_no_core_in_particular(monkeypatch: pytest.M
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
 
     assert list_cores(2, keep=True) == [ANY_CORE] * 2
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [(math.inf, 8), (9.0, 8), (3.0, 3), (2.5, 2), (0.5, 1)]
+)
+def test_container_quota_limits_the_cores(
+    monkeypatch: pytest.MonkeyPatch, quota: float, cores: int
+) -> None:
+    monkeypatch.setattr(cores_module, "read_cpu_quota", lambda: quota)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    assert count_cores() == cores

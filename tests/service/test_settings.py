@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from service import settings as settings_module
 from service.errors import StartError
-from service.settings import Settings, check_variables, count_cores
+from service.settings import Settings, check_variables
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
@@ -108,15 +106,3 @@ def test_variable_that_should_hold_keys_and_is_empty_is_refused(name: str, value
 def test_settings_cannot_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("quota", "cores"), [(math.inf, 8), (9.0, 8), (3.0, 3), (2.5, 2), (0.5, 1)]
-)
-def test_container_quota_limits_the_cores(
-    monkeypatch: pytest.MonkeyPatch, quota: float, cores: int
-) -> None:
-    monkeypatch.setattr(settings_module, "read_cpu_quota", lambda: quota)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
-
-    assert count_cores() == cores

@@ -37,13 +37,9 @@ from service.http.schemas import (
 )
 from service.http.uploads import read_json_object
 from service.labels.catalogue import Catalogue
-from service.labels.definition import (
-    Definition,
-    LabelSetName,
-    LabelSetRecord,
-    define_label_set,
-)
+from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet
+from service.labels.label_text import LabelSetName
 
 _READ_PROBLEMS = (
     errors.NotReady,

@@ -20,8 +20,8 @@ from service.labels.definition import (
     LabelSetRecord,
     check_embeddings,
     define_label_set,
-    normalise_text,
 )
+from service.labels.label_text import normalise_text
 
 
 def define(**values: Any) -> Definition:
