@@ -58,6 +58,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.errors",
     "service.labels.definition",
     "service.labels.encoding",
+    "service.labels.label_text",
     "service.manifest",
 )
 
