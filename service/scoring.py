@@ -26,6 +26,8 @@ from service.selection import Part, Selection, Threshold
 
 # Its exponential is near the end of float64; the score is 0 to a hundred places.
 _LARGEST_EXPONENT = 700.0
+# Up to here, to sort all scores takes no longer than to look for the best ones first.
+_SORTED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _score_part(
         own = labels.thresholds if whole else labels.thresholds[chosen]
         (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
         scores, chosen = scores[among], chosen[among]
-    best = (-scores).argsort(kind="stable")[:limit]
+    best = _order_best(scores, limit)
     positions = chosen[best]
     if fixed is None:
         least, known = labels.thresholds[positions].tolist(), labels.calibrated[positions].tolist()
@@ -123,6 +125,17 @@ def _score_part(
             positions.tolist(), scores[best].tolist(), least, known, strict=True
         )
     ]
+
+
+def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:
+    """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
+    if limit is None or len(scores) <= max(limit, _SORTED_AT_ONCE):
+        return (-scores).argsort(kind="stable")[:limit]
+    worst = len(scores) - limit
+    # Whatever equals the last of them is sorted with them, so that the first of those is taken.
+    (among,) = (scores >= np.partition(scores, worst)[worst]).nonzero()
+    best: NDArray[np.intp] = among[(-scores[among]).argsort(kind="stable")[:limit]]
+    return best
 
 
 def _resolve(selection: Selection) -> tuple[int | None, bool]:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from service.http.head_holder import HeadHolder
 from service.http.lingering import LingeringTransport
 from service.http.upgrades import SteadyParser
 from service.settings import Settings
@@ -192,6 +193,8 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._in_hand = cycle
+        if cycle.scope["method"] != "HEAD":  # whose body uvicorn does not write
+            cycle.transport = cast("asyncio.Transport", HeadHolder(self._lingering))
         super()._start_asgi_task(cycle, app)
 
     def _start_request_timer(self, seconds: float) -> None:

@@ -78,6 +78,21 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
 
 
+@given(
+    logits=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 1.0]), min_size=600, max_size=700),
+    top_k=st.integers(1, 700),
+)
+def test_best_of_many_labels_are_the_first_of_all_in_order(logits: list[float], top_k: int) -> None:
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(len(logits))])
+
+    def ask_for(top_k: int) -> list[str]:
+        selection = select_labels([labels], Question(top_k=top_k))
+        return [label.label for label in score_labels([np.array(logits)], selection)]
+
+    in_order = sorted(range(len(logits)), key=lambda position: (-logits[position], position))
+    assert ask_for(top_k) == [f"label {position}" for position in in_order[:top_k]]
+
+
 def test_sets_together_answer_best_first_and_equal_scores_in_the_order_of_the_sets() -> None:
     ours, others = (LABELS, LOGITS), (random_label_set(0, ["x", "y"]), np.array([0.0, 9.0]))
 
