@@ -1,7 +1,7 @@
 """How fast the queue drains, measured: `Retry-After` of what the queue has no place for.
 
 In: a note for each answer, and one whenever the service has been idle. Out: seconds until so many
-items are done. Next: `pipeline.py`, which puts them into its `QueueFull`.
+items are done. Next: `admission.py`, which puts them into its `QueueFull`.
 """
 
 from __future__ import annotations

@@ -9,18 +9,17 @@ needs no server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
+from service.admission import Admission, State
 from service.batcher import Batcher
 from service.bundle import Bundle
 from service.card import CPU_DEVICES
 from service.cores import count_cores, list_cores
-from service.drain_rate import DrainRate
 from service.engine import Engine
-from service.errors import DeadlineExceeded, Draining, NoMaps, NotReady, QueueFull
+from service.errors import DeadlineExceeded, NoMaps, QueueFull
 from service.explanation import Explainer, Explanation
 from service.graphs import Graphs, open_graphs
 from service.images import DecodedImage, decode_image
@@ -38,8 +37,6 @@ from service.settings import Settings
 from service.side_threads import SideThreads
 from service.stages import Stage, Watcher
 from service.waiting_line import BatchSizes
-
-State = Literal["loading", "ready", "draining", "failed"]
 
 # Fewer labels are chosen from, and scored, faster than a thread takes over.
 _LABELS_AT_ONCE = 2000
@@ -88,18 +85,12 @@ class Pipeline:
             max_run_seconds=_bound_run(engine, settings),
         )
         self._side_threads = SideThreads(settings.decode_threads or count_cores())
-        self._active = 0
-        self._drain_rate = DrainRate()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._phase: Literal["loading", "ready", "draining"] = "loading"
+        self._admission = Admission(settings.queue_size, lambda: self._batcher.healthy)
 
     @property
     def state(self) -> State:
         """Where the pipeline is in its life; `failed` means that it never answers again."""
-        if self._phase == "ready" and not self._batcher.healthy:
-            return "failed"
-        return self._phase
+        return self._admission.state
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
@@ -123,7 +114,7 @@ class Pipeline:
         """
         await self.catalogue.start()
         self._batcher.start()
-        self._phase = "ready"
+        self._admission.open()
 
     async def drain(self) -> None:
         """Refuses new requests, finishes what was taken, and stops.
@@ -131,11 +122,8 @@ class Pipeline:
         Takes at most `drain_seconds`; a request that still waits then fails with
         `Draining`.
         """
-        self._phase = "draining"
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await self._idle.wait()
+        await self._admission.close(deadline)
         await self._batcher.drain(deadline)
         await self.catalogue.stop()
         self._side_threads.stop()
@@ -144,27 +132,13 @@ class Pipeline:
         """Has requests that wait for the engine fail with `Draining` now, while it drains."""
         self._batcher.give_up()
 
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
+    def taking(self) -> AbstractContextManager[None]:
         """Marks work on a request, which draining waits for.
 
         Raises:
             UnavailableError: the pipeline is not taking requests.
         """
-        if self.state == "draining":
-            raise Draining("the pipeline is draining")
-        if self.state != "ready":
-            raise NotReady(f"the pipeline is {self.state}")
-        if not self._active:
-            self._drain_rate.note_start(time.perf_counter())
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
+        return self._admission.taking()
 
     async def select(self, question: Question) -> Selection:
         """Pins the label sets that a request asks for, until its last photo is answered.
@@ -206,11 +180,7 @@ class Pipeline:
 
     def turn_away(self) -> QueueFull:
         """Returns the refusal where the queue is full, which tells when it may not be."""
-        full = QueueFull("no place in the queue")
-        full.retry_after_seconds = self._drain_rate.estimate_seconds(
-            self.settings.queue_size, time.perf_counter()
-        )
-        return full
+        return self._admission.turn_away()
 
     def check_room(self) -> None:
         """Does nothing where the queue has a place for a photo.
@@ -252,7 +222,7 @@ class Pipeline:
                 photo = await self._decode(photo, deadline)
                 earlier = (Stage("decode", started, time.perf_counter()),)
             prediction = await self._answer(photo, selection, deadline, earlier)
-            self._drain_rate.note_answer(time.perf_counter())
+            self._admission.note_answer()
             return prediction
 
     def make_deadline(self) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from service import admission
 from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle import Bundle
@@ -308,7 +309,7 @@ async def test_rate_of_draining_is_that_of_the_answers(
             notes.append(f"{items} items")
             return super().estimate_seconds(items, now)
 
-    monkeypatch.setattr(pipeline_module, "DrainRate", NotedRate)
+    monkeypatch.setattr(admission, "DrainRate", NotedRate)
     async with running(tiny_bundle, queue_size=7) as pipeline:
         selection = await pipeline.select(ALL)
         notes.clear()
