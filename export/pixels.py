@@ -105,6 +105,8 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
         return
     value = float(mean.flat[0])
     zero_point = round(value)
+    if not 0 <= zero_point <= 255:  # a mean that no pixel has
+        return
     kernel = _need(model, stem.weights.input[0]).astype(np.float64)
     scale = _need(model, stem.weights.input[1]).astype(np.float64)  # of each output channel
     bias = _need(model, stem.bias.input[0]) * _need(model, stem.bias.input[1]).astype(np.float64)

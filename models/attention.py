@@ -61,15 +61,21 @@ class Attention(nn.Module):
         """
         return self._gather(self._score(projected, keys), values)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
+    ) -> Tensor:
         """Attends from queries float [1 or B, Q, D] to keys and values [B, S, D].
 
-        Queries at batch 1 are the same for all images. Outside training they are then multiplied
-        with the keys' projection, and not each image's keys, where that costs an image less.
+        Args:
+            queries: what attends.
+            keys: what it attends to.
+            values: what it gathers.
+            fixed: whether the queries, at batch 1, are the same for all images, and not those of
+                an only one. Outside training they are then multiplied with the keys' projection,
+                and not each image's keys, where that costs an image less.
         """
         projected = self.project(queries)
-        fixed = queries.shape[0] == 1 and not self.training
-        if fixed and self._is_cheaper_folded(queries.shape[1]):
+        if fixed and not self.training and self._is_cheaper_folded(queries.shape[1]):
             return self._gather(self._score_folded(projected, keys), values)
         return self.attend(projected, keys, values)
 

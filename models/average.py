@@ -40,7 +40,7 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     """
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
-        raise CheckpointError("the checkpoints hold different networks or labels")
+        raise CheckpointError("the checkpoints hold different networks, inputs or labels")
     if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # sums that are no number, too
         raise CheckpointError("the shares do not sum to 1")
     states = [(part.network.state_dict(), share) for part, share in parts]
@@ -79,7 +79,8 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     if config is None:
         raise CheckpointError("a head without a backbone cannot be averaged")
     head = config.head.model_copy(update={"dropout": 0.0})
-    return config.backbone, head, checkpoint.label_names
+    pixels = config.input.model_copy(update={"height": 1, "width": 1})
+    return config.backbone, head, config.activation, pixels, checkpoint.label_names
 
 
 def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 import timm
 import torch
+from timm.models.coat import CoaT
 from timm.models.pit import PoolingVisionTransformer
 from timm.models.tresnet import TResNet
 from timm.models.volo import VOLO
@@ -54,7 +55,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.name = name
         self.body = _create(name, image_size)
-        unnamed = int(isinstance(self.body, VOLO))  # whose class token timm does not count
+        unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # whose class token timm does not count
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
         self.width = int(cast("Any", self.body).num_features)

@@ -90,9 +90,11 @@ def evaluate_open(
 
     Raises:
         CheckpointError: the head belongs to another encoder or embedding space.
-        DataError: the split is empty, or a photo is broken.
+        DataError: labels are not complete, the split is empty, or a photo is broken.
         MetricError: a score is not finite.
     """
+    if not folder.complete:
+        raise DataError("an open head is measured on photos whose labels are complete")
     opened.check_encoder(sources.encoder)
     opened.check_text_encoder(sources.text)
     head, template = opened.head, opened.head.config.embedding_template

@@ -67,7 +67,8 @@ class DecoderLayer(nn.Module):
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Decodes queries float [1 or B, Q, D] over tokens [B, S, D] to [B, Q, D]."""
         hidden = self.prepare(queries)
-        return self._refine(hidden, self.attention(hidden, tokens, tokens))
+        fixed = queries.shape[0] == 1
+        return self._refine(hidden, self.attention(hidden, tokens, tokens, fixed=fixed))
 
 
 class GroupLinear(nn.Module):

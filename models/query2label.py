@@ -89,7 +89,9 @@ class QueryLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(rate)
 
-    def forward(self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(
+        self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
+    ) -> Tensor:
         """Decodes.
 
         Args:
@@ -97,6 +99,7 @@ class QueryLayer(nn.Module):
             queries: float [1, N, D].
             keys: tokens with their positions, float [B, S, D].
             values: tokens, float [B, S, D].
+            fixed: whether `target` is the same for all images.
 
         Returns:
             float [B, N, D].
@@ -107,7 +110,7 @@ class QueryLayer(nn.Module):
             target = target + self.dropout(self.self_attention(placed, placed, normed))
             target = target if self.pre_norm else self.norm1(target)
         normed = self.norm2(target) if self.pre_norm else target
-        target = target + self.dropout(self.attention(normed + queries, keys, values))
+        target = target + self.dropout(self.attention(normed + queries, keys, values, fixed=fixed))
         if self.pre_norm:
             decoded: Tensor = target + self.dropout(self.feedforward(self.norm3(target)))
         else:
@@ -177,8 +180,8 @@ class TransformerDecoder(nn.Module):
 def _decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     queries = queries.unsqueeze(0)  # [1, N, D]
     target = torch.zeros_like(queries)
-    for layer in layers:
-        target = layer(target, queries, keys, values)
+    for depth, layer in enumerate(layers):
+        target = layer(target, queries, keys, values, fixed=depth == 0)
     return target  # [B, N, D]
 
 

@@ -131,10 +131,11 @@ def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.in
     """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
     if limit is None or len(scores) <= max(limit, _SORTED_AT_ONCE):
         return (-scores).argsort(kind="stable")[:limit]
-    worst = len(scores) - limit
+    keys = -scores  # what is no number stands last, here and where all are sorted
+    last = np.partition(keys, limit - 1)[limit - 1]
     # Whatever equals the last of them is sorted with them, so that the first of those is taken.
-    (among,) = (scores >= np.partition(scores, worst)[worst]).nonzero()
-    best: NDArray[np.intp] = among[(-scores[among]).argsort(kind="stable")[:limit]]
+    (among,) = (~(keys > last)).nonzero()
+    best: NDArray[np.intp] = among[keys[among].argsort(kind="stable")[:limit]]
     return best
 
 

@@ -49,7 +49,8 @@ class RunFolder:
                 rows = csv.DictReader(file)
                 earlier = [old for old in rows if int(old["epoch"]) < int(row["epoch"])]
         with staging.open("w", newline="") as file:
-            writer = csv.DictWriter(file, row.keys())
+            # An earlier version of the program may have had other columns.
+            writer = csv.DictWriter(file, row.keys(), restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows([*earlier, row])
         staging.replace(path)

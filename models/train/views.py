@@ -126,13 +126,14 @@ def _build_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
 def evaluation_transform(prepared: InputConfig) -> Transform:
     """Builds the served preparation: the same pixels that the service computes."""
     size: Any = (prepared.height, prepared.width)
+    squash = prepared.resize_mode == "squash"
     transform = create_transform(
         (3, *size),
         is_training=False,
         interpolation=prepared.interpolation,
         mean=prepared.mean,
         std=prepared.std,
-        crop_pct=prepared.crop_pct,
-        crop_mode="squash" if prepared.resize_mode == "squash" else "center",
+        crop_pct=1.0 if squash else prepared.crop_pct,  # what is squashed is never cropped
+        crop_mode="squash" if squash else "center",
     )
     return cast("Transform", transform)

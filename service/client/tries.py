@@ -76,6 +76,8 @@ def make_tries(retries: int) -> Tries:
     Raises:
         ValueError: `retries` is negative.
     """
+    if retries < 0:
+        raise ValueError("retries must be at least 0")
     return Tries(
         total=retries,
         allowed_methods=("GET", "POST", "PUT", "DELETE"),

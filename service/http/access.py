@@ -2,11 +2,13 @@
 
 In: any HTTP request. Out: the same request with a request id, its answer with the id in
 `X-Request-ID`, one line in the log, and its place in the metrics. What nobody below expected
-becomes a 500 here: a traceback in the log, fixed wording for the client. Next: `routes/`.
+becomes a 500 here: a traceback in the log, fixed wording for the client; what a server that ends
+cuts off, a 503. Next: `routes/`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -15,9 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.answers import answer_unexpected
+from service.errors import Draining
+from service.http.answers import answer_error, answer_unexpected
+from service.http.hosting import PipelineHost
 from service.http.metrics import CLIENT_LEFT, Metrics
 from service.logs import request_id_of
 
@@ -35,10 +40,11 @@ logger = logging.getLogger(__name__)
 class Access:
     """ASGI middleware: request id, log line, metrics, last resort for exceptions."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        """Wraps `app`; counts its requests in `metrics`."""
+    def __init__(self, app: ASGIApp, metrics: Metrics, host: PipelineHost) -> None:
+        """Wraps `app`; counts its requests in `metrics`; `host` tells whether the server ends."""
         self._app = app
         self._metrics = metrics
+        self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; everything but HTTP passes through untouched."""
@@ -55,9 +61,14 @@ class Access:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
             answer.status = CLIENT_LEFT
+        except asyncio.CancelledError:
+            if not self._host.draining:
+                raise
+            # The time to stop is over. Raised on, this would be a traceback and a 500.
+            await answer.end(answer_error(Request(scope), Draining("cut off")), scope, receive)
         except Exception:
             logger.exception("unexpected error")
-            await self._answer_unexpected(scope, receive, answer)
+            await answer.end(answer_unexpected(Request(scope)), scope, receive)
         finally:
             self._tell(scope, answer.status, time.perf_counter() - started)
             request_id_of.reset(token)
@@ -78,12 +89,6 @@ class Access:
             fields["problem"] = problem
         logger.info("request", extra=fields)
 
-    async def _answer_unexpected(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        # Half an answer cannot be mended: leaving it unfinished makes the server close.
-        if answer.status == 0:
-            response = answer_unexpected(Request(scope))
-            await response(scope, receive, answer.send)
-
 
 class _Answer:
     """The sending side of one request: adds the id, remembers the status."""
@@ -101,6 +106,11 @@ class _Answer:
                 (RAW_REQUEST_ID, self._request_id.encode()),
             ]
         await self._send(message)
+
+    async def end(self, response: Response, scope: Scope, receive: Receive) -> None:
+        # Half an answer cannot be mended: leaving it unfinished makes the server close.
+        if self.status == 0:
+            await response(scope, receive, self.send)
 
 
 def read_request_id(scope: Mapping[str, Any]) -> str | None:

@@ -122,7 +122,7 @@ def _limit_rates(rate: str | None) -> RateLimiter | None:
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     app.state.metrics = make_metrics()
     host.watchers.append(app.state.metrics)
-    app.add_middleware(Access, metrics=app.state.metrics)
+    app.add_middleware(Access, metrics=app.state.metrics, host=host)
     if host.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
         app.include_router(metrics.router)

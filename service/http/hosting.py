@@ -55,6 +55,11 @@ class PipelineHost:
         return self._pipeline
 
     @property
+    def draining(self) -> bool:
+        """Whether the service is shutting down."""
+        return self._draining
+
+    @property
     def opened(self) -> Pipeline | None:
         """The pipeline, whether it takes requests or not; None while there is none."""
         return self._pipeline

@@ -88,15 +88,24 @@ class Server(uvicorn.Server):
             logger.info("draining", extra={"seconds": drain_seconds})
         started = time.monotonic()
         draining = asyncio.create_task(self._host.drain())
-        while not (draining.done() or self._hurried):
-            await asyncio.wait({draining}, timeout=0.1)
+        await self._wait_unless_hurried(draining)
         left = 0
         if self._hurried:
             self._host.hurry()
         else:  # requests that are still being uploaded get their 503 when they are complete
             left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)
-        await super().shutdown(sockets)
+        closing = asyncio.create_task(super().shutdown(sockets))
+        await self._wait_unless_hurried(closing)
+        if self._hurried:  # as uvicorn does once that time is over; `access.py` answers them
+            await asyncio.wait({closing}, timeout=_CLOSING_SECONDS)
+            for task in self.server_state.tasks:
+                task.cancel()
+        await closing
+
+    async def _wait_unless_hurried(self, task: asyncio.Task[None]) -> None:
+        while not (task.done() or self._hurried):
+            await asyncio.wait({task}, timeout=0.1)
 
 
 def _is_open_to_all(settings: Settings) -> bool:

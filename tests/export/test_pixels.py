@@ -116,6 +116,17 @@ def test_int8_layer_reads_pixels_where_the_channels_have_one_mean(
     assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 33
 
 
+@pytest.mark.parametrize("mean", [-0.2, 1.2])
+def test_mean_that_no_pixel_has_is_taken_from_the_pixels(
+    mean: float, pictures: PixelArray, tmp_path: Path
+) -> None:
+    exact = trace(Stem().eval(), (mean, mean, mean))
+
+    model = quantise_stem(exact, pictures, tmp_path)
+
+    assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 30
+
+
 def test_int8_layer_reads_rounded_values_where_the_means_differ(
     pictures: PixelArray, tmp_path: Path
 ) -> None:

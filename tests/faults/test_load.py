@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
 from service.bundle import Bundle
 from tests.e2e.server_process import ServerProcess
@@ -183,6 +184,48 @@ def test_second_sigterm_refuses_what_is_in_flight_and_exits_0(
         assert_problem(held.result(), 503, "draining")
         assert server.wait() == 0
         assert "Traceback" not in server.stderr
+
+
+def begin_upload(server: ServerProcess) -> socket.socket:
+    """Sends the head of a prediction and little of its body; returns once both are read."""
+    connection = socket.create_connection(server.find_address(), timeout=60)
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    # Whoever is told to go on has been heard.
+    connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9000\r\n\r\n")
+    assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+    connection.sendall(b"abc")
+    return connection
+
+
+def read_refusal(connection: socket.socket) -> str:
+    """Reads an answer up to the end of the connection; returns it in lower case."""
+    with connection, connection.makefile("rb") as file:
+        return file.read().decode().lower()
+
+
+@pytest.mark.parametrize("drain_seconds", [1, 300])
+def test_upload_that_is_not_complete_in_time_is_refused_and_a_second_sigterm_shortens_it(
+    open_bundle: Bundle, drain_seconds: int
+) -> None:
+    limits = ("--drain-seconds", str(drain_seconds), "--body-timeout-seconds", "300")
+    flags = ("--label-store", "memory", *limits)
+    with (
+        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
+        server.open_client() as client,
+    ):
+        assert_still_serving(client)
+        connection = begin_upload(server)
+        server.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        if drain_seconds > 1:
+            server.send_signal(signal.SIGTERM)
+        answer = read_refusal(connection)
+        assert server.wait() == 0
+        assert answer.startswith("http/1.1 503 ")
+        for part in ("application/problem+json", "x-request-id: ", "retry-after: ", '"draining"'):
+            assert part in answer
+        assert "Traceback" not in server.stderr
+        assert "status=503" in server.stderr
 
 
 def test_sigterm_under_load_completes_what_is_in_flight_and_exits_0(open_bundle: Bundle) -> None:

@@ -15,14 +15,16 @@ from models.network import Network
 LABELS = ("cat", "dog")
 
 
-def write_network(path: Path, seed: int, labels: tuple[str, ...] = LABELS) -> Network:
-    """Writes a tiny network with random weights."""
+def write_network(
+    path: Path, seed: int, labels: tuple[str, ...] = LABELS, **changes: object
+) -> Network:
+    """Writes a tiny network with random weights, its configuration changed."""
     torch.manual_seed(seed)
     config = NetworkConfig(
         backbone="test_efficientnet",
         input=InputConfig(height=32, width=32),
         head=GapConfig(num_classes=len(labels), encoder_width=256),
-    )
+    ).model_copy(update=changes)
     network = Network(config).eval()
     write_checkpoint(path, network, labels, {"seed": str(seed)})
     return network
@@ -85,8 +87,8 @@ def test_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "shares", "message"),
     [
-        (("cat", "cow"), (0.5, 0.5), "different networks or labels"),
-        (("cat", "dog", "cow"), (0.5, 0.5), "different networks or labels"),
+        (("cat", "cow"), (0.5, 0.5), "different networks, inputs or labels"),
+        (("cat", "dog", "cow"), (0.5, 0.5), "different networks, inputs or labels"),
         (LABELS, (0.5, 0.6), "do not sum to 1"),
         (LABELS, (float("nan"), 0.5), "do not sum to 1"),
         (LABELS, (float("inf"), -float("inf")), "do not sum to 1"),
@@ -108,6 +110,26 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(
     assert error.count("\n") == 1
     assert not out.exists()
     assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": "softmax"},
+        {"input": InputConfig(height=32, width=32, mean=(0.5, 0.5, 0.5))},
+        {"input": InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)},
+    ],
+)
+def test_networks_that_read_or_answer_otherwise_are_not_averaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object]
+) -> None:
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    write_network(a, 1)
+    write_network(b, 2, **changes)
+    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 2
+    assert "different networks, inputs or labels" in capsys.readouterr().err
+    write_network(b, 2, input=InputConfig(height=64, width=64))  # which no weight is bound to
+    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 0
 
 
 def test_networks_that_are_bound_to_other_image_sizes_are_refused(

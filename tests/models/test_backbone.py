@@ -13,6 +13,7 @@ from models.backbone import Backbone, BackboneError, input_config
         ("test_resnet", (64, 96), 2 * 3),
         ("test_vit", (160, 160), 10 * 10),  # class token left out
         ("volo_d1_224", (64, 64), 4 * 4),  # and one that timm does not count
+        ("coat_lite_tiny", (224, 224), 7 * 7),  # nor that one's
         ("swin_tiny_patch4_window7_224", (224, 224), 7 * 7),  # channels last
         ("mobilenetv3_small_050", (64, 64), 2 * 2),
         ("efficientvit_b0", (64, 64), 2 * 2),  # cannot be built without its pooling

@@ -83,6 +83,16 @@ def test_a_row_of_a_batch_equals_the_image_alone() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
+def test_head_that_was_traced_with_one_image_serves_any_number() -> None:
+    head = build().eval()
+    tokens = torch.randn(5, 9, 12)
+    with torch.inference_mode():
+        traced = torch.jit.trace(head, tokens[:1], check_trace=False)
+        torch.testing.assert_close(traced(tokens), head(tokens), rtol=1e-5, atol=1e-5)
+
+
 def test_order_of_the_tokens_does_not_matter() -> None:
     head = build()
     tokens = torch.randn(2, 9, 12)

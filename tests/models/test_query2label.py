@@ -56,6 +56,18 @@ def test_a_row_of_a_batch_equals_the_image_alone(
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
+@pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
+def test_head_that_was_traced_with_one_image_serves_any_number(own: tuple[bool, ...]) -> None:
+    head = build(self_attention=own, num_encoder_layers=1)
+    stir(head)
+    features = torch.randn(4, 12, 2, 3)
+    with torch.inference_mode():
+        traced = torch.jit.trace(head, features[:1], check_trace=False)
+        torch.testing.assert_close(traced(features), head(features), rtol=1e-5, atol=1e-5)
+
+
 def test_places_matter_to_query2label_and_not_to_the_plain_decoder() -> None:
     tokens = torch.randn(2, 6, 12)
     plain = TransformerDecoder(TransformerDecoderConfig(num_classes=5, **WIDTHS)).eval()

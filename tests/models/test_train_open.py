@@ -189,6 +189,9 @@ def test_evaluation_measures_head_and_baselines_on_the_same_photos(
     share = place.data.targets(place.data.split("val")).mean(axis=0) * 100
     assert scores.chance.tolist() == pytest.approx(share.tolist())
     assert scores.conse.shape == (2,)
+    partly = replace(place.data, complete=False)
+    with pytest.raises(DataError, match="complete"):
+        evaluate_open(opened, sources, partly, "val")
 
 
 class _Stopped(Exception):

@@ -78,6 +78,13 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
 
 
+def test_logit_that_is_no_number_costs_no_other_label_its_place() -> None:
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(600)])
+    logits = np.where(np.arange(600) % 3 == 0, np.nan, np.arange(600.0) / 600)
+    answer = score_labels([logits], select_labels([labels], Question(top_k=3)))
+    assert [label.label for label in answer] == ["label 599", "label 598", "label 596"]
+
+
 @given(
     logits=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 1.0]), min_size=600, max_size=700),
     top_k=st.integers(1, 700),

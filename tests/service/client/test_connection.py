@@ -131,7 +131,7 @@ def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str
         ({"api_key": "key\n"}, "api_key is not printable ASCII"),
         ({"api_key": ""}, "api_key is not printable ASCII"),
         ({"connections": 0}, "connections must be at least 1"),
-        ({"retries": -1}, "total must be non-negative"),
+        ({"retries": -1}, "retries must be at least 0"),
         ({"timeout_seconds": 0}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": -1}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0"),

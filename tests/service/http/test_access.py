@@ -6,11 +6,13 @@ import logging
 
 import pytest
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.access import Access, choose_request_id
+from service.http.hosting import PipelineHost
 from service.http.metrics import Metrics
 from service.logs import make_formatter
+from service.settings import Settings
 from tests.serving import assert_problem
 
 
@@ -21,6 +23,10 @@ async def fail(_scope: Scope, _receive: Receive, _send: Send) -> None:
 async def fail_halfway(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     raise RuntimeError("secret")
+
+
+def make_access(app: ASGIApp) -> Access:
+    return Access(app, Metrics(), PipelineHost(Settings()))
 
 
 @pytest.mark.parametrize("sane", ["a", "A-Z.0_9:b", "x" * 128])
@@ -38,7 +44,7 @@ def test_odd_request_id_is_replaced_by_a_new_one(odd: str | None) -> None:
 def test_unexpected_error_is_a_problem_without_its_text_and_a_logged_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    response = TestClient(Access(fail, Metrics())).get("/x")
+    response = TestClient(make_access(fail)).get("/x")
     assert_problem(response, 500, "internal_error")
     assert "secret" not in response.text
     assert "secret" in caplog.text
@@ -47,7 +53,7 @@ def test_unexpected_error_is_a_problem_without_its_text_and_a_logged_traceback(
 def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    response = TestClient(Access(fail_halfway, Metrics())).get("/x")
+    response = TestClient(make_access(fail_halfway)).get("/x")
     assert (response.status_code, response.text) == (200, "")
     assert "secret" in caplog.text
 
@@ -55,7 +61,7 @@ def test_error_in_the_middle_of_an_answer_is_logged_and_sends_nothing_more(
 def test_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(make_formatter("text"))
-    TestClient(Access(fail, Metrics())).get("/x%0Arequest method=GET")
+    TestClient(make_access(fail)).get("/x%0Arequest method=GET")
     (line,) = [line for line in caplog.text.splitlines() if "INFO service.http.access" in line]
     assert 'request method=GET path="/x\\nrequest method=GET" status=500' in line
 
@@ -78,6 +84,6 @@ def test_log_line_has_template_status_duration_and_problem(
 
 def test_endless_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    TestClient(Access(fail, Metrics())).get("/" + "x" * 5000)
+    TestClient(make_access(fail)).get("/" + "x" * 5000)
     (record,) = [r for r in caplog.records if r.getMessage() == "request"]
     assert len(getattr(record, "path")) == 200  # noqa: B009
