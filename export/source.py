@@ -15,13 +15,8 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationE
 
 from export.errors import UnusableCheckpointError
 from models.checkpoints import Checkpoint, read_checkpoint
-from models.config import (
-    DecoderConfig,
-    HeadConfig,
-    NetworkConfig,
-    Query2LabelConfig,
-    ZeroShotMLDecoderConfig,
-)
+from models.config import NetworkConfig, ZeroShotMLDecoderConfig
+from models.contradictions import check_hints
 from models.hub import locate
 from models.layouts import Hints
 from models.network import Network
@@ -62,6 +57,11 @@ class SourceHints:
     label_names: Path | None = None
     embedding_encoder: str | None = None
     embedding_template: str | None = None
+
+    @property
+    def of_the_file(self) -> Hints:
+        """What is said of the file itself."""
+        return Hints(self.backbone, self.image_size, self.num_heads, self.pre_norm)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,25 +104,15 @@ def read_source(hints: SourceHints) -> Source:
     """Reads a checkpoint.
 
     Raises:
-        UnusableCheckpointError: it holds a head alone, or is not what the hints say of it, or the
-            label names are missing, too many or too few, or cannot be shown.
-        models.layouts.CheckpointError: the file cannot be read.
+        UnusableCheckpointError: it holds a head alone, or the label names are missing, too many
+            or too few, or cannot be shown.
+        models.layouts.CheckpointError: the file cannot be read, or is not what the hints say of it.
     """
     checkpoint = _read_checkpoint(hints)
     if checkpoint.config is None:
         raise UnusableCheckpointError(f"{hints.checkpoint.name} holds a head without a backbone")
     config = _complete(checkpoint.config, hints)
-    if hints.backbone not in (None, config.backbone):
-        raise UnusableCheckpointError(
-            f"{hints.checkpoint.name} was made with {config.backbone}, not {hints.backbone}"
-        )
-    size = (config.input.height, config.input.width)
-    if hints.image_size not in (None, *size):
-        raise UnusableCheckpointError(
-            f"{hints.checkpoint.name} was made for {size[0]} x {size[1]} pixels, "
-            f"not {hints.image_size}"
-        )
-    _check_head(config.head, hints)
+    check_hints(hints.checkpoint.name, config, hints.of_the_file)
     return Source(
         network=cast("Network", checkpoint.network.eval()),
         config=config,
@@ -134,27 +124,9 @@ def read_source(hints: SourceHints) -> Source:
 
 def _read_checkpoint(hints: SourceHints) -> Checkpoint:
     try:
-        return read_checkpoint(
-            hints.checkpoint,
-            Hints(hints.backbone, hints.image_size, hints.num_heads, hints.pre_norm),
-        )
+        return read_checkpoint(hints.checkpoint, hints.of_the_file)
     except ValueError as error:  # an impossible network: unknown backbone, odd widths
         raise UnusableCheckpointError(f"{hints.checkpoint.name}: {error}") from error
-
-
-def _check_head(head: HeadConfig, hints: SourceHints) -> None:
-    num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
-    if hints.num_heads not in (None, num_heads):
-        raise UnusableCheckpointError(
-            f"{hints.checkpoint.name} has {num_heads or 'no'} attention heads, "
-            f"not {hints.num_heads}"
-        )
-    pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
-    if hints.pre_norm not in (None, pre_norm):
-        where = "before" if pre_norm else "behind"
-        raise UnusableCheckpointError(
-            f"{hints.checkpoint.name} has its norms {where} the attention"
-        )
 
 
 def _complete(config: NetworkConfig, hints: SourceHints) -> NetworkConfig:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from models.checkpoints import Checkpoint, read_checkpoint
 from models.commands import run_command
+from models.contradictions import check_hints
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.layouts import CheckpointError, Hints
 from models.metrics import MetricError
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         folder = read_labelled_folder(given.data)
         checkpoint = _complete(read_checkpoint(given.checkpoint, hints), given)
+        if checkpoint.config is not None:
+            check_hints(given.checkpoint.name, checkpoint.config, hints)
         lines = list(report(checkpoint, folder, given.split))
     except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)

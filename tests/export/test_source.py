@@ -101,13 +101,13 @@ def test_names_of_a_foreign_checkpoint_stand_in_the_order_of_their_numbers(
 def test_hints_that_contradict_the_checkpoint_are_refused(
     checkpoint: Path, hints: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(UnusableCheckpointError, match=reason):
+    with pytest.raises(CheckpointError, match=reason):
         read_source(SourceHints(checkpoint, **hints))
     assert read_source(SourceHints(checkpoint, num_heads=4, pre_norm=False))
 
 
 def test_another_backbone_than_the_files_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(UnusableCheckpointError, match="test_efficientnet, not resnet50"):
+    with pytest.raises(CheckpointError, match="test_efficientnet, not resnet50"):
         read_source(SourceHints(checkpoint, backbone="resnet50"))
     assert read_source(SourceHints(checkpoint, backbone="test_efficientnet"))
 
