@@ -41,9 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     hints = Hints(given.backbone, given.image_size, given.num_heads, given.pre_norm)
     try:
         folder = read_labelled_folder(given.data)
-        checkpoint = _complete(read_checkpoint(given.checkpoint, hints), given)
-        if checkpoint.config is not None:
-            check_hints(given.checkpoint.name, checkpoint.config, hints)
+        checkpoint = _complete(read_checkpoint(given.checkpoint, hints), given, hints)
         lines = list(report(checkpoint, folder, given.split))
     except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -81,9 +79,10 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _complete(checkpoint: Checkpoint, given: argparse.Namespace) -> Checkpoint:
+def _complete(checkpoint: Checkpoint, given: argparse.Namespace, hints: Hints) -> Checkpoint:
     if checkpoint.config is None:
         return checkpoint
+    check_hints(given.checkpoint.name, checkpoint.config, hints)
     config = checkpoint.config.complete(
         plain_pixels=given.plain_pixels, single_label=given.single_label
     )

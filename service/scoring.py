@@ -129,9 +129,9 @@ def _score_part(
 
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:
     """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
-    if limit is None or len(scores) <= max(limit, _SORTED_AT_ONCE):
-        return (-scores).argsort(kind="stable")[:limit]
-    keys = -scores  # what is no number stands last, here and where all are sorted
+    keys = -scores  # what is no number stands last, however they are sorted
+    if limit is None or len(keys) <= max(limit, _SORTED_AT_ONCE):
+        return keys.argsort(kind="stable")[:limit]
     last = np.partition(keys, limit - 1)[limit - 1]
     # Whatever equals the last of them is sorted with them, so that the first of those is taken.
     (among,) = (~(keys > last)).nonzero()

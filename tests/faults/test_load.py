@@ -20,6 +20,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
+from tests.faults.test_connections import read_reply
 from tests.photos import encode_picture, make_picture
 from tests.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
 
@@ -197,12 +198,6 @@ def begin_upload(server: ServerProcess) -> socket.socket:
     return connection
 
 
-def read_refusal(connection: socket.socket) -> str:
-    """Reads an answer up to the end of the connection; returns it in lower case."""
-    with connection, connection.makefile("rb") as file:
-        return file.read().decode().lower()
-
-
 @pytest.mark.parametrize("drain_seconds", [1, 300])
 def test_upload_that_is_not_complete_in_time_is_refused_and_a_second_sigterm_shortens_it(
     open_bundle: Bundle, drain_seconds: int
@@ -219,7 +214,8 @@ def test_upload_that_is_not_complete_in_time_is_refused_and_a_second_sigterm_sho
         server.wait_for_line("draining")
         if drain_seconds > 1:
             server.send_signal(signal.SIGTERM)
-        answer = read_refusal(connection)
+        with connection:
+            answer = read_reply(connection).decode().lower()
         assert server.wait() == 0
         assert answer.startswith("http/1.1 503 ")
         for part in ("application/problem+json", "x-request-id: ", "retry-after: ", '"draining"'):
