@@ -23,8 +23,8 @@ from models.commands import run_command
 from models.data import DataError
 from models.layouts import CheckpointError
 from models.metrics import MetricError
-from service.bundle import Bundle, load_bundle
-from service.card import Precision
+from service.bundle.card import Precision
+from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 
 _EXIT_NOT_WRITTEN = 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from export.graphs import Chain, FloatArray, Graphs, OpenChain
 from export.photos import LabelledPhotos, read_batches
 from models.metrics import mean_average_precision
-from service.card import Activation, InputContract
+from service.bundle.card import Activation, InputContract
 from service.scoring import compute_scores
 
 _BATCH_SIZE = 8

@@ -27,9 +27,7 @@ from export.source import Source, SourceHints, read_source
 from export.text import TextEmbedder, build_text_graph
 from export.variants import Variants, make_variants
 from models.config import ZeroShotMLDecoderConfig
-from service.bundle import Bundle
-from service.bundle_draft import BundleDraft, check_target, write_bundle
-from service.card import (
+from service.bundle.card import (
     Label,
     Metric,
     ModelCard,
@@ -38,7 +36,9 @@ from service.card import (
     Provenance,
     TrainedHead,
 )
-from service.manifest import GraphName
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft, check_target, write_bundle
 
 _TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
     Raises:
         ExportError: with a one-line reason; nothing was written. The same holds of
             `models.layouts.CheckpointError`, `models.data.DataError` and
-            `service.bundle.BundleError`.
+            `service.bundle.reader.BundleError`.
     """
     check_target(request.out)
     source = read_source(request.source)

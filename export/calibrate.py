@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle.card import Label
 from service.calibration import MIN_POSITIVES, find_best_f1
-from service.card import Label
 
 
 def calibrate_labels(

@@ -22,10 +22,10 @@ from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
-from service.bundle import Bundle, load_bundle
-from service.card import Precision
+from service.bundle.card import Precision
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from service.manifest import GraphName
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iter
     Raises:
         ExportError: the labels are not the folder's, or there are no word vectors that fit.
         models.data.DataError: the folder cannot be read.
-        service.bundle.BundleError: there is no such variant.
+        service.bundle.reader.BundleError: there is no such variant.
     """
     if precision not in bundle.precisions():
         raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.manifest import GraphName
+from service.bundle.manifest import GraphName
 
 FloatArray = NDArray[np.float32]
 PixelArray = NDArray[np.uint8]

@@ -21,7 +21,7 @@ from models.data import read_labelled_folder
 from models.open_head import read_open_head
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
-from service.card import EmbeddingSpace, OpenHead, tell_first_error
+from service.bundle.card import EmbeddingSpace, OpenHead, tell_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
 

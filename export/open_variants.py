@@ -25,7 +25,7 @@ from export.verify import (
     verify_open_head,
 )
 from models.maps import find_grid
-from service.card import Precision
+from service.bundle.card import Precision
 
 _log = logging.getLogger(__name__)
 

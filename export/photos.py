@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from export.errors import UnusablePhotosError
 from export.graphs import PixelArray
 from models.data import LabelledFolder, read_labelled_folder
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images import decode_image
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from export.text import TextEmbedder
-from service.card import EmbeddingSpace
+from service.bundle.card import EmbeddingSpace
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 
 

@@ -26,7 +26,7 @@ from export.graphs import (
 )
 from export.quantise import Feed, Quantiser
 from export.switch import LAYER, NO_LAYER
-from service.manifest import GraphName
+from service.bundle.manifest import GraphName
 
 Layer = tuple[GraphName, str]
 """A layer: the graph that it is in and its name there."""

@@ -20,7 +20,7 @@ from models.contradictions import check_hints
 from models.hub import locate
 from models.layouts import Hints
 from models.network import Network
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.labels.label_text import MAX_NAME_CHARACTERS, normalise_text
 
 _label_name = TypeAdapter[str](

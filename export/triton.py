@@ -29,12 +29,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from export.errors import ExportError
 from export.triton_config import Step, Tensor, write_ensemble_config, write_model_config
-from service.bundle import Bundle
-from service.card import Activation, Precision
+from service.bundle.card import Activation, Precision
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
 from service.errors import ServiceError
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
-from service.manifest import GraphName
 
 CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"

@@ -42,8 +42,8 @@ from models.maps import find_grid
 from models.ml_decoder import MLDecoder
 from models.query2label import Query2Label
 from models.zero_shot import ZeroShotMLDecoder
-from service.card import Device, Precision
-from service.manifest import MAP_GRAPHS, GraphName
+from service.bundle.card import Device, Precision
+from service.bundle.manifest import MAP_GRAPHS, GraphName
 
 # Labels and maps are the same on every device.
 _EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")

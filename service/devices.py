@@ -12,8 +12,8 @@ from typing import Literal
 
 import onnxruntime as ort
 
-from service.bundle import Bundle
-from service.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.openvino import find_processor, is_installed, multiplies_bf16
 from service.sessions import PROVIDERS

@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from service.bundle import Bundle
-from service.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.reader import Bundle
 from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import InferenceFailed
 from service.overlay import draw_overlay
 from service.scoring import ScoredLabel

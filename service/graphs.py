@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from service.bundle import Bundle, load_bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.cores import count_cores
 from service.engine import Engine, open_engine
 from service.labels.encoding import Encoding, open_encoding

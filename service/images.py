@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.exif import UPRIGHT, hide_exif, read_orientation
 from service.formats import FORMATS, name_container, name_unread_format

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.batcher import IsAlone
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.engine import Engine
 from service.errors import (
     ImageError,

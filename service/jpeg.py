@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.card import Interpolation
+from service.bundle.card import Interpolation
 from service.jpeg_segments import START_OF_SCAN, walk_segments
 
 try:

@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from service.bundle import Bundle
-from service.card import CPU_DEVICES
+from service.bundle.card import CPU_DEVICES
+from service.bundle.manifest import MAP_GRAPHS
+from service.bundle.reader import Bundle
 from service.images import PixelArray
 from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
-from service.manifest import MAP_GRAPHS
 from service.replay import Replay
 from service.selection import Head, SomeQueries
 from service.sessions import Place, check_tensors, open_session

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 
 LONGEST_SIDE = 320
 """Pixels; the map has a few cells, so more would only cost bytes."""

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 
 from service.admission import Admission, State
 from service.batcher import Batcher
-from service.bundle import Bundle
-from service.card import CPU_DEVICES
+from service.bundle.card import CPU_DEVICES
+from service.bundle.reader import Bundle
 from service.cores import count_cores, list_cores
 from service.engine import Engine
 from service.errors import DeadlineExceeded, NoMaps, QueueFull

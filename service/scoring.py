@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from service.card import Activation
+from service.bundle.card import Activation
 from service.labels.label_set import Source
 from service.selection import Part, Selection, Threshold
 

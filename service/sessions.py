@@ -17,10 +17,10 @@ from typing import Any
 
 import onnxruntime as ort
 
-from service.bundle import Bundle
-from service.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.card import CPU_DEVICES, Device, RunPrecision
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
 from service.errors import BundleError, StartError
-from service.manifest import GraphName
 from service.openvino import PROVIDER as _OPENVINO
 from service.openvino import add_openvino
 

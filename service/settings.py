@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.card import Device, RunPrecision
+from service.bundle.card import Device, RunPrecision
 from service.errors import StartError
 
 MIB = 1024 * 1024

@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.bundle import Bundle
-from service.manifest import GraphName
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
 
 Array = NDArray[Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.postgres import Postgres, find_missing
 from tests.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
 

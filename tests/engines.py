@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from service import lanes
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.devices import check_device
 from service.engine import Engine, open_engine
 from service.errors import StartError

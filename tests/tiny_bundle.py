@@ -22,9 +22,7 @@ from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from service.bundle import Bundle
-from service.bundle_draft import BundleDraft, write_bundle
-from service.card import (
+from service.bundle.card import (
     Activation,
     EmbeddingSpace,
     InputContract,
@@ -35,10 +33,12 @@ from service.card import (
     Provenance,
     TrainedHead,
 )
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
+from service.bundle.writer import BundleDraft, write_bundle
 from service.images import PixelArray
 from service.labels.definition import Definition, LabelSetRecord
 from service.labels.label_set import LabelSet, QueryArray, make_open_set
-from service.manifest import GraphName
 
 SIDE = 16
 PATCH = 4

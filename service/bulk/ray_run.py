@@ -22,7 +22,7 @@ from service.bulk.parts import PartFolder, Record, open_parts
 from service.bulk.photos import PhotoStore, open_photos
 from service.bulk.run import BulkJob, Report, Totals, find_left
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
-from service.card import CPU_DEVICES
+from service.bundle.card import CPU_DEVICES
 from service.errors import StartError
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Selection

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
+from service.bundle.card import tell_first_error
 from service.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
-from service.card import tell_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.label_text import LabelText

@@ -186,7 +186,7 @@ def info(
 
     ml-decoder info bundles/ml-decoder-lite0
     """
-    from service.bundle import load_bundle
+    from service.bundle.reader import load_bundle
 
     verified = load_bundle(bundle)
     if as_json:

@@ -22,13 +22,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from service.card import Device
+from service.bundle.card import Device
 
 # Whoever has one of these to show has imported it; `--help` waits for none of them.
 if TYPE_CHECKING:
-    from service.bundle import Bundle
+    from service.bundle.card import Label
+    from service.bundle.reader import Bundle
     from service.calibration import OperatingPoint
-    from service.card import Label
     from service.cli.load import Load
     from service.cli.photos import LabelledPhoto
     from service.labels.label_set import LabelSet

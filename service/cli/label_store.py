@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from service.bundle import load_bundle
-from service.card import tell_first_error
+from service.bundle.card import tell_first_error
+from service.bundle.reader import load_bundle
 from service.errors import StartError
 from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue

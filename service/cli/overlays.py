@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.cli.photos import LabelledPhoto
 from service.errors import ImageError
 from service.formats import name_overlay

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.card import (
+from service.bundle.card import (
     Activation,
     Device,
     InputContract,

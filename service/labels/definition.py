@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.card import EmbeddingSpace, Record
+from service.bundle.card import EmbeddingSpace, Record
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
 from service.labels.label_text import LabelSetName, LabelText, PromptText
 

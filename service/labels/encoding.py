@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from service.bundle import Bundle
-from service.card import OpenHead
+from service.bundle.card import OpenHead
+from service.bundle.reader import Bundle
 from service.errors import (
     Draining,
     InferenceFailed,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from service.card import tell_first_error
+from service.bundle.card import tell_first_error
 from service.errors import InvalidLabelSet, StartError
 from service.labels.definition import (
     Definition,

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.card import Activation, Label
+from service.bundle.card import Activation, Label
 from service.labels.definition import Definition
 
 FALLBACK_THRESHOLD = 0.5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.labels.catalogue import Catalogue, CatalogueRules
 from service.labels.database import open_database

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.labels.definition import Embeddings
 from service.labels.label_set import QueryArray

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from tokenizers import Encoding, Tokenizer
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.labels.definition import Embeddings
 from service.sessions import Place, check_tensors, open_session

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from service import jpeg
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.images import DecodedImage, decode_image
 from service.settings import Settings
 

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from service import inference
 from service.__main__ import main
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.images import DecodedImage, decode_image
 
 

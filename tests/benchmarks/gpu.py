@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from service.bundle import Bundle, load_bundle
-from service.card import Precision
+from service.bundle.card import Precision
+from service.bundle.reader import Bundle, load_bundle
 from service.engine import Engine, open_engine
 from service.images import PixelArray
 from service.scoring import compute_scores

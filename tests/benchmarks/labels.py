@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.bundle import load_bundle
+from service.bundle.reader import load_bundle
 from service.images import decode_image
 from service.labels.definition import Definition
 from service.lanes import LABELS_PER_RUN

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.bundle import load_bundle
+from service.bundle.reader import load_bundle
 from service.cores import count_cores
 from service.engine import open_engine
 from service.images import decode_image

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import load_bundle
-from service.manifest import GraphName
+from service.bundle.manifest import GraphName
+from service.bundle.reader import load_bundle
 from service.sessions import Place, open_session
 
 LABELS = 1000

@@ -21,7 +21,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.http.multipart import MAX_TEXT_PARTS
 from tests.e2e.server_process import ServerProcess
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.scheduling import needs_policies

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo
 

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.images import decode_image
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo

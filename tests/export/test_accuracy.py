@@ -8,7 +8,7 @@ import pytest
 from export.accuracy import measure_map, predict_logits, to_scores
 from export.graphs import Chain, Graphs
 from export.photos import LabelledPhotos, read_pixels, read_splits
-from service.card import InputContract
+from service.bundle.card import InputContract
 from tests.export.tiny_network import INPUT, LABELS
 
 CONTRACT = InputContract(

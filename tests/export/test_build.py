@@ -15,7 +15,7 @@ from export.photos import read_pixels, read_splits
 from export.source import SourceHints
 from models.layouts import CheckpointError
 from models.network import Network
-from service.bundle import Bundle, load_bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.calibration import find_best_f1
 from service.engine import Engine, open_engine
 from service.errors import BundleError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from export.__main__ import main
-from service.bundle import load_bundle
+from service.bundle.reader import load_bundle
 from tests.goldens import read_golden
 from tests.models.test_goldens import write_official
 

@@ -30,7 +30,7 @@ from models.open_head import Origin, fingerprint_encoder, write_open_head
 from models.teacher import read_imagenet_names
 from models.text import TextEncoder, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.calibration import find_best_f1
 from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding

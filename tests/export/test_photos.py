@@ -9,7 +9,7 @@ import pytest
 from export.errors import UnusablePhotosError
 from export.photos import read_batches, read_pixels, read_splits
 from models.data import DataError
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.images import decode_image
 from tests.export.tiny_network import LABELS, SPLITS, write_folder
 

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from export.__main__ import main
 from export.errors import ExportError
 from export.triton import write_repository
-from service.bundle import Bundle, load_bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 from service.images import decode_image
 from tests.photos import make_photo

@@ -10,7 +10,7 @@ import socket
 import httpx2 as httpx
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import MAX_BODY_BYTES, serve_command
 from tests.serving import PHOTO, assert_problem, assert_still_serving

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.serving import assert_problem, assert_still_serving, send_image

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import httpx2 as httpx
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.fuzz.seeds import make_seeds

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.serving import assert_still_serving

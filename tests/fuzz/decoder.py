@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["PIL", "service"]):
-    from service.card import InputContract
+    from service.bundle.card import InputContract
     from service.errors import ImageError
     from service.images import decode_image
     from tests.fuzz.seeds import make_seeds

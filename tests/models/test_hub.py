@@ -14,7 +14,7 @@ from export.__main__ import main as export
 from models import load_checkpoint
 from models.checkpoints import read_checkpoint, write_checkpoint
 from models.layouts import CheckpointError, Hints
-from service.bundle import load_bundle
+from service.bundle.reader import load_bundle
 from tests.export.tiny_network import LABELS, make_network
 
 REFERENCE = "hf-hub:someone/tagger"

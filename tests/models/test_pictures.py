@@ -12,7 +12,7 @@ from models.config import InputConfig
 from models.data import DataError, LabelledImage
 from models.train.pictures import describe_files, read_picture
 from models.train.views import Photos, evaluation_transform
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.images import decode_image
 
 

@@ -22,7 +22,7 @@ from models.data import read_labelled_folder
 from models.evaluate import main as evaluate
 from models.train.__main__ import main
 from models.train.recipe import read_recipe
-from service.bundle import load_bundle
+from service.bundle.reader import load_bundle
 from tests.serving import labels_of, send_image, serve_app
 from tests.small_datasets import (
     Pictures,

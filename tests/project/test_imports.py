@@ -49,17 +49,17 @@ SERVICE_PACKAGES = {
 # Besides the bundle, the export decodes and scores with the service's own code: thresholds
 # and accuracy have to be measured on the pixels and scores that the service will see.
 EXPORT_USES_OF_SERVICE = (
-    "service.bundle",
-    "service.bundle_draft",
+    "service.bundle.reader",
+    "service.bundle.writer",
     "service.calibration",
-    "service.card",
+    "service.bundle.card",
     "service.images",
     "service.scoring",
     "service.errors",
     "service.labels.definition",
     "service.labels.encoding",
     "service.labels.label_text",
-    "service.manifest",
+    "service.bundle.manifest",
 )
 
 

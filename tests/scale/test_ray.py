@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.nginx import find_free_port
 from tests.photos import make_photo
 from tests.scale.ray_cluster import ROOT, START_SECONDS, RayCluster

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests import nginx
 from tests.photos import make_photo
 from tests.postgres import Postgres

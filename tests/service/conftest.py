@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.serving import (
     MAX_BODY_BYTES,
     assert_still_serving,

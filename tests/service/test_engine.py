@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from service import lanes
-from service.bundle import Bundle
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images import PixelArray
 from service.lanes import HeadResults, Lane, LogitsArray
-from service.manifest import GraphName
 from tests.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.explanation import MOST_EXPLAINED, Explainer

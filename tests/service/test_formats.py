@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service import formats
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.exif import hide_exif
 from service.formats import FORMATS, name_container, name_unread_format

@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from export.half import halve
-from service.bundle import Bundle
-from service.bundle_draft import write_bundle
-from service.card import Precision
+from service.bundle.card import Precision
+from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.engine import Engine, open_engine
 from tests.engines import (
     assert_gives_the_cpus_logits,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from service import graphs as module
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.engine import Engine
 from service.errors import BundleError, StartError
 from service.graphs import open_graphs

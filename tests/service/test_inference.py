@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.engine import Engine, open_engine
 from service.errors import (
     InferenceFailed,

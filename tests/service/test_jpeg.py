@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service import jpeg
-from service.card import InputContract, Interpolation
+from service.bundle.card import InputContract, Interpolation
 from service.images import decode_image
 from tests.photos import make_photo
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service import lanes
-from service.bundle import Bundle
-from service.bundle_draft import write_bundle
-from service.card import Precision
+from service.bundle.card import Precision
+from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed
 from service.images import PixelArray

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle import Bundle, load_bundle
-from service.card import RunPrecision
+from service.bundle.card import RunPrecision
+from service.bundle.reader import Bundle, load_bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, StartError
 from service.images import PixelArray, decode_image

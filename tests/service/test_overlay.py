@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.overlay import LONGEST_SIDE, draw_overlay, find_seen_part
 
 SQUASH = InputContract(height=32, width=32, resize_mode="squash", interpolation="bilinear")

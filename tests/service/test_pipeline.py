@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from service import admission
 from service import inference as inference_module
 from service import pipeline as pipeline_module
-from service.bundle import Bundle
-from service.card import Device
+from service.bundle.card import Device
+from service.bundle.reader import Bundle
 from service.cores import Core, list_cores
 from service.drain_rate import DrainRate
 from service.engine import Engine

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.http import exposition
 from service.http.hosting import PipelineHost

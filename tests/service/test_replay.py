@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.lanes import open_encoder
 from service.replay import Replay

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.card import Activation, Label
+from service.bundle.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
 from service.scoring import ScoredLabel, compute_scores, score_labels

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from service.card import ModelCard
+from service.bundle.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
 from service.http.uploads import BYTES, JSON
 from service.prediction import Prediction

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.card import ModelCard
+from service.bundle.card import ModelCard
 from service.http.open_inference.request import LABELS, SCORES
 from service.http.open_inference.tensors import IMAGE, PIXELS
 

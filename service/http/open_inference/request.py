@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.http.json_bodies import MOST_PARTS, parse_json
 from service.http.open_inference.tensors import (
     IMAGE,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field
 
-from service.card import InputContract
+from service.bundle.card import InputContract
 from service.http.request_errors import InvalidTensors
 from service.http.uploads import Base64Image
 from service.images import PixelArray

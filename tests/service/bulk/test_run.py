@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.bulk.run import BulkJob, Totals, run_bulk
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.selection import Question

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.cli import bulk as command
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.cli import commands as cli
 from service.cli import serving
 from service.cli.flags import name_flag, name_variable

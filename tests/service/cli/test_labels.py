@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.cli import calibrating
 from service.cli.label_store import add_set, define_set
 from service.pipeline import Pipeline

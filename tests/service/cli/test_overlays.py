@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.photos import make_picture
 from tests.service.cli.conftest import Run
 

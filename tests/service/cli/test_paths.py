@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.photo_folders import find_photos
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.client import AsyncClient, Client
 from tests.e2e.server_process import ServerProcess
 from tests.fake_service import FakeService, run_fake

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.testclient import TestClient
 from starlette.middleware.base import RequestResponseEndpoint
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import (
     DeadlineExceeded,
     InferenceFailed,

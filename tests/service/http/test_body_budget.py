@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import QueueFull, StartError
 from service.http.body_budget import BodyBudget, HeldBody
 from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app

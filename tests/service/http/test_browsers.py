@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.browsers import read_origins
 from service.http.open_inference.request import HEADER_LENGTH

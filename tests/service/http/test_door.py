@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.pipeline import Pipeline, open_pipeline
 from service.settings import Settings

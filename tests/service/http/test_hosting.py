@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import BundleError, Draining, NotReady, StartError
 from service.http.hosting import PipelineHost
 from service.pipeline import Pipeline

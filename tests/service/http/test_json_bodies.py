@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.http import json_bodies
 from service.http.json_bodies import MOST_PARTS, parse_json
 from tests.serving import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.keys import KeyRing
 from service.http.request_errors import Unauthorized

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.http.hosting import PipelineHost
 from service.http.metrics import SECONDS_BUCKETS, Metrics

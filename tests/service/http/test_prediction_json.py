@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.http.parameters import Parameters, merge_parameters
 from service.http.prediction_json import write_batch
 from service.http.schemas import BatchAnswer, PredictAnswer

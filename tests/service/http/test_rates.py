@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.serving import PHOTO, assert_problem, send_image, serve_app
 
 

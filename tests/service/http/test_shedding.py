@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.http import shedding
 from service.http.hosting import PipelineHost
 from service.http.metrics import Metrics

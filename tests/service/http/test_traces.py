@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.app import create_app
 from service.http.hosting import PipelineHost

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import (
     Draining,
     InvalidLabelSet,

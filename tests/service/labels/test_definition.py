@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.card import EmbeddingSpace
+from service.bundle.card import EmbeddingSpace
 from service.errors import InvalidLabelSet
 from service.labels.definition import (
     EMBEDDING_LENGTHS,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.card import EmbeddingSpace, OpenHead
+from service.bundle.card import EmbeddingSpace, OpenHead
 from service.errors import (
     Draining,
     InferenceFailed,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding

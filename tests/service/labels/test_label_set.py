@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from service.card import Label
+from service.bundle.card import Label
 from service.labels.definition import Definition
 from service.labels.label_set import (
     FALLBACK_THRESHOLD,

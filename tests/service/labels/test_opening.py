@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import StartError, StoreUnavailable
 from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue

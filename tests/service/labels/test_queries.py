@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from service.bundle import Bundle
-from service.bundle_draft import write_bundle
+from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.labels import queries
 from service.labels.queries import LabelEncoder, open_label_encoder

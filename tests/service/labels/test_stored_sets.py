@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import (
     Draining,
     LabelSetNotFound,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle
-from service.bundle_draft import write_bundle
+from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.labels.texts import MAX_TOKENS, TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from tests.tiny_bundle import (

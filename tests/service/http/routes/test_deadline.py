@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.images import DecodedImage
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.explanation import MOST_EXPLAINED
 from tests.photos import make_photo
 from tests.serving import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 
 
 def test_info_is_the_model_card(client: TestClient, tiny_bundle: Bundle) -> None:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH

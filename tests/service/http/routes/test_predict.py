@@ -8,7 +8,7 @@ import zlib
 import pytest
 from fastapi.testclient import TestClient
 
-from service.bundle import Bundle
+from service.bundle.reader import Bundle
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.serving import (
     PHOTO,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from service.card import ModelCard, Precision, Record, Sha256, tell_first_error
+from service.bundle.card import ModelCard, Precision, Record, Sha256, tell_first_error
 from service.errors import BundleError
 
 SCHEMA_VERSION = 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service import bundle_draft as draft_module
-from service.bundle import load_bundle
-from service.bundle_draft import check_target
+from service.bundle import writer as draft_module
+from service.bundle.reader import load_bundle
+from service.bundle.writer import check_target
 from service.errors import BundleError
 from tests.tiny_bundle import (
     TINY_LABELS,

@@ -14,11 +14,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from service.card import Device, Label, ModelCard, Precision, RunPrecision, tell_first_error
-from service.errors import BundleError, InvalidLabelSet, LabelSetError
-from service.labels.definition import Definition, check_fit
-from service.labels.files import parse_label_set
-from service.manifest import (
+from service.bundle.card import Device, Label, ModelCard, Precision, RunPrecision, tell_first_error
+from service.bundle.manifest import (
     FIXED_PRECISIONS,
     LABELS_FILE,
     MANIFEST_FILE,
@@ -31,6 +28,9 @@ from service.manifest import (
     read_manifest,
     read_plain,
 )
+from service.errors import BundleError, InvalidLabelSet, LabelSetError
+from service.labels.definition import Definition, check_fit
+from service.labels.files import parse_label_set
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.bundle import Bundle, load_bundle
-from service.card import Label, ModelCard, Precision
-from service.errors import BundleError
-from service.labels.definition import Definition, LabelSetRecord
-from service.labels.files import pack_label_set
-from service.manifest import (
+from service.bundle.card import Label, ModelCard, Precision
+from service.bundle.manifest import (
     LABELS_FILE,
     MANIFEST_FILE,
     SCHEMA_VERSION,
@@ -32,6 +28,10 @@ from service.manifest import (
     Manifest,
     read_manifest,
 )
+from service.bundle.reader import Bundle, load_bundle
+from service.errors import BundleError
+from service.labels.definition import Definition, LabelSetRecord
+from service.labels.files import pack_label_set
 
 # Of Linux's `renameat2`: paths from the working directory on, and two names change places.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Bundle, load_bundle
-from service.card import Label
+from service.bundle.card import Label
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from service.manifest import GraphName
 from tests.tiny_bundle import (
     TINY_LABELS,
     Graphs,

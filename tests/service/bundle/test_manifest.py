@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Bundle, load_bundle
+from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 from tests.tiny_bundle import copy_bundle, edit_manifest
 
