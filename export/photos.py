@@ -18,7 +18,7 @@ from export.graphs import PixelArray
 from models.data import LabelledFolder, read_labelled_folder
 from service.bundle.card import InputContract
 from service.errors import ImageError
-from service.images import decode_image
+from service.images.decode import decode_image
 
 _MAX_PIXELS = 200_000_000  # width x height; photos of one's own, so only a sanity bound
 _SEED = 0

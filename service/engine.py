@@ -19,7 +19,7 @@ from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
 from service.devices import check_device, choose_precision
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
-from service.images import PixelArray
+from service.images.decode import PixelArray
 from service.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
 from service.selection import Head
 from service.sessions import PROVIDERS, Place, first_line

@@ -23,7 +23,7 @@ from service.errors import (
     ServiceBroken,
     without_frames,
 )
-from service.images import DecodedImage, PixelArray, decode_image
+from service.images.decode import DecodedImage, PixelArray, decode_image
 from service.lanes import LogitsArray
 from service.selection import Head
 from service.stages import Stage, Watcher, collect_stages, time_stage

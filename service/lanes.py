@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from service.bundle.card import CPU_DEVICES
 from service.bundle.manifest import MAP_GRAPHS
 from service.bundle.reader import Bundle
-from service.images import PixelArray
+from service.images.decode import PixelArray
 from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
 from service.replay import Replay

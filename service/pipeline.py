@@ -22,9 +22,9 @@ from service.engine import Engine
 from service.errors import DeadlineExceeded, NoMaps, QueueFull
 from service.explanation import Explainer, Explanation
 from service.graphs import Graphs, open_graphs
-from service.images import DecodedImage, decode_image
+from service.images.decode import DecodedImage, decode_image
+from service.images.jpeg import is_quick
 from service.inference import Found, Inference, Item
-from service.jpeg import is_quick
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from service.errors import StartError
-from service.images import PixelArray
+from service.images.decode import PixelArray
 
 
 class Replay:

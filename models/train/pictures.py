@@ -1,7 +1,7 @@
 """Photo files to upright RGB pictures, as the service sees them.
 
 In: a labelled photo. Out: a picture: transparency lies on white, 16-bit samples keep their high
-byte (`service/images.py` says the same). Next: `views.py`.
+byte (`service/images/decode.py` says the same). Next: `views.py`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyarrow import fs
 
 from service.errors import StartError
-from service.photo_folders import (
+from service.images.folders import (
     LeftOut,
     describe_left_out,
     explain_none,

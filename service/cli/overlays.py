@@ -16,8 +16,8 @@ from PIL import Image
 from service.bundle.card import InputContract
 from service.cli.photos import LabelledPhoto
 from service.errors import ImageError
-from service.formats import name_overlay
-from service.images import decode_image
+from service.images.decode import decode_image
+from service.images.formats import name_overlay
 from service.prediction import Prediction
 
 _LONGEST_SIDE = 1024

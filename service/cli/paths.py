@@ -40,7 +40,10 @@ def find_given_photos(paths: Sequence[Path]) -> list[Path]:
     Raises:
         StartError: a folder holds no photo.
     """
-    from service.photo_folders import describe_left_out, find_photos  # `--help` does without Pillow
+    from service.images.folders import (  # `--help` does without Pillow
+        describe_left_out,
+        find_photos,
+    )
 
     found, left_out = find_photos(paths)
     if left_out:

@@ -25,9 +25,9 @@ from service.errors import (
     TooManyPixels,
     UnknownLabelSet,
 )
-from service.formats import FORMATS
 from service.http import request_errors
 from service.http.request_errors import InvalidParameters
+from service.images.formats import FORMATS
 
 _SHOWN_NAMES = 10
 _SHOWN_CHARACTERS = 80

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from service import jpeg
 from service.bundle.card import InputContract
-from service.images import DecodedImage, decode_image
+from service.images import jpeg
+from service.images.decode import DecodedImage, decode_image
 from service.settings import Settings
 
 _CONTRACT = InputContract(

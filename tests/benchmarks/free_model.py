@@ -17,7 +17,7 @@ import onnxruntime as ort
 from service import inference
 from service.__main__ import main
 from service.bundle.card import InputContract
-from service.images import DecodedImage, decode_image
+from service.images.decode import DecodedImage, decode_image
 
 
 def remember_runs() -> None:

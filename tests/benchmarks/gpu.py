@@ -23,7 +23,7 @@ import numpy as np
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.engine import Engine, open_engine
-from service.images import PixelArray
+from service.images.decode import PixelArray
 from service.scoring import compute_scores
 from service.sessions import Place, open_session
 from tests.engines import why_no_gpu

@@ -22,7 +22,7 @@ import numpy as np
 from service.bundle.reader import load_bundle
 from service.cores import count_cores
 from service.engine import open_engine
-from service.images import decode_image
+from service.images.decode import decode_image
 from service.settings import Settings
 from tests.benchmarks.servers import split_place
 

@@ -11,7 +11,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from service.bundle.reader import Bundle
-from service.images import decode_image
+from service.images.decode import decode_image
 from tests.e2e.server_process import ServerProcess
 from tests.photos import make_photo
 from tests.serving import to_base64

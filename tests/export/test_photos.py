@@ -10,7 +10,7 @@ from export.errors import UnusablePhotosError
 from export.photos import read_batches, read_pixels, read_splits
 from models.data import DataError
 from service.bundle.card import InputContract
-from service.images import decode_image
+from service.images.decode import decode_image
 from tests.export.tiny_network import LABELS, SPLITS, write_folder
 
 CONTRACT = InputContract(height=32, width=48, resize_mode="squash", interpolation="bilinear")

@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.triton import write_repository
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from service.images import decode_image
+from service.images.decode import decode_image
 from tests.photos import make_photo
 from tests.serving import labels_of, send_image, serve_app
 from tests.tiny_bundle import (

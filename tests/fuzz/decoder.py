@@ -16,7 +16,7 @@ import atheris
 with atheris.instrument_imports(include=["PIL", "service"]):
     from service.bundle.card import InputContract
     from service.errors import ImageError
-    from service.images import decode_image
+    from service.images.decode import decode_image
     from tests.fuzz.seeds import make_seeds
 
 _SQUASH = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from service.formats import FORMATS
+from service.images.formats import FORMATS
 from tests.photos import encode_picture, make_picture
 
 _MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),

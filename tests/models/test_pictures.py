@@ -13,7 +13,7 @@ from models.data import DataError, LabelledImage
 from models.train.pictures import describe_files, read_picture
 from models.train.views import Photos, evaluation_transform
 from service.bundle.card import InputContract
-from service.images import decode_image
+from service.images.decode import decode_image
 
 
 def paint(mode: str) -> Image.Image:

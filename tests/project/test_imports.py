@@ -53,7 +53,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.bundle.writer",
     "service.calibration",
     "service.bundle.card",
-    "service.images",
+    "service.images.decode",
     "service.scoring",
     "service.errors",
     "service.labels.definition",

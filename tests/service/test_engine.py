@@ -22,7 +22,7 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
-from service.images import PixelArray
+from service.images.decode import PixelArray
 from service.lanes import HeadResults, Lane, LogitsArray
 from tests.engines import (
     assert_gives_the_cpus_logits,

@@ -17,7 +17,7 @@ from service.errors import (
     ServiceBroken,
     TooManyPixels,
 )
-from service.images import DecodedImage, decode_image
+from service.images.decode import DecodedImage, decode_image
 from service.inference import Found, Inference, Item
 from service.stages import Stage
 from tests.photos import make_photo

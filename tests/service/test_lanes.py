@@ -18,7 +18,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed
-from service.images import PixelArray
+from service.images.decode import PixelArray
 from service.lanes import open_lane
 from service.selection import Head, SomeQueries
 from service.sessions import Place

@@ -11,7 +11,7 @@ from service.bundle.card import RunPrecision
 from service.bundle.reader import Bundle, load_bundle
 from service.engine import Engine, open_engine
 from service.errors import BundleError, StartError
-from service.images import PixelArray, decode_image
+from service.images.decode import PixelArray, decode_image
 from service.lanes import LABELS_PER_RUN
 from service.openvino import is_installed, multiplies_bf16
 from service.settings import Settings

@@ -40,7 +40,7 @@ from service.errors import (
     UnknownLabelSet,
 )
 from service.explanation import Explainer
-from service.images import PixelArray, decode_image
+from service.images.decode import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction

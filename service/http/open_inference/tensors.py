@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from service.bundle.card import InputContract
 from service.http.request_errors import InvalidTensors
 from service.http.uploads import Base64Image
-from service.images import PixelArray
+from service.images.decode import PixelArray
 
 IMAGE = "image"
 PIXELS = "pixels"

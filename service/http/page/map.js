@@ -38,7 +38,7 @@ export function describePeak(grid) {
   return `${vertical} ${horizontal}`;
 }
 
-/** The part of a photo, in its pixels, that `service/images.py` hands to the model. */
+/** The part of a photo, in its pixels, that `service/images/decode.py` hands to the model. */
 export function findSeenPart(width, height, contract) {
   if (contract.resize_mode === "squash") return { x: 0, y: 0, width, height };
   const frameWidth = contract.width / contract.crop_pct;

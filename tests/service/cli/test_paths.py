@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.bundle.reader import Bundle
-from service.photo_folders import find_photos
+from service.images.folders import find_photos
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
 

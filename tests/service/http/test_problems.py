@@ -6,9 +6,9 @@ import pytest
 
 from service import errors
 from service.errors import ServiceError
-from service.formats import FORMATS
 from service.http import request_errors
 from service.http.problems import PROBLEM_KINDS, describe_problem, find_kind
+from service.images.formats import FORMATS
 
 SECRET = "/srv/bundle/secret at 0x7f00"
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.images import DecodedImage
+from service.images.decode import DecodedImage
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.selection import Question, Selection

@@ -19,7 +19,7 @@ from service.errors import QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.http.request_errors import InvalidTensors
-from service.images import DecodedImage, decode_image
+from service.images.decode import DecodedImage, decode_image
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
 from service.settings import Settings

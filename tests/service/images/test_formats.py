@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from service import formats
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.exif import hide_exif
-from service.formats import FORMATS, name_container, name_unread_format
-from service.images import decode_image
+from service.images import formats
+from service.images.decode import decode_image
+from service.images.exif import hide_exif
+from service.images.formats import FORMATS, name_container, name_unread_format
 from tests.photos import encode_picture, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")

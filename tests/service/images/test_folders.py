@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import StartError
-from service.photo_folders import LeftOut, describe_left_out, find_photos, list_photos
+from service.images.folders import LeftOut, describe_left_out, find_photos, list_photos
 
 
 def fail(error: OSError) -> None:
@@ -55,7 +55,7 @@ def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_what_is_left_out_is_counted_by_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.formats.ENDINGS", (".jpg", ".jfif"))
+    monkeypatch.setattr("service.images.formats.ENDINGS", (".jpg", ".jfif"))
     make_files(tmp_path, "a.JFIF", "b/c.HEIC", "b/d.tiff", "e", "at 2.5 km", ".f.jpg", "g\n.tIff")
 
     _, left_out = find_photos([tmp_path, tmp_path / "e"])

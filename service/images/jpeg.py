@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Interpolation
-from service.jpeg_segments import START_OF_SCAN, walk_segments
+from service.images.jpeg_segments import START_OF_SCAN, walk_segments
 
 try:
     import cv2

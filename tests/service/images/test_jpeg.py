@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from service import jpeg
 from service.bundle.card import InputContract, Interpolation
-from service.images import decode_image
+from service.images import jpeg
+from service.images.decode import decode_image
 from tests.photos import make_photo
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
@@ -22,7 +22,7 @@ needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is
 CONTRACT = InputContract(
     height=96, width=64, resize_mode="squash", crop_pct=1.0, interpolation="bicubic"
 )
-PHOTOS = sorted((Path(__file__).parents[2] / "docs" / "photos").glob("*.jpg"))
+PHOTOS = sorted((Path(__file__).parents[3] / "docs" / "photos").glob("*.jpg"))
 MEAN_DISTANCE = 3.0
 """Largest mean difference to Pillow's pixels, of 255: photos of cats and faces have 1."""
 
@@ -63,7 +63,7 @@ def test_usual_jpegs_go_the_short_way(
     mode: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = encode(Image.open(PHOTOS[0]).convert(mode), **options)
-    monkeypatch.setattr("service.images._decode_any", None)
+    monkeypatch.setattr("service.images.decode._decode_any", None)
     assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 

@@ -18,10 +18,10 @@ from PIL import Image
 
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.exif import UPRIGHT, hide_exif, read_orientation
-from service.formats import FORMATS, name_container, name_unread_format
-from service.jpeg import read_size, shrink_jpeg
-from service.jpeg_segments import count_scans, split_jpeg
+from service.images.exif import UPRIGHT, hide_exif, read_orientation
+from service.images.formats import FORMATS, name_container, name_unread_format
+from service.images.jpeg import read_size, shrink_jpeg
+from service.images.jpeg_segments import count_scans, split_jpeg
 
 PixelArray = NDArray[np.uint8]
 

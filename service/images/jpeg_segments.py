@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 
 from service.errors import InvalidImage
-from service.exif import EXIF_HEADER
+from service.images.exif import EXIF_HEADER
 
 START_OF_SCAN = 0xDA
 _FILL = 0xFF  # may stand before any marker

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from service.errors import StartError
-from service.formats import is_overlay_name, is_photo_name, name_kind
+from service.images.formats import is_overlay_name, is_photo_name, name_kind
 
 _KINDS_TOLD = 5
 

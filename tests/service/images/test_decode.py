@@ -19,8 +19,8 @@ from PIL import Image, ImageOps
 
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.images import PixelArray, decode_image, resize_image
-from service.jpeg import is_quick
+from service.images.decode import PixelArray, decode_image, resize_image
+from service.images.jpeg import is_quick
 from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 
 # On damaged files Pillow warns about what it repairs; the service logs that and goes on.
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
 MAX_PIXELS = 1_000_000
-SHARED = Path(os.environ.get("ML_DECODER_SHARED", Path(__file__).parents[3] / "shared"))
+SHARED = Path(os.environ.get("ML_DECODER_SHARED", Path(__file__).parents[4] / "shared"))
 
 
 def decode(data: bytes, contract: InputContract = CONTRACT) -> PixelArray:

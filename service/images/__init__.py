@@ -1,0 +1,1 @@
+"""Images: bytes to pixels, and which files of a folder are photos."""
