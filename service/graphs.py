@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from service.bundle.reader import Bundle, load_bundle
-from service.cores import count_cores
 from service.engine import Engine, open_engine
 from service.labels.encoding import Encoding, open_encoding
+from service.scheduling.cpu import count_cores
 from service.settings import Settings
 
 # A label text is a few tokens long: more threads would only wait for each other.

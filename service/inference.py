@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batcher import IsAlone
 from service.bundle.card import InputContract
 from service.engine import Engine
 from service.errors import (
@@ -25,8 +24,9 @@ from service.errors import (
 )
 from service.images.decode import DecodedImage, PixelArray, decode_image
 from service.lanes import LogitsArray
+from service.scheduling.batcher import IsAlone
+from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
 from service.selection import Head
-from service.stages import Stage, Watcher, collect_stages, time_stage
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from service.images.decode import PixelArray
 from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
 from service.replay import Replay
+from service.scheduling.stages import time_stage
 from service.selection import Head, SomeQueries
 from service.sessions import Place, check_tensors, open_session
-from service.stages import time_stage
 from service.tensors import Tensor, cut_rows, run_bound, run_graph
 
 _Description = tuple[str, tuple[int | None, ...]]

@@ -13,11 +13,8 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from service.admission import Admission, State
-from service.batcher import Batcher
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
-from service.cores import count_cores, list_cores
 from service.engine import Engine
 from service.errors import DeadlineExceeded, NoMaps, QueueFull
 from service.explanation import Explainer, Explanation
@@ -29,14 +26,17 @@ from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
 from service.lanes import LogitsArray
-from service.patience import finish_within
 from service.prediction import Prediction, add_up_timings
+from service.scheduling.admission import Admission, State
+from service.scheduling.batcher import Batcher
+from service.scheduling.cpu import count_cores, list_cores
+from service.scheduling.queue import BatchSizes
+from service.scheduling.stages import Stage, Watcher
+from service.scheduling.threads import SideThreads
+from service.scheduling.timeouts import finish_within
 from service.scoring import ScoredLabel, score_labels
 from service.selection import Question, Selection, select_labels
 from service.settings import Settings
-from service.side_threads import SideThreads
-from service.stages import Stage, Watcher
-from service.waiting_line import BatchSizes
 
 # Fewer labels are chosen from, and scored, faster than a thread takes over.
 _LABELS_AT_ONCE = 2000

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.explanation import Explanation
+from service.scheduling.stages import Stage
 from service.scoring import ScoredLabel
-from service.stages import Stage
 
 
 @dataclass(frozen=True)

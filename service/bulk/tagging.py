@@ -21,9 +21,9 @@ from service.errors import ImageError
 from service.http.problems import describe_failure
 from service.pipeline import Pipeline
 from service.prediction import Prediction
+from service.scheduling.tasks import run_in_order
 from service.selection import Selection
 from service.settings import Settings
-from service.tasks import run_in_order
 
 # A full batch in every worker, one waiting, and as many being read or decoded.
 _BATCHES_UNDER_WAY = 4

@@ -16,9 +16,9 @@ from service.errors import BusyError, ImageError, InferenceFailed
 from service.http.problems import describe_failure
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
+from service.scheduling.tasks import run_in_order
 from service.selection import Question, Selection
 from service.settings import Settings
-from service.tasks import run_in_order
 
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.
 _PHOTOS_AT_ONCE = 16

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.patience import Begun
+from service.scheduling.timeouts import Begun
 
 ResultT = TypeVar("ResultT")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline import Pipeline, open_pipeline
+from service.scheduling.stages import Watcher
 from service.settings import Settings, check_variables
-from service.stages import Watcher
 
 logger = logging.getLogger(__name__)
 

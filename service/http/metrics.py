@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from service.http.hosting import PipelineHost
 from service.pipeline import Pipeline
-from service.stages import Stage
+from service.scheduling.stages import Stage
 
 PREFIX = "ml_decoder"
 SECONDS_BUCKETS = (

@@ -27,9 +27,9 @@ from service.http.connections import Refuse, make_protocol
 from service.http.exposition import open_own_port
 from service.http.hosting import OpenPipeline, PipelineHost
 from service.http.routes import predict
-from service.http.sharing import share_cores
 from service.http.shedding import Shedder
 from service.pipeline import Pipeline
+from service.scheduling.sharing import share_cores
 from service.settings import Settings
 
 _OBJECTS_PER_COLLECTION = 5000

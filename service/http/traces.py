@@ -26,7 +26,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.hosting import PipelineHost
-from service.stages import Stage
+from service.scheduling.stages import Stage
 
 TRACE_RESPONSE_HEADER = "traceresponse"
 

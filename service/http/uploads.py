@@ -30,7 +30,7 @@ from service.http.request_errors import (
     UnsupportedMediaType,
 )
 from service.labels.definition import MAX_EMBEDDING_VALUES
-from service.patience import finish_within
+from service.scheduling.timeouts import finish_within
 from service.settings import Settings
 
 MULTIPART = "multipart/form-data"

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle.reader import load_bundle
-from service.cores import count_cores
 from service.engine import open_engine
 from service.images.decode import decode_image
+from service.scheduling.cpu import count_cores
 from service.settings import Settings
 from tests.benchmarks.servers import split_place
 

@@ -19,7 +19,7 @@ from service.errors import (
 )
 from service.images.decode import DecodedImage, decode_image
 from service.inference import Found, Inference, Item
-from service.stages import Stage
+from service.scheduling.stages import Stage
 from tests.photos import make_photo
 
 MAX_PIXELS = 48 * 32

@@ -17,13 +17,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service import admission
 from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
-from service.cores import Core, list_cores
-from service.drain_rate import DrainRate
 from service.engine import Engine
 from service.errors import (
     BundleError,
@@ -44,10 +41,13 @@ from service.images.decode import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.pipeline import Pipeline, open_pipeline
 from service.prediction import Prediction
+from service.scheduling import admission
+from service.scheduling.cpu import Core, list_cores
+from service.scheduling.drain_rate import DrainRate
+from service.scheduling.stages import Stage
+from service.scheduling.tasks import run_together
 from service.selection import Question
 from service.settings import Settings
-from service.stages import Stage
-from service.tasks import run_together
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
 

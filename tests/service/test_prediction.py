@@ -7,7 +7,7 @@ import time
 import pytest
 
 from service.prediction import add_up_timings
-from service.stages import Stage
+from service.scheduling.stages import Stage
 
 
 @pytest.mark.parametrize(("decoded_apart", "inference_ms"), [(False, 70), (True, 100)])

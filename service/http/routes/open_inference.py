@@ -41,8 +41,8 @@ from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_
 from service.http.uploads import BYTES, JSON, read_body
 from service.pipeline import Pipeline
 from service.prediction import Prediction
+from service.scheduling.tasks import run_together
 from service.selection import Selection
-from service.tasks import run_together
 
 SERVER_NAME = "ml-decoder-serve"
 

@@ -35,9 +35,9 @@ from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
 from service.pipeline import Pipeline
 from service.prediction import Prediction
+from service.scheduling.tasks import run_together
 from service.selection import Question, Selection
 from service.settings import Settings
-from service.tasks import run_together
 
 if TYPE_CHECKING:
     from service.http.fetching import Fetcher

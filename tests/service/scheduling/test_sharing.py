@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.http.sharing import share_cores
+from service.scheduling.sharing import share_cores
 from tests.scheduling import needs_policies
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="schedules threads otherwise")

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from service.tasks import run_in_order, run_together
+from service.scheduling.tasks import run_in_order, run_together
 
 pytestmark = pytest.mark.anyio
 

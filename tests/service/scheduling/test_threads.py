@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from service.errors import DeadlineExceeded, InvalidImage
-from service.side_threads import SideThreads
+from service.scheduling.threads import SideThreads
 
 pytestmark = pytest.mark.anyio
 

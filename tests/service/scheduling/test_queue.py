@@ -8,7 +8,7 @@ import time
 import pytest
 
 from service.errors import Draining, QueueFull
-from service.waiting_line import BatchSizes, Waiting, WaitingLine, fail_all
+from service.scheduling.queue import BatchSizes, Waiting, WaitingLine, fail_all
 
 pytestmark = pytest.mark.anyio
 

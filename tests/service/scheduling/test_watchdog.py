@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from service.errors import NotReady
-from service.runs import Runs
-from service.waiting_line import Waiting
+from service.scheduling.queue import Waiting
+from service.scheduling.watchdog import Runs
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.drain_rate import DrainRate
+from service.scheduling.drain_rate import DrainRate
 
 
 def answer(rate: DrainRate, start: float, count: int, each: float) -> float:

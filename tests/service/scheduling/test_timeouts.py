@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.patience import finish_within
+from service.scheduling.timeouts import finish_within
 
 pytestmark = pytest.mark.anyio
 

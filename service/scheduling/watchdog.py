@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from service.waiting_line import ItemT, ResultT, Waiting, fail_all
+from service.scheduling.queue import ItemT, ResultT, Waiting, fail_all
 
 # How often a run is looked at before it hangs.
 _LOOKS = 10

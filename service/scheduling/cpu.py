@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from service.quota import read_cpu_quota
+from service.scheduling.quota import read_cpu_quota
 
 
 class Core:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service import quota
-from service.quota import read_cpu_quota
+from service.scheduling import quota
+from service.scheduling.quota import read_cpu_quota
 
 
 @pytest.fixture

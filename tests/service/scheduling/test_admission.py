@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from service.admission import Admission
 from service.errors import Draining, NotReady, QueueFull
+from service.scheduling.admission import Admission
 
 pytestmark = pytest.mark.anyio
 

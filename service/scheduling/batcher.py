@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic
 
-from service.cores import ANY_CORE, Core
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -31,8 +30,17 @@ from service.errors import (
     ServiceBroken,
     without_frames,
 )
-from service.runs import Runs
-from service.waiting_line import BatchSizes, Done, ItemT, ResultT, Waiting, WaitingLine, fail_all
+from service.scheduling.cpu import ANY_CORE, Core
+from service.scheduling.queue import (
+    BatchSizes,
+    Done,
+    ItemT,
+    ResultT,
+    Waiting,
+    WaitingLine,
+    fail_all,
+)
+from service.scheduling.watchdog import Runs
 
 # Of the time of a run: how long its worker waits for those whom it has answered to be back.
 _RETURN_SHARE = 0.1

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service import cores as cores_module
-from service.cores import ANY_CORE, Core, count_cores, list_cores
+from service.scheduling import cpu as cores_module
+from service.scheduling.cpu import ANY_CORE, Core, count_cores, list_cores
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from service.drain_rate import DrainRate
 from service.errors import Draining, NotReady, QueueFull
+from service.scheduling.drain_rate import DrainRate
 
 State = Literal["loading", "ready", "draining", "failed"]
 

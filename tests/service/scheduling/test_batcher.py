@@ -18,8 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batcher import Batcher, IsAlone
-from service.cores import ANY_CORE, Core
 from service.errors import (
     DeadlineExceeded,
     Draining,
@@ -28,7 +26,9 @@ from service.errors import (
     OutOfMemory,
     QueueFull,
 )
-from service.waiting_line import BatchSizes
+from service.scheduling.batcher import Batcher, IsAlone
+from service.scheduling.cpu import ANY_CORE, Core
+from service.scheduling.queue import BatchSizes
 
 pytestmark = pytest.mark.anyio
 
@@ -177,7 +177,7 @@ async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maxim
 async def test_worker_waits_for_those_whom_it_answered_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.batcher._RETURN_SHARE", 1e9)
+    monkeypatch.setattr("service.scheduling.batcher._RETURN_SHARE", 1e9)
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     first = await hold_worker(batcher, run)

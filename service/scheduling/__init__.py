@@ -1,0 +1,1 @@
+"""Scheduling: what runs when and on which core. Knows no images."""
