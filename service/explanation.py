@@ -17,11 +17,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from service.bundle.reader import Bundle
+from service.engine.sessions import Place, check_tensors, open_session
 from service.errors import InferenceFailed
 from service.overlay import draw_overlay
 from service.scoring import ScoredLabel
 from service.selection import Part, Selection
-from service.sessions import Place, check_tensors, open_session
 
 MapArray = NDArray[np.float32]
 

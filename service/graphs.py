@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from service.bundle.reader import Bundle, load_bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
 from service.labels.encoding import Encoding, open_encoding
 from service.scheduling.cpu import count_cores
 from service.settings import Settings

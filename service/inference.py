@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
-from service.engine import Engine
+from service.engine.engine import Engine
+from service.engine.lanes import LogitsArray
 from service.errors import (
     ImageError,
     InferenceFailed,
@@ -23,7 +24,6 @@ from service.errors import (
     without_frames,
 )
 from service.images.decode import DecodedImage, PixelArray, decode_image
-from service.lanes import LogitsArray
 from service.scheduling.batcher import IsAlone
 from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
 from service.selection import Head

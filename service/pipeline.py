@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
-from service.engine import Engine
+from service.engine.engine import Engine
+from service.engine.lanes import LogitsArray
 from service.errors import DeadlineExceeded, NoMaps, QueueFull
 from service.explanation import Explainer, Explanation
 from service.graphs import Graphs, open_graphs
@@ -25,7 +26,6 @@ from service.inference import Found, Inference, Item
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
-from service.lanes import LogitsArray
 from service.prediction import Prediction, add_up_timings
 from service.scheduling.admission import Admission, State
 from service.scheduling.batcher import Batcher

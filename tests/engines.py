@@ -13,15 +13,15 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service import lanes
 from service.bundle.reader import Bundle
-from service.devices import check_device
-from service.engine import Engine, open_engine
+from service.engine import lanes
+from service.engine.devices import check_device
+from service.engine.engine import Engine, open_engine
+from service.engine.lanes import HeadResults
+from service.engine.openvino import multiplies_bf16
+from service.engine.sessions import PROVIDERS, first_line
 from service.errors import StartError
-from service.lanes import HeadResults
-from service.openvino import multiplies_bf16
 from service.selection import Head
-from service.sessions import PROVIDERS, first_line
 from tests.tiny_bundle import random_images, random_queries
 
 

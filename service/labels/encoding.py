@@ -18,6 +18,8 @@ import numpy as np
 
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
+from service.engine.label_encoder import LabelEncoder, open_label_encoder
+from service.engine.text_encoder import TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from service.errors import (
     Draining,
     InferenceFailed,
@@ -26,8 +28,6 @@ from service.errors import (
 )
 from service.labels.definition import Definition, Embeddings, check_fit
 from service.labels.label_set import LabelSet, Origin, QueryArray, make_open_set
-from service.labels.queries import LabelEncoder, open_label_encoder
-from service.labels.texts import TEXTS_PER_TURN, TextEncoder, open_text_encoder
 
 ResultT = TypeVar("ResultT")
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
+from service.engine.sessions import Place, open_session
 from service.images.decode import PixelArray
 from service.scoring import compute_scores
-from service.sessions import Place, open_session
 from tests.engines import why_no_gpu
 
 _TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle.reader import load_bundle
+from service.engine.lanes import LABELS_PER_RUN
 from service.images.decode import decode_image
 from service.labels.definition import Definition
-from service.lanes import LABELS_PER_RUN
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Question
 from service.settings import MIB, Settings

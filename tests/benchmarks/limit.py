@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle.reader import load_bundle
-from service.engine import open_engine
+from service.engine.engine import open_engine
 from service.images.decode import decode_image
 from service.scheduling.cpu import count_cores
 from service.settings import Settings

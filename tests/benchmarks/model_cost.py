@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from service.bundle.manifest import GraphName
 from service.bundle.reader import load_bundle
-from service.sessions import Place, open_session
+from service.engine.sessions import Place, open_session
 
 LABELS = 1000
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from service import pipeline
 from service.cli import commands, serving
-from service.engine import Engine
+from service.engine.engine import Engine
 from service.errors import InferenceFailed, OutOfMemory
 from service.graphs import Graphs, open_graphs
 from service.settings import Settings

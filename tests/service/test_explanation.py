@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.bundle.reader import Bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.explanation import MOST_EXPLAINED, Explainer
 from service.labels.label_set import LabelSet, make_trained_set

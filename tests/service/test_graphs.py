@@ -9,7 +9,7 @@ import pytest
 
 from service import graphs as module
 from service.bundle.reader import Bundle
-from service.engine import Engine
+from service.engine.engine import Engine
 from service.errors import BundleError, StartError
 from service.graphs import open_graphs
 from service.labels.encoding import Encoding

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.bundle.reader import Bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
 from service.errors import (
     InferenceFailed,
     InvalidImage,

@@ -21,7 +21,7 @@ from service import inference as inference_module
 from service import pipeline as pipeline_module
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
-from service.engine import Engine
+from service.engine.engine import Engine
 from service.errors import (
     BundleError,
     DeadlineExceeded,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.scoring import score_labels

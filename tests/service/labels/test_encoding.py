@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.bundle.card import EmbeddingSpace, OpenHead
+from service.engine.text_encoder import TEXTS_PER_TURN
 from service.errors import (
     Draining,
     InferenceFailed,
@@ -22,7 +23,6 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding
-from service.labels.texts import TEXTS_PER_TURN
 
 pytestmark = pytest.mark.anyio
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from service.bundle.card import CPU_DEVICES
 from service.bundle.manifest import MAP_GRAPHS
 from service.bundle.reader import Bundle
+from service.engine.kept_queries import KeptQueries
+from service.engine.replay import Replay
+from service.engine.sessions import Place, check_tensors, open_session
+from service.engine.tensors import Tensor, cut_rows, run_bound, run_graph
 from service.images.decode import PixelArray
-from service.kept_queries import KeptQueries
 from service.labels.label_set import QueryArray
-from service.replay import Replay
 from service.scheduling.stages import time_stage
 from service.selection import Head, SomeQueries
-from service.sessions import Place, check_tensors, open_session
-from service.tensors import Tensor, cut_rows, run_bound, run_graph
 
 _Description = tuple[str, tuple[int | None, ...]]
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it

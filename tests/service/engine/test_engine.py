@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from service import lanes
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine import Engine, open_engine
+from service.engine import lanes
+from service.engine.engine import Engine, open_engine
+from service.engine.lanes import HeadResults, Lane, LogitsArray
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
-from service.lanes import HeadResults, Lane, LogitsArray
 from tests.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,
@@ -168,7 +168,7 @@ def test_asked_for_device_that_is_not_there_stops_the_start(
 def test_auto_falls_back_to_the_cpu_with_a_warning(
     tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="service.engine"):
+    with caplog.at_level(logging.WARNING, logger="service.engine.engine"):
         engine = open_engine(tiny_bundle, device="auto")
 
     assert engine.device == "cpu"

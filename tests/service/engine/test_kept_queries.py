@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service import kept_queries
-from service.kept_queries import KeptQueries
+from service.engine import kept_queries
+from service.engine.kept_queries import KeptQueries
+from service.engine.tensors import Tensor
 from service.labels.label_set import QueryArray
-from service.tensors import Tensor
 from tests.tiny_bundle import QUERY_WIDTH, random_queries
 
 LABELS = 10

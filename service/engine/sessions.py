@@ -20,9 +20,9 @@ import onnxruntime as ort
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.engine.openvino import PROVIDER as _OPENVINO
+from service.engine.openvino import add_openvino
 from service.errors import BundleError, StartError
-from service.openvino import PROVIDER as _OPENVINO
-from service.openvino import add_openvino
 
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"

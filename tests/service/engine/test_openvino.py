@@ -9,16 +9,16 @@ import pytest
 
 from service.bundle.card import RunPrecision
 from service.bundle.reader import Bundle, load_bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
+from service.engine.lanes import LABELS_PER_RUN
+from service.engine.openvino import is_installed, multiplies_bf16
 from service.errors import BundleError, StartError
 from service.images.decode import PixelArray, decode_image
-from service.lanes import LABELS_PER_RUN
-from service.openvino import is_installed, multiplies_bf16
 from service.settings import Settings
 from tests.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
 from tests.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
 
 # Sums in another order move a float32 logit of the tiny bundle by less.
@@ -131,7 +131,7 @@ def test_precision_auto_is_the_fastest_that_bundle_and_processor_offer(
     bundle = write_tiny_bundle(tmp_path)
     card = bundle.card.model_copy(update={"default_precision": {"cpu": stored}})
     bundle = write_tiny_bundle(tmp_path, card)
-    monkeypatch.setattr("service.devices.multiplies_bf16", lambda: capable)
+    monkeypatch.setattr("service.engine.devices.multiplies_bf16", lambda: capable)
 
     assert open_engine(bundle, device="openvino").precision == expected
 
@@ -147,7 +147,7 @@ def test_bf16_on_another_device_stops_the_start(tiny_bundle: Bundle) -> None:
 def test_bf16_on_a_processor_without_it_stops_the_start(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.devices.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("service.engine.devices.multiplies_bf16", lambda: False)
 
     with pytest.raises(StartError, match="bf16: this processor"):
         open_engine(tiny_bundle, device="openvino", precision="bf16")
@@ -158,7 +158,7 @@ def test_bf16_on_a_processor_without_it_stops_the_start(
 def test_device_whose_extra_is_absent_stops_the_start(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.devices.is_installed", lambda: False)
+    monkeypatch.setattr("service.engine.devices.is_installed", lambda: False)
 
     with pytest.raises(StartError, match="extra `openvino` is not installed"):
         open_engine(tiny_bundle, device="openvino")
@@ -170,7 +170,7 @@ def test_device_whose_extra_is_absent_stops_the_start(
 def test_processor_that_the_plugin_does_not_take_stops_the_start_each_time(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.openvino.ort.get_ep_devices", list)
+    monkeypatch.setattr("service.engine.openvino.ort.get_ep_devices", list)
 
     for _ in range(2):
         with pytest.raises(StartError, match="takes Intel's processors alone"):

@@ -13,10 +13,10 @@ import onnxruntime as ort
 import pytest
 
 from service.bundle.reader import Bundle
+from service.engine.lanes import open_encoder
+from service.engine.replay import Replay
+from service.engine.sessions import Place
 from service.errors import StartError
-from service.lanes import open_encoder
-from service.replay import Replay
-from service.sessions import Place
 from tests.tiny_bundle import random_images, tiny_encoder
 
 PLACE = Place("cpu", "fp32")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
+from service.engine.text_encoder import MAX_TOKENS, TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from service.errors import BundleError
-from service.labels.texts import MAX_TOKENS, TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from tests.tiny_bundle import (
     EMBEDDING_WIDTH,
     open_draft,

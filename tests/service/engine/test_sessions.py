@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
-from service.sessions import SLOWER_ON_CPU, Place, first_line, list_providers, open_session
+from service.engine.sessions import SLOWER_ON_CPU, Place, first_line, list_providers, open_session
 from tests.engines import pretend_gpu
 from tests.tiny_bundle import serialize_graph
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnxruntime as ort
 import pytest
 
-from service.devices import check_device
+from service.engine.devices import check_device
 from service.errors import StartError
 
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
+from service.engine import label_encoder as queries
+from service.engine.label_encoder import LabelEncoder, open_label_encoder
 from service.errors import BundleError
-from service.labels import queries
-from service.labels.queries import LabelEncoder, open_label_encoder
 from tests.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,

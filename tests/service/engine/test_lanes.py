@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service import lanes
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
-from service.engine import Engine, open_engine
+from service.engine import lanes
+from service.engine.engine import Engine, open_engine
+from service.engine.lanes import open_lane
+from service.engine.sessions import Place
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
-from service.lanes import open_lane
 from service.selection import Head, SomeQueries
-from service.sessions import Place
 from tests.tiny_bundle import (
     QUERY_WIDTH,
     open_card,

@@ -14,9 +14,9 @@ import onnxruntime as ort
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
+from service.engine.openvino import find_processor, is_installed, multiplies_bf16
+from service.engine.sessions import PROVIDERS
 from service.errors import StartError
-from service.openvino import find_processor, is_installed, multiplies_bf16
-from service.sessions import PROVIDERS
 
 
 def check_device(device: Device) -> None:

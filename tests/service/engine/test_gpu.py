@@ -12,7 +12,7 @@ from export.half import halve
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
-from service.engine import Engine, open_engine
+from service.engine.engine import Engine, open_engine
 from tests.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,

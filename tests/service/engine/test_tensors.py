@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service.tensors import cut_rows, run_graph
+from service.engine.tensors import cut_rows, run_graph
 from tests.tiny_bundle import TOKENS, WIDTH, tiny_head
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
-from service.devices import check_device, choose_precision
+from service.engine.devices import check_device, choose_precision
+from service.engine.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
+from service.engine.sessions import PROVIDERS, Place, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
-from service.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
 from service.selection import Head
-from service.sessions import PROVIDERS, Place, first_line
 
 _log = logging.getLogger(__name__)
 

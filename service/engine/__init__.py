@@ -1,0 +1,1 @@
+"""The engine: ONNX Runtime sessions. Nothing else imports ONNX Runtime."""
