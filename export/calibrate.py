@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Label
-from service.calibration import MIN_POSITIVES, find_best_f1
+from service.labels.calibration import MIN_POSITIVES, find_best_f1
 
 
 def calibrate_labels(

@@ -17,7 +17,7 @@ from export.open_source import OpenSource
 from export.photos import Splits
 from export.source import Source
 from export.text import TextEmbedder
-from service.calibration import find_best_f1
+from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from models.hub import locate
 from models.layouts import Hints
 from models.network import Network
 from service.bundle.card import InputContract
-from service.labels.label_text import MAX_NAME_CHARACTERS, normalise_text
+from service.labels.text import MAX_NAME_CHARACTERS, normalise_text
 
 _label_name = TypeAdapter[str](
     Annotated[

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import tell_first_error
-from service.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
-from service.labels.label_text import LabelText
+from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
+from service.labels.text import LabelText
 from service.pipeline import Pipeline, open_pipeline
 from service.selection import Question
 from service.settings import Settings

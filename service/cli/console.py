@@ -28,9 +28,9 @@ from service.bundle.card import Device
 if TYPE_CHECKING:
     from service.bundle.card import Label
     from service.bundle.reader import Bundle
-    from service.calibration import OperatingPoint
     from service.cli.load import Load
     from service.cli.photos import LabelledPhoto
+    from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
     from service.prediction import Prediction
     from service.scoring import ScoredLabel

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from service.errors import LabelSetChanged
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
-from service.labels.order import ABSENT, PRESENT
+from service.labels.store.order import ABSENT, PRESENT
 
 _TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 

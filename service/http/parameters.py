@@ -28,7 +28,7 @@ from starlette.requests import Request
 from service.explanation import MOST_EXPLAINED
 from service.http.request_errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import NoTruth, check_candidates
-from service.labels.label_text import LabelSetName, LabelText
+from service.labels.text import LabelSetName, LabelText
 from service.selection import Explain, Question, Threshold
 
 

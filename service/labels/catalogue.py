@@ -23,9 +23,9 @@ from service.labels.definition import Definition, check_candidates, refuse_dupli
 from service.labels.encoding import Encoding
 from service.labels.fixed_sets import FixedSet, encode_fixed_set
 from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet
-from service.labels.order import Order
 from service.labels.registration import Registration
-from service.labels.store import LabelStore
+from service.labels.store.order import Order
+from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets
 from service.selection import Question
 

@@ -28,7 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from service.bundle.card import EmbeddingSpace, Record
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
-from service.labels.label_text import LabelSetName, LabelText, PromptText
+from service.labels.text import LabelSetName, LabelText, PromptText
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)

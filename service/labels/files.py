@@ -28,7 +28,7 @@ from service.labels.definition import (
     define_label_set,
     refuse_duplicates,
 )
-from service.labels.label_text import LabelSetName, LabelText, PromptText
+from service.labels.text import LabelSetName, LabelText, PromptText
 
 ENDINGS = (".json", ".npz")
 MAX_FILE_BYTES = 1 << 30

@@ -11,12 +11,12 @@ import logging
 from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.labels.catalogue import Catalogue, CatalogueRules
-from service.labels.database import open_database
 from service.labels.encoding import Encoding
 from service.labels.files import read_label_set_folder
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.store import LabelStore, Limits
+from service.labels.store.database import open_database
+from service.labels.store.store import LabelStore, Limits
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)

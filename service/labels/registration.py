@@ -15,8 +15,8 @@ from service.errors import InvalidLabelSet, LabelSetNotFound
 from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet, QueryArray
-from service.labels.order import Order, check_version
-from service.labels.store import LabelStore
+from service.labels.store.order import Order, check_version
+from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets
 
 

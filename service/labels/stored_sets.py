@@ -27,9 +27,9 @@ from service.errors import (
 from service.labels.definition import check_embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet
-from service.labels.order import Kept
-from service.labels.rows import StoredSet
-from service.labels.store import LabelStore, Mark, Written
+from service.labels.store.order import Kept
+from service.labels.store.rows import StoredSet
+from service.labels.store.store import LabelStore, Mark, Written
 
 # The largest set takes seconds to write; a server that is silent for longer hangs.
 _PATIENCE_SECONDS = 30.0

@@ -16,11 +16,11 @@ from export.source import SourceHints
 from models.layouts import CheckpointError
 from models.network import Network
 from service.bundle.reader import Bundle, load_bundle
-from service.calibration import find_best_f1
 from service.engine.engine import Engine, open_engine
 from service.engine.lanes import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
+from service.labels.calibration import find_best_f1
 from service.scoring import compute_scores
 from tests.export.tiny_network import INPUT, LABELS
 

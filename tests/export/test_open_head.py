@@ -31,7 +31,7 @@ from models.teacher import read_imagenet_names
 from models.text import TextEncoder, read_text_encoder
 from models.zero_shot import ZeroShotMLDecoder
 from service.bundle.reader import Bundle
-from service.calibration import find_best_f1
+from service.labels.calibration import find_best_f1
 from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.scoring import compute_scores

@@ -51,14 +51,14 @@ SERVICE_PACKAGES = {
 EXPORT_USES_OF_SERVICE = (
     "service.bundle.reader",
     "service.bundle.writer",
-    "service.calibration",
+    "service.labels.calibration",
     "service.bundle.card",
     "service.images.decode",
     "service.scoring",
     "service.errors",
     "service.labels.definition",
     "service.labels.encoding",
-    "service.labels.label_text",
+    "service.labels.text",
     "service.bundle.manifest",
 )
 

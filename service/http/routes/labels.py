@@ -39,7 +39,7 @@ from service.http.uploads import read_json_object
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet
-from service.labels.label_text import LabelSetName
+from service.labels.text import LabelSetName
 
 _READ_PROBLEMS = (
     errors.NotReady,

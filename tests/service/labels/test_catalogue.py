@@ -21,13 +21,13 @@ from service.errors import (
     VersionNotReached,
 )
 from service.labels.catalogue import Catalogue, CatalogueRules
-from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
-from service.labels.order import Kept, Order
-from service.labels.store import LabelStore, Limits, Mark
+from service.labels.store.database import open_database
+from service.labels.store.order import Kept, Order
+from service.labels.store.store import LabelStore, Limits, Mark
 from service.selection import Question
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 

@@ -19,7 +19,7 @@ from service.labels.definition import (
     check_embeddings,
     define_label_set,
 )
-from service.labels.label_text import normalise_text
+from service.labels.text import normalise_text
 
 
 def define(**values: Any) -> Definition:

@@ -16,12 +16,12 @@ from service.errors import (
     StoreFull,
     TooManyLabelSets,
 )
-from service.labels.database import open_database
 from service.labels.definition import Definition, Embeddings
 from service.labels.encoding import Encoding, open_encoding
-from service.labels.order import ABSENT, Order
 from service.labels.registration import Registration
-from service.labels.store import LabelStore, Limits, Written
+from service.labels.store.database import open_database
+from service.labels.store.order import ABSENT, Order
+from service.labels.store.store import LabelStore, Limits, Written
 from service.labels.stored_sets import StoredSets
 from tests.tiny_bundle import SPACE
 

@@ -20,11 +20,11 @@ from service.errors import (
     StoreUnavailable,
     VersionNotReached,
 )
-from service.labels.database import open_database
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
-from service.labels.order import Kept, Order
-from service.labels.store import LabelStore, Limits, Mark
+from service.labels.store.database import open_database
+from service.labels.store.order import Kept, Order
+from service.labels.store.store import LabelStore, Limits, Mark
 from service.labels.stored_sets import StoredSets
 from tests.postgres import Postgres
 from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries

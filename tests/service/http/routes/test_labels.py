@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.http import uploads
-from service.labels import database as database_module
-from service.labels.store import LabelStore
+from service.labels.store import database as database_module
+from service.labels.store.store import LabelStore
 from tests.serving import (
     PHOTO,
     assert_problem,

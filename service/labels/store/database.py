@@ -25,7 +25,7 @@ from service.errors import (
     StoreIncompatible,
     StoreUnavailable,
 )
-from service.labels.sqlite import WRITING, empty_log, is_sqlite, open_sqlite
+from service.labels.store.sqlite import WRITING, empty_log, is_sqlite, open_sqlite
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"

@@ -14,8 +14,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from service.errors import InvalidLabelSet, StoreIncompatible
-from service.labels.database import name_place
 from service.labels.definition import Definition, Embeddings
+from service.labels.store.database import name_place
 
 SCHEMA_VERSION = 1
 _ADVISORY_LOCK = 0x6D6C6465636F6465  # "mldecode": the number is anyone's, ours by this name

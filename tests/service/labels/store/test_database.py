@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import StartError, StoreUnavailable
-from service.labels.database import Database, find_default_path, open_database
-from tests.service.labels.statements import count, run
+from service.labels.store.database import Database, find_default_path, open_database
+from tests.service.labels.store.statements import count, run
 
 
 def insert_and_fail(database: Database) -> None:

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import StartError, StoreUnavailable
-from service.labels.database import open_database
-from tests.service.labels.statements import count, run
+from service.labels.store.database import open_database
+from tests.service.labels.store.statements import count, run
 
 
 def test_new_file_that_another_is_writing_is_waited_for(tmp_path: Path) -> None:

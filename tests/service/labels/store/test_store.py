@@ -21,10 +21,10 @@ from service.errors import (
     StoreUnavailable,
     TooManyLabelSets,
 )
-from service.labels.database import open_database
 from service.labels.definition import Definition
-from service.labels.order import PRESENT, Order
-from service.labels.store import LabelStore, Limits
+from service.labels.store.database import open_database
+from service.labels.store.order import PRESENT, Order
+from service.labels.store.store import LabelStore, Limits
 from tests.postgres import Postgres
 
 SPACE = "a" * 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from service.labels.database import Database
+from service.labels.store.database import Database
 
 
 def run(database: Database, statement: str) -> None:

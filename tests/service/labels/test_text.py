@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from service.labels.label_text import LabelSetName, LabelText, PromptText, normalise_text
+from service.labels.text import LabelSetName, LabelText, PromptText, normalise_text
 
 
 @given(st.text(max_size=30))

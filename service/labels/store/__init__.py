@@ -1,0 +1,1 @@
+"""The label store: SQLite or PostgreSQL."""
