@@ -14,7 +14,7 @@ from export.graphs import Chain, FloatArray, Graphs, OpenChain
 from export.photos import LabelledPhotos, read_batches
 from models.metrics import mean_average_precision
 from service.bundle.card import Activation, InputContract
-from service.scoring import compute_scores
+from service.pipeline.scoring import compute_scores
 
 _BATCH_SIZE = 8
 

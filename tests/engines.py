@@ -21,7 +21,7 @@ from service.engine.lanes import HeadResults
 from service.engine.openvino import multiplies_bf16
 from service.engine.sessions import PROVIDERS, first_line
 from service.errors import StartError
-from service.selection import Head
+from service.pipeline.selection import Head
 from tests.tiny_bundle import random_images, random_queries
 
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from service.http.app import create_app
 from service.http.hosting import OpenPipeline, PipelineHost
-from service.pipeline import open_pipeline
+from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
 from tests.photos import make_photo
 

@@ -24,8 +24,8 @@ from service.bulk.run import BulkJob, Report, Totals, find_left
 from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.bundle.card import CPU_DEVICES
 from service.errors import StartError
-from service.pipeline import Pipeline, open_pipeline
-from service.selection import Selection
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.selection import Selection
 from service.settings import Settings
 
 # More would only be a longer list for the scheduler; fewer could leave workers idle.

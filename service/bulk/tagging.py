@@ -19,10 +19,10 @@ from service.bulk.parts import Record
 from service.bulk.photos import PhotoStore
 from service.errors import ImageError
 from service.http.problems import describe_failure
-from service.pipeline import Pipeline
-from service.prediction import Prediction
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
-from service.selection import Selection
 from service.settings import Settings
 
 # A full batch in every worker, one waiting, and as many being read or decoded.

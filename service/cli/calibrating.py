@@ -19,8 +19,8 @@ from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.labels.text import LabelText
-from service.pipeline import Pipeline, open_pipeline
-from service.selection import Question
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.selection import Question
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"

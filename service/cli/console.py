@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from service.cli.photos import LabelledPhoto
     from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
-    from service.prediction import Prediction
-    from service.scoring import ScoredLabel
+    from service.pipeline.prediction import Prediction
+    from service.pipeline.scoring import ScoredLabel
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
 _LEGEND = Text("* not the label's own threshold", "dim")

@@ -18,7 +18,7 @@ from service.cli.photos import LabelledPhoto
 from service.errors import ImageError
 from service.images.decode import decode_image
 from service.images.formats import name_overlay
-from service.prediction import Prediction
+from service.pipeline.prediction import Prediction
 
 _LONGEST_SIDE = 1024
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
 from service.http.problems import describe_failure
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Question, Selection
 from service.scheduling.tasks import run_in_order
-from service.selection import Question, Selection
 from service.settings import Settings
 
 # Enough to keep every core and the next batch busy, few enough to stay small in memory.

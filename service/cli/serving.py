@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from service.cli.importing import importing_for_good
 from service.errors import BundleError, StartError
-from service.graphs import Graphs, open_graphs
 from service.logs import configure_logs
+from service.pipeline.loading import Graphs, open_graphs
 from service.settings import Settings
 
 
@@ -36,7 +36,7 @@ def serve_model(
         # needs little Python.
         with importing_for_good():
             from service.http.server import run_server
-            from service.pipeline import build_pipeline
+            from service.pipeline.pipeline import build_pipeline
         _refuse_failed(opening)
         run_server(settings, lambda settings: build_pipeline(settings, opening.result()))
 

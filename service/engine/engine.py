@@ -22,7 +22,7 @@ from service.engine.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder
 from service.engine.sessions import PROVIDERS, Place, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
-from service.selection import Head
+from service.pipeline.selection import Head
 
 _log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from service.engine.sessions import Place, check_tensors, open_session
 from service.engine.tensors import Tensor, cut_rows, run_bound, run_graph
 from service.images.decode import PixelArray
 from service.labels.label_set import QueryArray
+from service.pipeline.selection import Head, SomeQueries
 from service.scheduling.stages import time_stage
-from service.selection import Head, SomeQueries
 
 _Description = tuple[str, tuple[int | None, ...]]
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
-from service.pipeline import Pipeline, open_pipeline
+from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.scheduling.stages import Watcher
 from service.settings import Settings, check_variables
 

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 
 from service.http.hosting import PipelineHost
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from service.scheduling.stages import Stage
 
 PREFIX = "ml_decoder"

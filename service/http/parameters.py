@@ -25,11 +25,11 @@ from pydantic_core import PydanticCustomError
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from service.explanation import MOST_EXPLAINED
 from service.http.request_errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import NoTruth, check_candidates
 from service.labels.text import LabelSetName, LabelText
-from service.selection import Explain, Question, Threshold
+from service.pipeline.explanation import MOST_EXPLAINED
+from service.pipeline.selection import Explain, Question, Threshold
 
 
 def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:

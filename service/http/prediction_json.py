@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from service.explanation import Explanation
 from service.http.schemas import ImageFailure
-from service.pipeline import Pipeline
-from service.prediction import Prediction
-from service.scoring import ScoredLabel
-from service.selection import Selection
+from service.pipeline.explanation import Explanation
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.scoring import ScoredLabel
+from service.pipeline.selection import Selection
 
 Fields = dict[str, Any]
 

@@ -22,7 +22,7 @@ from service.bundle.card import (
 )
 from service.http.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 
 _LABEL_SET = (
     "What the labels are from. Names and versions of several sets are joined by `+`, in the order "

@@ -28,7 +28,7 @@ from service.http.exposition import open_own_port
 from service.http.hosting import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.shedding import Shedder
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from service.scheduling.sharing import share_cores
 from service.settings import Settings
 

@@ -27,7 +27,7 @@ from service.labels.registration import Registration
 from service.labels.store.order import Order
 from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets
-from service.selection import Question
+from service.pipeline.selection import Question
 
 _NAMES_SHOWN = 10
 

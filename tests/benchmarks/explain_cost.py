@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from service.http.prediction_json import write_prediction
-from service.pipeline import Pipeline, open_pipeline
-from service.selection import Question
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.selection import Question
 from service.settings import Settings
 
 SETS: dict[str, tuple[str, ...]] = {

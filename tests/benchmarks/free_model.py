@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from service import inference
 from service.__main__ import main
 from service.bundle.card import InputContract
 from service.images.decode import DecodedImage, decode_image
+from service.pipeline import worker as inference
 
 
 def remember_runs() -> None:

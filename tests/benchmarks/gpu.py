@@ -25,7 +25,7 @@ from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
 from service.engine.sessions import Place, open_session
 from service.images.decode import PixelArray
-from service.scoring import compute_scores
+from service.pipeline.scoring import compute_scores
 from tests.engines import why_no_gpu
 
 _TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}

@@ -36,8 +36,8 @@ from models.network import Network
 from models.open_head import read_open_head
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
-from service.pipeline import Pipeline, open_pipeline
-from service.selection import Question
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.selection import Question
 from service.settings import Settings
 
 Box = tuple[float, float, float, float]

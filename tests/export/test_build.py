@@ -21,7 +21,7 @@ from service.engine.lanes import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
-from service.scoring import compute_scores
+from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import INPUT, LABELS
 
 

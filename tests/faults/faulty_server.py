@@ -17,11 +17,11 @@ from typing import Any
 
 from PIL import Image
 
-from service import pipeline
 from service.cli import commands, serving
 from service.engine.engine import Engine
 from service.errors import InferenceFailed, OutOfMemory
-from service.graphs import Graphs, open_graphs
+from service.pipeline import pipeline
+from service.pipeline.loading import Graphs, open_graphs
 from service.settings import Settings
 from tests.photos import encode_picture
 

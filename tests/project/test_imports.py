@@ -54,7 +54,7 @@ EXPORT_USES_OF_SERVICE = (
     "service.labels.calibration",
     "service.bundle.card",
     "service.images.decode",
-    "service.scoring",
+    "service.pipeline.scoring",
     "service.errors",
     "service.labels.definition",
     "service.labels.encoding",

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from service.bundle.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
 from service.http.uploads import BYTES, JSON
-from service.prediction import Prediction
-from service.selection import Selection
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 
 ScoreArray = NDArray[np.float32]
 WrittenTensor = tuple[dict[str, Any], bytes]

@@ -26,7 +26,7 @@ from service.http.open_inference.tensors import (
 from service.http.parameters import Parameters, merge_parameters
 from service.http.request_errors import InvalidTensors
 from service.images.decode import DecodedImage
-from service.selection import Question
+from service.pipeline.selection import Question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SCORES = "scores"

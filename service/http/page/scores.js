@@ -1,4 +1,4 @@
-// Scores: which of a photo's labels are shown; the rules are those of `service/scoring.py`.
+// Scores: which of a photo's labels are shown; the rules are those of `service/pipeline/scoring.py`.
 //
 // In: every label with its score, and what the controls say. Out: the labels to show, and the
 // parameters with which the service alone would answer the same.

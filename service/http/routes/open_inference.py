@@ -39,10 +39,10 @@ from service.http.rates import LIMITED
 from service.http.request_errors import UnknownModel, UnsupportedMediaType
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.uploads import BYTES, JSON, read_body
-from service.pipeline import Pipeline
-from service.prediction import Prediction
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_together
-from service.selection import Selection
 
 SERVER_NAME = "ml-decoder-serve"
 

@@ -33,10 +33,10 @@ from service.http.request_errors import MalformedBody, UrlInputOff
 from service.http.routes.direct import DirectRoute
 from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
-from service.pipeline import Pipeline
-from service.prediction import Prediction
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Question, Selection
 from service.scheduling.tasks import run_together
-from service.selection import Question, Selection
 from service.settings import Settings
 
 if TYPE_CHECKING:

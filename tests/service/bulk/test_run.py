@@ -20,7 +20,7 @@ from service.bulk.run import BulkJob, Totals, run_bulk
 from service.bundle.reader import Bundle
 from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
-from service.selection import Question
+from service.pipeline.selection import Question
 from service.settings import Settings
 from tests.photos import encode_picture, make_photo, make_picture
 

@@ -11,8 +11,8 @@ import pytest
 from service.bundle.reader import Bundle
 from service.cli import calibrating
 from service.cli.label_store import add_set, define_set
-from service.pipeline import Pipeline
-from service.selection import Question
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.selection import Question
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
 

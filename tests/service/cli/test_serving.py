@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-import service.pipeline
+import service.pipeline.pipeline
 from service.cli.serving import serve_model
 from service.errors import StartError
-from service.graphs import Graphs
 from service.http import server
 from service.http.hosting import OpenPipeline
-from service.pipeline import Pipeline
+from service.pipeline.loading import Graphs
+from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 
 
@@ -51,7 +51,7 @@ def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) 
         return pipeline
 
     monkeypatch.setattr(server, "run_server", run_server)
-    monkeypatch.setattr(service.pipeline, "build_pipeline", build)
+    monkeypatch.setattr(service.pipeline.pipeline, "build_pipeline", build)
     settings = Settings(label_store="memory")
     serve_model(settings, open_it)
     assert got == [pipeline, pipeline, True]

@@ -21,7 +21,7 @@ from service.engine.lanes import open_lane
 from service.engine.sessions import Place
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
-from service.selection import Head, SomeQueries
+from service.pipeline.selection import Head, SomeQueries
 from tests.tiny_bundle import (
     QUERY_WIDTH,
     open_card,

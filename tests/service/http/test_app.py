@@ -21,9 +21,9 @@ from service.errors import (
 )
 from service.http.app import create_app
 from service.http.hosting import PipelineHost
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
-from service.selection import Selection
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from service.settings import Settings
 from tests.serving import (
     PHOTO,

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import QueueFull
-from service.pipeline import Pipeline, open_pipeline
+from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
 from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 

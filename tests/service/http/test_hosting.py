@@ -7,7 +7,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.errors import BundleError, Draining, NotReady, StartError
 from service.http.hosting import PipelineHost
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,9 @@ from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.http.hosting import PipelineHost
 from service.http.metrics import SECONDS_BUCKETS, Metrics
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
-from service.selection import Selection
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.serving import assert_still_serving, send_image, send_images, serve_app

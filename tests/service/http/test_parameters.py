@@ -18,7 +18,7 @@ from service.http.parameters import (
     read_parameters,
 )
 from service.http.request_errors import InvalidParameters, RepeatedField
-from service.selection import Question
+from service.pipeline.selection import Question
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:

@@ -14,7 +14,7 @@ from service.bundle.reader import Bundle
 from service.http.parameters import Parameters, merge_parameters
 from service.http.prediction_json import write_batch
 from service.http.schemas import BatchAnswer, PredictAnswer
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from tests.serving import PHOTO, send_image, send_images, serve_app
 
 

@@ -15,7 +15,7 @@ from service.http import shedding
 from service.http.hosting import PipelineHost
 from service.http.metrics import Metrics
 from service.http.shedding import Shedder
-from service.pipeline import Pipeline
+from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio

@@ -12,11 +12,11 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.errors import StartError, StoreUnavailable
-from service.graphs import open_encoders
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
 from service.labels.opening import open_catalogue
-from service.selection import Question
+from service.pipeline.loading import open_encoders
+from service.pipeline.selection import Question
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio

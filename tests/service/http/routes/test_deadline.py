@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.images.decode import DecodedImage
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
-from service.selection import Question, Selection
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Question, Selection
 from service.settings import Settings
 from tests.serving import PHOTO, serve_app, to_base64
 

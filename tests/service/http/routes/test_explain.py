@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from service.bundle.reader import Bundle
-from service.explanation import MOST_EXPLAINED
+from service.pipeline.explanation import MOST_EXPLAINED
 from tests.photos import make_photo
 from tests.serving import (
     PHOTO,

@@ -20,8 +20,8 @@ from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.http.request_errors import InvalidTensors
 from service.images.decode import DecodedImage, decode_image
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.serving import PHOTO, labels_of, send_image, serve_app, to_base64

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
-from service.explanation import MOST_EXPLAINED, Explainer
 from service.labels.label_set import LabelSet, make_trained_set
-from service.pipeline import Pipeline, open_pipeline
-from service.scoring import score_labels
-from service.selection import Question, select_labels
+from service.pipeline.explanation import MOST_EXPLAINED, Explainer
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.scoring import score_labels
+from service.pipeline.selection import Question, select_labels
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.tiny_bundle import (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from service.bundle.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
-from service.scoring import ScoredLabel, compute_scores, score_labels
-from service.selection import Question, select_labels
+from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
+from service.pipeline.selection import Question, select_labels
 from tests.tiny_bundle import random_label_set
 
 TRAINED = [

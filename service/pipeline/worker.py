@@ -24,9 +24,9 @@ from service.errors import (
     without_frames,
 )
 from service.images.decode import DecodedImage, PixelArray, decode_image
+from service.pipeline.selection import Head
 from service.scheduling.batcher import IsAlone
 from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
-from service.selection import Head
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from service import graphs as module
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.errors import BundleError, StartError
-from service.graphs import open_graphs
 from service.labels.encoding import Encoding
+from service.pipeline import loading as module
+from service.pipeline.loading import open_graphs
 from service.settings import Settings
 
 

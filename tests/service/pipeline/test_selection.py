@@ -11,8 +11,8 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
-from service.scoring import score_labels
-from service.selection import Question, SomeQueries, select_labels
+from service.pipeline.scoring import score_labels
+from service.pipeline.selection import Question, SomeQueries, select_labels
 from tests.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.

@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service import inference as inference_module
-from service import pipeline as pipeline_module
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
@@ -36,17 +34,19 @@ from service.errors import (
     UnknownLabel,
     UnknownLabelSet,
 )
-from service.explanation import Explainer
 from service.images.decode import PixelArray, decode_image
 from service.labels.definition import Definition
-from service.pipeline import Pipeline, open_pipeline
-from service.prediction import Prediction
+from service.pipeline import pipeline as pipeline_module
+from service.pipeline import worker as inference_module
+from service.pipeline.explanation import Explainer
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Question
 from service.scheduling import admission
 from service.scheduling.cpu import Core, list_cores
 from service.scheduling.drain_rate import DrainRate
 from service.scheduling.stages import Stage
 from service.scheduling.tasks import run_together
-from service.selection import Question
 from service.settings import Settings
 from tests.photos import encode_picture, make_photo, make_picture
 from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.prediction import add_up_timings
+from service.pipeline.prediction import add_up_timings
 from service.scheduling.stages import Stage
 
 

@@ -18,7 +18,7 @@ from service.errors import (
     TooManyPixels,
 )
 from service.images.decode import DecodedImage, decode_image
-from service.inference import Found, Inference, Item
+from service.pipeline.worker import Found, Inference, Item
 from service.scheduling.stages import Stage
 from tests.photos import make_photo
 

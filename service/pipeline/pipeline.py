@@ -18,15 +18,17 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.engine.lanes import LogitsArray
 from service.errors import DeadlineExceeded, NoMaps, QueueFull
-from service.explanation import Explainer, Explanation
-from service.graphs import Graphs, open_graphs
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import is_quick
-from service.inference import Found, Inference, Item
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
-from service.prediction import Prediction, add_up_timings
+from service.pipeline.explanation import Explainer, Explanation
+from service.pipeline.loading import Graphs, open_graphs
+from service.pipeline.prediction import Prediction, add_up_timings
+from service.pipeline.scoring import ScoredLabel, score_labels
+from service.pipeline.selection import Question, Selection, select_labels
+from service.pipeline.worker import Found, Inference, Item
 from service.scheduling.admission import Admission, State
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
@@ -34,8 +36,6 @@ from service.scheduling.queue import BatchSizes
 from service.scheduling.stages import Stage, Watcher
 from service.scheduling.threads import SideThreads
 from service.scheduling.timeouts import finish_within
-from service.scoring import ScoredLabel, score_labels
-from service.selection import Question, Selection, select_labels
 from service.settings import Settings
 
 # Fewer labels are chosen from, and scored, faster than a thread takes over.

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from service.bundle.reader import Bundle
 from service.engine.sessions import Place, check_tensors, open_session
 from service.errors import InferenceFailed
-from service.overlay import draw_overlay
-from service.scoring import ScoredLabel
-from service.selection import Part, Selection
+from service.pipeline.overlay import draw_overlay
+from service.pipeline.scoring import ScoredLabel
+from service.pipeline.selection import Part, Selection
 
 MapArray = NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service.bundle.card import InputContract
-from service.overlay import LONGEST_SIDE, draw_overlay, find_seen_part
+from service.pipeline.overlay import LONGEST_SIDE, draw_overlay, find_seen_part
 
 SQUASH = InputContract(height=32, width=32, resize_mode="squash", interpolation="bilinear")
 CROP = InputContract(

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.explanation import Explanation
+from service.pipeline.explanation import Explanation
+from service.pipeline.scoring import ScoredLabel
 from service.scheduling.stages import Stage
-from service.scoring import ScoredLabel
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.labels.label_set import Source
-from service.selection import Part, Selection, Threshold
+from service.pipeline.selection import Part, Selection, Threshold
 
 # Its exponential is near the end of float64; the score is 0 to a hundred places.
 _LARGEST_EXPONENT = 700.0

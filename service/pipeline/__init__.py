@@ -1,0 +1,1 @@
+"""The pipeline: the story of a request."""
