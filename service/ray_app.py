@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.access import RAW_REQUEST_ID
 from service.http.app import create_app, live
-from service.http.hosting import PipelineHost
-from service.logs import configure_logs
+from service.http.host import PipelineHost
+from service.http.telemetry.access import RAW_REQUEST_ID
+from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from service.http.app import create_app
-from service.http.hosting import OpenPipeline, PipelineHost
+from service.http.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
 from tests.photos import make_photo

@@ -18,7 +18,7 @@ from typing import Any
 from service.bulk.parts import Record
 from service.bulk.photos import PhotoStore
 from service.errors import ImageError
-from service.http.problems import describe_failure
+from service.http.responses.problems import describe_failure
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection

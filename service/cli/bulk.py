@@ -30,7 +30,7 @@ from service.cli.questions import (
     make_question,
 )
 from service.errors import StartError
-from service.logs import configure_logs
+from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:

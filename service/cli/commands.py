@@ -41,7 +41,7 @@ from service.cli.questions import (
     make_question,
 )
 from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreError
-from service.logs import configure_logs
+from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 EXIT_CANNOT_START = 2
@@ -103,7 +103,7 @@ def main() -> None:
     except OSError as error:  # of stdout, mostly: a full disk
         _fail(error.strerror or str(error))
     except ServiceError as error:
-        from service.http.problems import describe_problem
+        from service.http.responses.problems import describe_problem
 
         problem = describe_problem(error)
         values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]

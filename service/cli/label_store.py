@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from service.bundle.card import tell_first_error
 from service.bundle.reader import load_bundle
 from service.errors import StartError
+from service.http.telemetry.logs import configure_logs
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.files import read_label_set_file
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
-from service.logs import configure_logs
 from service.pipeline.loading import open_encoders
 from service.settings import Settings
 

@@ -17,7 +17,7 @@ from service.cli.console import dump_label_set, show_calibration, show_label_set
 from service.cli.flags import add_setting_flags
 from service.cli.paths import read_path
 from service.errors import LabelSetChanged, LabelSetExists, StartError
-from service.logs import configure_logs
+from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:

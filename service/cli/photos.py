@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
-from service.http.problems import describe_failure
+from service.http.responses.problems import describe_failure
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Question, Selection

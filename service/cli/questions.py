@@ -33,7 +33,7 @@ def make_question(**asked: str | list[str] | None) -> Question:
     Raises:
         InvalidParameters: a value is of the wrong type or out of range.
     """
-    from service.http.parameters import Parameters, merge_parameters
+    from service.http.requests.parameters import Parameters, merge_parameters
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     return merge_parameters(Parameters(), given)

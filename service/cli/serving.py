@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from service.cli.importing import importing_for_good
 from service.errors import BundleError, StartError
-from service.logs import configure_logs
+from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
 from service.settings import Settings
 

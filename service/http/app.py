@@ -17,24 +17,25 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
 from service.errors import StartError
-from service.http.access import Access
-from service.http.answers import add_problem_handlers
-from service.http.body_budget import HoldBodies, open_budget
-from service.http.browsers import PageGuard, read_origins
-from service.http.door import Door
-from service.http.exposition import keep_sampling, make_metrics, open_registry
-from service.http.hosting import PipelineHost
-from service.http.keys import KeyRing
-from service.http.openapi import DocumentedApp
-from service.http.routes import health, info, labels, metrics, open_inference, page, predict
+from service.http.host import PipelineHost
+from service.http.open_inference import routes as open_inference
+from service.http.requests.budget import HoldBodies, open_budget
+from service.http.responses.handlers import add_problem_handlers
+from service.http.responses.openapi import DocumentedApp
+from service.http.routes import health, info, labels, metrics, page, predict
+from service.http.routes.door import Door
+from service.http.security.browsers import PageGuard, read_origins
+from service.http.security.keys import KeyRing
+from service.http.telemetry.access import Access
+from service.http.telemetry.exposition import keep_sampling, make_metrics, open_registry
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-    from service.http.fetching import Fetcher
-    from service.http.rate_limiter import RateLimiter
-    from service.http.traces import Traces
+    from service.http.requests.urls import Fetcher
+    from service.http.security.rate_limiter import RateLimiter
+    from service.http.telemetry.traces import Traces
 
 DISTRIBUTION = "ml-decoder-serve"
 
@@ -90,7 +91,10 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
     if provider is None and settings.traces == "off":
         return None
     try:
-        from service.http.traces import Traces, open_provider  # what is off costs no import
+        from service.http.telemetry.traces import (  # what is off costs no import
+            Traces,
+            open_provider,
+        )
     except ImportError as error:
         raise StartError(
             "traces need OpenTelemetry: pip install 'ml-decoder-serve[otel]'"
@@ -102,7 +106,7 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
 def _open_fetcher(settings: Settings) -> Fetcher | None:
     if not settings.url_input:
         return None
-    from service.http.fetching import Fetcher
+    from service.http.requests.urls import Fetcher
 
     return Fetcher(
         max_bytes=settings.max_body_bytes,
@@ -114,7 +118,7 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
 def _limit_rates(rate: str | None) -> RateLimiter | None:
     if rate is None:
         return None
-    from service.http.rate_limiter import RateLimiter
+    from service.http.security.rate_limiter import RateLimiter
 
     return RateLimiter(rate)
 

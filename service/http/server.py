@@ -23,11 +23,11 @@ from fastapi import FastAPI
 
 from service.errors import StartError
 from service.http.app import create_app
-from service.http.connections import Refuse, make_protocol
-from service.http.exposition import open_own_port
-from service.http.hosting import OpenPipeline, PipelineHost
+from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
-from service.http.shedding import Shedder
+from service.http.telemetry.exposition import open_own_port
+from service.http.transport.protocol import Refuse, make_protocol
+from service.http.transport.shedding import Shedder
 from service.pipeline.pipeline import Pipeline
 from service.scheduling.sharing import share_cores
 from service.settings import Settings

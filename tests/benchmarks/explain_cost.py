@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.http.prediction_json import write_prediction
+from service.http.responses.prediction_json import write_prediction
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.selection import Question
 from service.settings import Settings

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
-from service.http.access import Access
 from service.http.app import create_app
-from service.http.hosting import PipelineHost
+from service.http.host import PipelineHost
+from service.http.telemetry.access import Access
 from service.settings import Settings
 from tests.photos import make_photo
 from tests.tiny_bundle import write_tiny_bundle

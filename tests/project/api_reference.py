@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from service.http.app import create_app
-from service.http.hosting import PipelineHost
+from service.http.host import PipelineHost
 from service.settings import Settings
 
 JSON = dict[str, Any]

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 
-from service.http.exposition import open_registry
-from service.http.metrics import Metrics
-from service.http.problems import INTERNAL_ERROR, PROBLEM_KINDS
+from service.http.responses.problems import INTERNAL_ERROR, PROBLEM_KINDS
+from service.http.telemetry.exposition import open_registry
+from service.http.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "monitoring"

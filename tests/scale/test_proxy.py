@@ -14,8 +14,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.http.problems import PROBLEM_KINDS
-from service.http.request_errors import BodyTooLarge
+from service.http.requests.errors import BodyTooLarge
+from service.http.responses.problems import PROBLEM_KINDS
 from tests import nginx
 from tests.serving import assert_problem
 

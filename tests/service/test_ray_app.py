@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError
-from service.http import exposition
-from service.http.hosting import PipelineHost
-from service.http.metrics import Metrics
+from service.http.host import PipelineHost
+from service.http.telemetry import exposition
+from service.http.telemetry.metrics import Metrics
 from tests.photos import make_photo
 
 pytestmark = pytest.mark.anyio

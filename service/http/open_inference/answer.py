@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from service.bundle.card import ModelCard
 from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
-from service.http.uploads import BYTES, JSON
+from service.http.requests.uploads import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 

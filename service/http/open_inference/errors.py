@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from service.http.problems import PROBLEM_KINDS, Problem, ProblemKind, document_headers
+from service.http.responses.problems import PROBLEM_KINDS, Problem, ProblemKind, document_headers
 
 PREFIX = "/v2"
 

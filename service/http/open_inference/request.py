@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from service.bundle.card import InputContract
-from service.http.json_bodies import MOST_PARTS, parse_json
 from service.http.open_inference.tensors import (
     IMAGE,
     PIXELS,
@@ -23,8 +22,9 @@ from service.http.open_inference.tensors import (
     read_images,
     read_pixels,
 )
-from service.http.parameters import Parameters, merge_parameters
-from service.http.request_errors import InvalidTensors
+from service.http.requests.errors import InvalidTensors
+from service.http.requests.json import MOST_PARTS, parse_json
+from service.http.requests.parameters import Parameters, merge_parameters
 from service.images.decode import DecodedImage
 from service.pipeline.selection import Question
 

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field
 
 from service.bundle.card import InputContract
-from service.http.request_errors import InvalidTensors
-from service.http.uploads import Base64Image
+from service.http.requests.errors import InvalidTensors
+from service.http.requests.uploads import Base64Image
 from service.images.decode import PixelArray
 
 IMAGE = "image"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.errors import Draining, NotReady
-from service.http.dependencies import Host
-from service.http.openapi import document_problems
-from service.http.schemas import HealthAnswer
+from service.http.responses.openapi import document_problems
+from service.http.responses.schemas import HealthAnswer
+from service.http.routes.dependencies import Host
 
 router = APIRouter(tags=["health"])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.errors import Draining, NotReady
-from service.http.dependencies import Host
-from service.http.keys import PREDICT
-from service.http.openapi import document_problems
-from service.http.request_errors import Unauthorized
-from service.http.schemas import InfoAnswer, answer_info
+from service.http.requests.errors import Unauthorized
+from service.http.responses.openapi import document_problems
+from service.http.responses.schemas import InfoAnswer, answer_info
+from service.http.routes.dependencies import Host
+from service.http.security.keys import PREDICT
 
 router = APIRouter(tags=["model"])
 

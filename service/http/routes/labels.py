@@ -15,27 +15,27 @@ from pydantic import ValidationError
 
 from service import errors
 from service.errors import InvalidLabelSet
-from service.http import request_errors
-from service.http.conditions import demand_version, is_known, make_tag
-from service.http.dependencies import Host
-from service.http.disconnects import finish_or_leave
-from service.http.keys import ADMINISTRATE, PREDICT
-from service.http.openapi import (
+from service.http.requests import errors as request_errors
+from service.http.requests.conditions import demand_version, is_known, make_tag
+from service.http.requests.disconnects import finish_or_leave
+from service.http.requests.errors import InvalidParameters, InvalidValue, list_values
+from service.http.requests.uploads import read_json_object
+from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
     document_conditions,
     document_json,
     document_problems,
 )
-from service.http.rates import LIMITED
-from service.http.request_errors import InvalidParameters, InvalidValue, list_values
-from service.http.schemas import (
+from service.http.responses.schemas import (
     LabelSetAnswer,
     LabelSetsAnswer,
     answer_label_set,
     summarise_label_set,
 )
-from service.http.uploads import read_json_object
+from service.http.routes.dependencies import Host
+from service.http.security.keys import ADMINISTRATE, PREDICT
+from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.http.openapi import document_answer
+from service.http.responses.openapi import document_answer
 
 router = APIRouter(tags=["health"])
 

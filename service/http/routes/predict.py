@@ -14,25 +14,25 @@ from fastapi import APIRouter, Request, Response
 
 from service import errors
 from service.errors import ImageError
-from service.http import request_errors
-from service.http.disconnects import finish_or_leave
-from service.http.hosting import PipelineHost
-from service.http.keys import PREDICT
-from service.http.multipart import FormShape
-from service.http.openapi import document_predict, document_problems
-from service.http.parameters import (
+from service.http.host import PipelineHost
+from service.http.requests import errors as request_errors
+from service.http.requests.disconnects import finish_or_leave
+from service.http.requests.errors import MalformedBody, UrlInputOff
+from service.http.requests.multipart import FormShape
+from service.http.requests.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
     merge_aside,
     read_parameters,
 )
-from service.http.prediction_json import write_batch, write_prediction
-from service.http.problems import describe_problem
-from service.http.rates import LIMITED
-from service.http.request_errors import MalformedBody, UrlInputOff
+from service.http.requests.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
+from service.http.responses.openapi import document_predict, document_problems
+from service.http.responses.prediction_json import write_batch, write_prediction
+from service.http.responses.problems import describe_problem
+from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.routes.direct import DirectRoute
-from service.http.schemas import BatchAnswer, ImageFailure, PredictAnswer
-from service.http.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Question, Selection
@@ -40,7 +40,7 @@ from service.scheduling.tasks import run_together
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.http.fetching import Fetcher
+    from service.http.requests.urls import Fetcher
 
 MAX_BATCH_IMAGES = 16
 

@@ -12,7 +12,7 @@ import service.pipeline.pipeline
 from service.cli.serving import serve_model
 from service.errors import StartError
 from service.http import server
-from service.http.hosting import OpenPipeline
+from service.http.host import OpenPipeline
 from service.pipeline.loading import Graphs
 from service.pipeline.pipeline import Pipeline
 from service.settings import Settings

@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 from service.client import answers
 from service.client.calls import Question
-from service.http import schemas
-from service.http.parameters import Parameters
+from service.http.requests.parameters import Parameters
+from service.http.responses import schemas
 from service.labels.definition import OpenLabel
 
 # Attention maps may be served by a newer service than this one.

@@ -20,7 +20,7 @@ from service.errors import (
     StartError,
 )
 from service.http.app import create_app
-from service.http.hosting import PipelineHost
+from service.http.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection

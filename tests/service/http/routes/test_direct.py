@@ -6,10 +6,10 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
-from service.http.answers import add_problem_handlers
-from service.http.keys import ADMINISTRATE, PREDICT, KeyRing
-from service.http.rates import LIMITED
+from service.http.responses.handlers import add_problem_handlers
 from service.http.routes.direct import DirectRoute
+from service.http.security.keys import ADMINISTRATE, PREDICT, KeyRing
+from service.http.security.rates import LIMITED
 from service.settings import Settings
 
 PREDICT_KEY, ADMIN_KEY = "predict-key-000001", "admin-key-00000001"

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.http import uploads
+from service.http.requests import uploads
 from service.labels.store import database as database_module
 from service.labels.store.store import LabelStore
 from tests.serving import (

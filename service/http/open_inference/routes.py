@@ -1,0 +1,197 @@
+"""Open inference: the Open Inference Protocol v2, for clients of Triton, KServe and their like.
+
+In: tensors with photos or pixels. Out: tensors with the scores of every label. Model and version
+are those of the bundle. Next: `open_inference/`, then `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+
+from service import errors
+from service.http.open_inference.answer import write_infer_answer
+from service.http.open_inference.errors import PREFIX, document_errors
+from service.http.open_inference.metadata import (
+    EXTENSIONS,
+    LiveAnswer,
+    ModelAnswer,
+    ModelReadyAnswer,
+    ReadyAnswer,
+    ServerAnswer,
+    describe_model,
+)
+from service.http.open_inference.request import (
+    HEADER_LENGTH,
+    InferBody,
+    InferRequest,
+    parse_infer_request,
+)
+from service.http.requests import errors as request_errors
+from service.http.requests.disconnects import finish_or_leave
+from service.http.requests.errors import UnknownModel, UnsupportedMediaType
+from service.http.requests.uploads import BYTES, JSON, read_body
+from service.http.responses.openapi import document_answer, document_tensors
+from service.http.routes.dependencies import Host
+from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
+from service.scheduling.tasks import run_together
+
+SERVER_NAME = "ml-decoder-serve"
+
+_ANSWERS = document_answer(
+    "The outputs; the bytes of binary ones lie behind the JSON.",
+    *(JSON, BYTES),
+    headers={
+        HEADER_LENGTH: {
+            "description": "How many bytes of it are the JSON, where others follow.",
+            "schema": {"type": "integer"},
+        }
+    },
+)
+_UNAVAILABLE = (errors.NotReady, errors.Draining)
+_MODEL_ERRORS = (
+    *_UNAVAILABLE,
+    request_errors.UnknownModel,
+    request_errors.InvalidParameters,
+)
+_INFER_ERRORS = (
+    *(request_errors.InvalidTensors, request_errors.UnknownModel),
+    # The body is read whatever its Content-Type says: Triton's clients send none.
+    *(problem for problem in REQUEST_PROBLEMS if problem is not UnsupportedMediaType),
+    *IMAGE_PROBLEMS,
+)
+
+
+async def find_model(host: Host, name: Annotated[str, Path(max_length=200)]) -> Pipeline:
+    """Returns the pipeline of the model that the path names.
+
+    Raises:
+        UnknownModel: it serves another one.
+    """
+    pipeline = host.pipeline
+    if name != pipeline.bundle.card.name:
+        raise UnknownModel
+    return pipeline
+
+
+Model = Annotated[Pipeline, Depends(find_model)]
+
+
+async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
+    """Checks that the path names the version that is served.
+
+    Raises:
+        UnknownModel: it is another one.
+    """
+    if version != pipeline.bundle.card.version:
+        raise UnknownModel
+
+
+async def model(pipeline: Model) -> ModelAnswer:
+    """Describes the model's inputs and outputs."""
+    return describe_model(pipeline.bundle.card)
+
+
+async def model_ready(host: Host, pipeline: Model) -> ModelReadyAnswer:
+    """Says whether the model answers now."""
+    host.check_ready()
+    return ModelReadyAnswer(name=pipeline.bundle.card.name)
+
+
+async def infer(request: Request, host: Host, pipeline: Model) -> Response:
+    """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
+
+    `label_set` takes several names with commas between; `min_version` is that of `/predict`.
+    The output parameter `classification` asks for the best labels instead of all scores.
+    A photo that cannot be used fails the whole request, and the error names it.
+    """
+    body = await read_body(request, host.settings)
+    asked = await asyncio.to_thread(
+        parse_infer_request,
+        body,
+        request.headers.get(HEADER_LENGTH),
+        pipeline.bundle.card.input,
+        limit_images(host.settings),
+    )
+    selection, predictions = await finish_or_leave(request, _score(pipeline, asked))
+    # Thousands of labels take a while, in which the event loop has to answer others.
+    return await asyncio.to_thread(
+        write_infer_answer, asked, pipeline.bundle.card, selection, predictions
+    )
+
+
+router = APIRouter(tags=["open inference protocol"])
+
+
+@router.get(PREFIX)
+async def server(request: Request) -> ServerAnswer:
+    """Describes the server."""
+    return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
+
+
+@router.get(f"{PREFIX}/health/live")
+async def live() -> LiveAnswer:
+    """Says that the process answers, ready or not."""
+    return LiveAnswer()
+
+
+@router.get(f"{PREFIX}/health/ready", responses=document_errors(*_UNAVAILABLE))
+async def ready(host: Host) -> ReadyAnswer:
+    """Says whether requests are answered now."""
+    host.check_ready()
+    return ReadyAnswer()
+
+
+def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
+    # The whole path, not a prefix of inclusion: logs and metrics show what stands here.
+    of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
+    of_model.get(
+        "",
+        responses=document_errors(*_MODEL_ERRORS, request_errors.Unauthorized),
+        dependencies=[*PREDICT],
+    )(model)
+    of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
+    of_model.post(
+        "/infer",
+        response_class=Response,
+        responses={
+            **_ANSWERS,
+            **document_errors(*_INFER_ERRORS),
+        },
+        openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
+        dependencies=[*PREDICT, LIMITED],
+    )(infer)
+    return of_model
+
+
+router.include_router(_make_model_router("/models/{name}"))
+router.include_router(_make_model_router("/models/{name}/versions/{version}", check_version))
+
+
+async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
+    deadline = pipeline.make_deadline()
+    selection = await pipeline.select(asked.question)
+    works = (
+        _score_one(pipeline, asked, index, selection, deadline)
+        for index in range(len(asked.photos))
+    )
+    return selection, await run_together(works)
+
+
+async def _score_one(
+    pipeline: Pipeline, asked: InferRequest, index: int, selection: Selection, deadline: float
+) -> Prediction:
+    try:
+        return await pipeline.predict(asked.photos[index], selection, deadline)
+    except errors.ImageError as error:
+        if len(asked.photos) > 1:
+            error.place = f"Photo {index + 1} of {len(asked.photos)}"
+        raise

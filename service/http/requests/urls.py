@@ -1,0 +1,226 @@
+"""Fetching: a URL that a client sent -> the bytes behind it, without becoming its tool.
+
+In: a URL. Out: at most so many bytes, within so many seconds. The URL may lead to addresses of the
+public internet only: each host is resolved once, every address that it has is checked, and the
+connection goes to the very address that was checked, redirects included. What fails says nothing
+of the target: an answer that did would let clients map a network that they cannot reach. Next:
+`pipeline.py`, which decodes the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from urllib.parse import urljoin, urlsplit
+
+import httpcore2 as httpcore
+
+from service.errors import QueueFull
+from service.http.requests.budget import HeldBody
+from service.http.requests.errors import BodyTooLarge, OriginTimeout, UrlNotUsable
+
+MAX_REDIRECTS = 3
+_MOST_CHARACTERS = 2000
+_PORT = 443
+_OK = 200
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_URL_CHARACTERS = re.compile(r"[\x21-\x7e]+")
+_HEADERS = (
+    (b"Accept", b"image/*"),
+    (b"Accept-Encoding", b"identity"),
+    (b"User-Agent", b"ml-decoder-serve"),
+)
+# All that is given out of IPv6 for the public internet; there is more that Python's tables take for
+# public, such as a translator's own prefix to the IPv4 addresses of its network (RFC 8215).
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
+# IPv6 addresses that carry an IPv4 one in their last 32 bits (RFC 6052, section 2.1).
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Fetcher:
+    """Fetches what public https URLs lead to; belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        timeout_seconds: float,
+        places: int,
+        network: httpcore.AsyncNetworkBackend | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            max_bytes: most bytes of an image.
+            timeout_seconds: for all of one fetch, redirects included.
+            places: fetches at the same time; more are refused.
+            network: what opens connections.
+            resolve: host and port -> its IP addresses; None asks the system.
+        """
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+        self._places = places
+        # Reading the system's certificates takes the time of several predictions.
+        self._context = httpcore.default_ssl_context()
+        self._network = _PublicNetwork(
+            network or httpcore.AnyIOBackend(), resolve or _LookUps(places).resolve
+        )
+
+    async def fetch(self, url: str, held: HeldBody) -> bytes:
+        """Returns the bytes behind a URL.
+
+        Args:
+            url: what the client sent.
+            held: what the request holds in memory; the bytes are counted there too.
+
+        Raises:
+            UrlNotUsable: the URL is not https, leads to an address that is not public, or
+                its origin does not answer with an image's bytes.
+            OriginTimeout: it takes too long.
+            BodyTooLarge: it has too many bytes.
+            QueueFull: too many fetches are going on, or other requests fill the memory.
+        """
+        if self._places == 0:
+            raise QueueFull("too many fetches")
+        self._places -= 1
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._follow(url, held)
+        except TimeoutError as error:
+            raise OriginTimeout(self._timeout_seconds) from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
+            raise UrlNotUsable from error
+        finally:
+            self._places += 1
+
+    async def _follow(self, url: str, held: HeldBody) -> bytes:
+        # One connection for one fetch: none is kept that was checked some time ago.
+        connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
+        async with connections as pool:
+            for _ in range(1 + MAX_REDIRECTS):
+                target = check_url(url)
+                async with pool.stream("GET", target, headers=_HEADERS) as response:
+                    headers = {name.lower(): value for name, value in response.headers}
+                    if response.status in _REDIRECTS:
+                        url = urljoin(url, headers.get(b"location", b"").decode("latin-1"))
+                        continue
+                    if response.status != _OK or b"content-encoding" in headers:
+                        raise UrlNotUsable
+                    declared = headers.get(b"content-length", b"")
+                    return await self._read(declared, response.stream, held)
+        raise UrlNotUsable
+
+    async def _read(
+        self, declared: bytes, stream: Iterable[bytes] | AsyncIterable[bytes], held: HeldBody
+    ) -> bytes:
+        assert isinstance(stream, AsyncIterable)
+        what = "The image behind the URL"
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes, what)
+        body = bytearray()
+        async for chunk in stream:
+            body += chunk
+            if len(body) > self._max_bytes:
+                raise BodyTooLarge(self._max_bytes, what)
+            held.grow(len(chunk))
+        return bytes(body)
+
+
+class _PublicNetwork(httpcore.AsyncNetworkBackend):
+    """Opens connections to public addresses, and to those only."""
+
+    def __init__(self, network: httpcore.AsyncNetworkBackend, resolve: Resolve) -> None:
+        self._network = network
+        self._resolve = resolve
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connects to the first address of a host all of whose addresses are public."""
+        addresses = await self._resolve(host, port)
+        if not addresses or not all(is_public(address) for address in addresses):
+            raise UrlNotUsable
+        # The address, not the name: a second look-up could give another one.
+        return await self._network.connect_tcp(
+            addresses[0], port, timeout, local_address, socket_options
+        )
+
+
+def check_url(url: str) -> httpcore.URL:
+    """Returns the parts of an https URL to its standard port, without user and password.
+
+    Raises:
+        UrlNotUsable: the URL is something else.
+    """
+    if len(url) > _MOST_CHARACTERS or not _URL_CHARACTERS.fullmatch(url):
+        raise UrlNotUsable
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UrlNotUsable from error
+    if parts.scheme != "https" or not parts.hostname or "@" in parts.netloc:
+        raise UrlNotUsable
+    if port not in (None, _PORT):
+        raise UrlNotUsable
+    target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    return httpcore.URL(scheme="https", host=parts.hostname, port=_PORT, target=target)
+
+
+def is_public(address: str) -> bool:
+    """Returns whether an IP address, and any that it carries, is one of the public internet."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return all(_is_public(one) for one in _unwrap(found))
+
+
+def _is_public(address: Address) -> bool:
+    in_use = isinstance(address, ipaddress.IPv4Address) or address in _PUBLIC_IPV6
+    return in_use and address.is_global and not address.is_multicast
+
+
+def _unwrap(address: Address) -> list[Address]:
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    carried: list[Address] = [address, *(address.teredo or ())]
+    if address.sixtofour is not None:
+        carried.append(address.sixtofour)
+    return carried
+
+
+class _LookUps:
+    """Looks names up as the system does, in threads of their own.
+
+    A name server that does not answer keeps a thread for longer than anyone waits; of the threads
+    that read bodies and write answers none would be left.
+    """
+
+    def __init__(self, places: int) -> None:
+        """Looks up so many names at the same time; more wait."""
+        self._threads = ThreadPoolExecutor(places, thread_name_prefix="look-up")
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """Returns the IP addresses of a host."""
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return [str(address[0]) for *_, address in found]

@@ -1,0 +1,1 @@
+"""Responses: what clients get."""

@@ -1,0 +1,200 @@
+"""OpenAPI: the parts of `/docs` that FastAPI cannot see for itself.
+
+In: error classes of a route, or the shape of its body. Out: pieces of an OpenAPI
+document. Bodies are read by `uploads.py` and the parameters of a prediction by `parameters.py`,
+not by FastAPI, so they are written down here; error answers are taken from the table in
+`problems.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from service.http.requests.multipart import FormShape
+from service.http.requests.parameters import LIST_PARAMETERS, Parameters
+from service.http.requests.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
+from service.http.responses.handlers import PROBLEM_JSON
+from service.http.responses.problems import PROBLEM_KINDS, describe_kind, document_headers
+
+_PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
+_TEXT = {"type": "string"}
+
+TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
+"""Of FastAPI's `responses`: the header of an answer with a label set."""
+TAG_AND_PLACE = {
+    "headers": {**TAG["headers"], "Location": {"description": "The set's path.", "schema": _TEXT}}
+}
+"""The headers of an answer with a new label set."""
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI, without its guess that what takes a parameter may answer 422 in its own shape."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the document."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            for path in document["paths"].values():
+                for operation in path.values():
+                    if "HTTPValidationError" in str(operation["responses"].get("422")):
+                        del operation["responses"]["422"]
+            for guess in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(guess, None)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for the listed error classes, an example for each."""
+    by_status: dict[int | str, list[type[Exception]]] = defaultdict(list)
+    for error in errors:
+        by_status[PROBLEM_KINDS[error].status].append(error)
+    return {status: _document_status(group) for status, group in sorted(by_status.items(), key=str)}
+
+
+def document_predict(shape: UploadShape) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
+    parameters = [
+        _document_parameter(name, "query", schema, schema["description"])
+        for name, schema in Parameters.model_json_schema()["properties"].items()
+    ]
+    binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
+    base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
+    json = _object_schema(shape.form, base64)
+    if shape.takes_url:
+        json["properties"][URL_FIELD] = {
+            "type": "string",
+            "format": "uri",
+            "maxLength": 2000,
+            "description": "In the place of the image, where the service is set to fetch images.",
+        }
+        json["oneOf"] = [{"required": json.pop("required")}, {"required": [URL_FIELD]}]
+    # Else `/docs` sends a list as one field, its values joined by commas.
+    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
+    content = {
+        MULTIPART: {"schema": _object_schema(shape.form, binary), "encoding": encoding},
+        JSON: {"schema": json},
+    }
+    if shape.takes_raw_image:
+        content[RAW_IMAGE] = {"schema": binary}
+    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+
+
+def document_conditions(**meanings: str) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with the conditions that a route reads.
+
+    Args:
+        **meanings: what a header does there, as Markdown: `if_match`, `if_none_match`.
+    """
+    parameters = [
+        _document_parameter(key.replace("_", "-").title(), "header", _TEXT, meaning)
+        for key, meaning in meanings.items()
+    ]
+    return {"parameters": parameters}
+
+
+def document_json(
+    model: type[BaseModel],
+    *,
+    optional: str | None = None,
+    example: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
+
+    Args:
+        model: shape of the body.
+        optional: a field that the path stands in for.
+        example: a body that works; without one, `/docs` makes one up from the shape.
+    """
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    if optional is not None:
+        schema["required"].remove(optional)
+    for name, inner in schema.pop("$defs", {}).items():
+        schema = _inline(schema, f"#/components/schemas/{name}", inner)
+    shown = {} if example is None else {"example": example}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **shown}}}}
+
+
+def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a JSON body that bytes may follow.
+
+    Args:
+        model: shape of the JSON.
+        header: the one that tells its length.
+    """
+    extra = document_json(model)
+    body = "The JSON, and behind it the bytes of the tensors."
+    binary = {"type": "string", "format": "binary", "description": body}
+    extra["requestBody"]["content"][BYTES] = {"schema": binary}
+    length = "How many bytes of the body are the JSON; all of them where it is not sent."
+    extra["parameters"] = [_document_parameter(header, "header", {"type": "integer"}, length)]
+    return extra
+
+
+def document_answer(
+    description: str, *media_types: str, headers: Mapping[str, Any] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for a good answer that no model describes.
+
+    Args:
+        description: what it is, as Markdown.
+        *media_types: its Content-Types.
+        headers: those of its own, as OpenAPI has them.
+    """
+    content = {
+        kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
+    }
+    own = {} if headers is None else {"headers": headers}
+    return {HTTPStatus.OK.value: {"description": description, "content": content, **own}}
+
+
+def _document_parameter(
+    name: str, place: str, schema: dict[str, Any], meaning: str
+) -> dict[str, Any]:
+    return {
+        "name": name, "in": place, "required": False, "schema": schema, "description": meaning
+    }  # fmt: skip
+
+
+def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    # The document's components are FastAPI's own, so what is referred to is written out.
+    if isinstance(value, dict):
+        if value.get("$ref") == reference:
+            return inner
+        return {key: _inline(part, reference, inner) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_inline(part, reference, inner) for part in value]
+    return value
+
+
+def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
+    many = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
+    parameters = Parameters.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "required": [shape.image_field],
+        "additionalProperties": False,
+        "properties": {
+            shape.image_field: many if shape.takes_list else image,
+            **parameters,
+        },
+    }
+
+
+def _document_status(errors: list[type[Exception]]) -> dict[str, Any]:
+    kinds = [PROBLEM_KINDS[error] for error in errors]
+    examples = {
+        kind.code: {"value": describe_kind(kind, "6f1c0ab2").model_dump(exclude_none=True)}
+        for kind in kinds
+    }
+    return {
+        "description": "; ".join(f"`{kind.code}`: {kind.title}" for kind in kinds),
+        "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
+        **document_headers(kinds),
+    }

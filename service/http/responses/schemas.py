@@ -1,0 +1,291 @@
+"""Schemas: the shape of every answer, as JSON and in the OpenAPI document.
+
+In: what the pipeline and the bundle hold. Out: pydantic models, made by the functions at
+the end; those of predictions only describe what `prediction_json.py` writes. Errors are
+`problems.Problem`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.bundle.card import (
+    Activation,
+    Device,
+    InputContract,
+    Label,
+    Metric,
+    Provenance,
+    RunPrecision,
+)
+from service.http.responses.problems import Problem
+from service.labels.label_set import LabelSet, Origin, Source
+from service.pipeline.pipeline import Pipeline
+
+_LABEL_SET = (
+    "What the labels are from. Names and versions of several sets are joined by `+`, in the order "
+    "of `label_sets`."
+)
+_LABEL_SETS = "Each set that the labels are from; candidate labels come first."
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True, protected_namespaces=())
+
+
+class NameAndVersion(_Answer):
+    """What made an answer, exactly."""
+
+    name: str = Field(examples=["ml-decoder-lite0"])
+    version: str = Field(examples=["1.0.0"])
+
+
+class ImageSize(_Answer):
+    """Size of an image after its EXIF orientation was applied, pixels."""
+
+    width: int = Field(examples=[640])
+    height: int = Field(examples=[480])
+
+
+class ScoredLabelAnswer(_Answer):
+    """One label of an image."""
+
+    label: str = Field(examples=["dog"])
+    score: float = Field(ge=0, le=1, examples=[0.93])
+    threshold: float = Field(
+        ge=0, le=1, description="The label counts as present from this score on.", examples=[0.61]
+    )
+    source: Source = Field(description="How the model knows the label.")
+    calibrated: bool = Field(
+        description="Whether `threshold` is the label's own: chosen on validation data, or "
+        "given with its label set."
+    )
+    map: list[list[float]] | None = Field(
+        default=None,
+        description="With `explain`: where in the image the label was found, rows from the top, "
+        "0 to 1. The largest value is 1; all are 0 where no part speaks for the label.",
+        examples=[None],
+    )
+    overlay: str | None = Field(
+        default=None,
+        description="With `explain=overlay`: the map as a data URL of a PNG with the image's "
+        "proportions, to be laid over it.",
+        examples=[None],
+    )
+
+
+class TimingsAnswer(_Answer):
+    """Where the time went, milliseconds."""
+
+    decode_ms: float = Field(examples=[4.1])
+    queue_ms: float = Field(examples=[0.2])
+    inference_ms: float = Field(examples=[11.8])
+    total_ms: float = Field(examples=[16.3])
+
+
+class ImageAnswer(_Answer):
+    """What was found in one image."""
+
+    image: ImageSize
+    labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
+    timings: TimingsAnswer
+
+
+class ImageFailure(_Answer):
+    """Why one image of a batch has no labels; the others are not affected."""
+
+    error: Problem
+
+
+class PredictAnswer(_Answer):
+    """Answer of `/predict`."""
+
+    model: NameAndVersion
+    label_set: NameAndVersion = Field(description=_LABEL_SET)
+    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
+    image: ImageSize
+    labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
+    timings: TimingsAnswer
+    request_id: str = Field(description="As in the header `X-Request-ID`.")
+
+
+class BatchAnswer(_Answer):
+    """Answer of `/predict/batch`."""
+
+    model: NameAndVersion
+    label_set: NameAndVersion = Field(description=_LABEL_SET)
+    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
+    results: list[ImageAnswer | ImageFailure] = Field(
+        description="One entry for each image, in their order."
+    )
+    request_id: str = Field(description="As in the header `X-Request-ID`.")
+
+
+class LabelSetSummary(_Answer):
+    """A label set without its labels."""
+
+    name: str = Field(examples=["pets"])
+    version: str = Field(
+        description="Changes with the content; a growing number where `origin` is `store`.",
+        examples=["7"],
+    )
+    origin: Origin = Field(description="Where the set is from.", examples=["store"])
+    read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
+    num_labels: int = Field(examples=[2])
+
+
+class RegisteredLabel(_Answer):
+    """One label of a set."""
+
+    name: str = Field(examples=["red panda"])
+    prompt: str | None = Field(description="Text that was encoded instead of the name.")
+    threshold: float = Field(ge=0, le=1, examples=[0.4])
+    calibrated: bool = Field(description="Whether `threshold` is the label's own.")
+    own_embedding: bool = Field(
+        description="Whether it came with an embedding, which is not told, and not with a text."
+    )
+
+
+class LabelSetAnswer(LabelSetSummary):
+    """A label set with its labels."""
+
+    labels: list[RegisteredLabel]
+
+
+class LabelSetsAnswer(_Answer):
+    """Answer of `GET /labels`."""
+
+    label_sets: list[LabelSetSummary]
+
+
+class HealthAnswer(_Answer):
+    """Answer of `/livez` and `/readyz`."""
+
+    status: Literal["alive", "ready"]
+
+
+class RuntimeAnswer(_Answer):
+    """What really runs the model, which `auto` settings chose."""
+
+    device: Device
+    provider: str = Field(
+        description="ONNX Runtime execution provider.", examples=["CPUExecutionProvider"]
+    )
+    precision: RunPrecision
+
+
+class HeadAnswer(_Answer):
+    """The head with the trained labels."""
+
+    kind: str = Field(examples=["ml_decoder"])
+    activation: Activation
+    maps: bool = Field(description="Whether `explain` works for the trained labels.")
+
+
+class EmbeddingSpaceAnswer(_Answer):
+    """The embeddings that the open head takes."""
+
+    encoder: str = Field(examples=["all-MiniLM-L6-v2"])
+    width: int = Field(description="Values of an embedding.", examples=[384])
+    template: str = Field(description="What is encoded of a name.", examples=["a photo of a {}"])
+    fingerprint: str = Field(description="Identifies the space; embeddings of another do not fit.")
+
+
+class OpenHeadAnswer(_Answer):
+    """The head that scores any label."""
+
+    kind: str = Field(examples=["ml_decoder"])
+    embedding_space: EmbeddingSpaceAnswer
+    threshold: float | None = Field(description="Of labels without one of their own.")
+    encodes_text: bool = Field(description="Whether a label needs no more than a name.")
+    maps: bool = Field(description="Whether `explain` works for open labels.")
+
+
+class InfoAnswer(_Answer):
+    """Answer of `/info`: the model card of the bundle that is served."""
+
+    model: NameAndVersion
+    license: str = Field(examples=["Apache-2.0"])
+    provenance: Provenance
+    input: InputContract
+    head: HeadAnswer | None = Field(description="None where there are no trained labels.")
+    open_head: OpenHeadAnswer | None = Field(description="None where labels cannot be added.")
+    labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
+    metrics: list[Metric]
+    runtime: RuntimeAnswer
+
+
+def summarise_label_set(labels: LabelSet) -> LabelSetSummary:
+    """Returns a set without its labels."""
+    return LabelSetSummary(
+        name=labels.name,
+        version=labels.version,
+        origin=labels.origin,
+        read_only=labels.read_only,
+        num_labels=len(labels.names),
+    )
+
+
+def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
+    """Returns a set with its labels."""
+    columns = zip(
+        labels.names,
+        labels.prompts,
+        labels.thresholds.tolist(),
+        labels.calibrated.tolist(),
+        labels.own_embeddings.tolist(),
+        strict=True,
+    )
+    return LabelSetAnswer(
+        **summarise_label_set(labels).model_dump(),
+        labels=[
+            RegisteredLabel(
+                name=name,
+                prompt=prompt,
+                threshold=threshold,
+                calibrated=calibrated,
+                own_embedding=own_embedding,
+            )
+            for name, prompt, threshold, calibrated, own_embedding in columns
+        ],
+    )
+
+
+def answer_info(pipeline: Pipeline) -> InfoAnswer:
+    """Returns the model card of the bundle that the pipeline serves."""
+    card = pipeline.bundle.card
+    return InfoAnswer(
+        model=NameAndVersion(name=card.name, version=card.version),
+        license=card.license,
+        provenance=card.provenance,
+        input=card.input,
+        head=_answer_head(pipeline),
+        open_head=_answer_open_head(pipeline),
+        labels=list(pipeline.bundle.labels),
+        metrics=list(card.metrics),
+        runtime=RuntimeAnswer.model_validate(pipeline.engine),
+    )
+
+
+def _answer_head(pipeline: Pipeline) -> HeadAnswer | None:
+    head = pipeline.bundle.card.trained_head
+    if head is None:
+        return None
+    maps = pipeline.explainer.knows_trained
+    return HeadAnswer(kind=head.kind, activation=head.activation, maps=maps)
+
+
+def _answer_open_head(pipeline: Pipeline) -> OpenHeadAnswer | None:
+    encoding = pipeline.catalogue.encoding
+    if encoding is None:
+        return None
+    space = encoding.head.embedding_space
+    return OpenHeadAnswer(
+        kind=encoding.head.kind,
+        embedding_space=EmbeddingSpaceAnswer.model_validate(space),
+        threshold=encoding.head.threshold,
+        encodes_text=encoding.encodes_text,
+        maps=pipeline.explainer.knows_open,
+    )

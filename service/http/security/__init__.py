@@ -1,0 +1,1 @@
+"""Security: API keys, rate limits, browser headers."""

@@ -1,0 +1,181 @@
+"""Metrics: what Prometheus may know of this service; every name is in `docs/operate.md`.
+
+In: requests, as `access.py` sees them; photos and batches, as the pipeline tells them; once in a
+while the state of the pipeline. Out: a registry, which `exposition.py` writes out. Everything is
+counted in a few microseconds a request; what only has a present value (a queue's length) is
+sampled, so that it costs a request nothing and is right for several worker processes too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.metrics import MetricWrapperBase
+
+from service.http.host import PipelineHost
+from service.pipeline.pipeline import Pipeline
+from service.scheduling.stages import Stage
+
+PREFIX = "ml_decoder"
+SECONDS_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+GaugeMode = Literal["livesum", "livemin", "livemax"]
+
+# Clients may send any word as a method; a label takes only what there is a route for.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+# No status was sent; proxies log a client that left as 499, so do we.
+CLIENT_LEFT = 499
+
+
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
+
+
+class _Children(dict[tuple[object, ...], MetricT]):
+    """The children of a metric by their labels; to find one is what costs most of counting."""
+
+    def __init__(self, metric: MetricT) -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, labels: tuple[object, ...]) -> MetricT:
+        self[labels] = child = self._metric.labels(*labels)
+        return child
+
+
+class Metrics:
+    """The metrics of one app; a `Watcher` of its pipeline.
+
+    With `PROMETHEUS_MULTIPROC_DIR` set, values go to files that the worker processes share. The
+    modes of the gauges say how they are put together: queues add up, a state is that of the
+    process that lags behind.
+
+    Attributes:
+        registry: where the metrics of this process are.
+    """
+
+    def __init__(self) -> None:
+        """Makes all metrics, at zero."""
+        # When each series began: nobody looks at it.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        labels = ("method", "path", "status")
+        self._requests = _Children(
+            self._seconds("request_seconds", "HTTP requests, until the answer is sent", *labels)
+        )
+        self._decode = self._seconds("decode_seconds", "Decoding of a photo, the wait for a thread")
+        self._queue = self._seconds("queue_seconds", "Wait of a photo for the engine")
+        self._inference = self._seconds("inference_seconds", "Runs of the engine, one for a batch")
+        self._batch_size = Histogram(
+            f"{PREFIX}_batch_size", "Images in a run", buckets=SIZE_BUCKETS, registry=self.registry
+        )
+        rejected = f"{PREFIX}_rejected", "Requests refused or failed", ["reason"]
+        self._rejected = _Children(Counter(*rejected, registry=self.registry))
+        self._disconnects = Counter(
+            f"{PREFIX}_disconnects", "Clients that left early", registry=self.registry
+        )
+        self._in_flight = self._gauge("requests_in_flight", "HTTP requests now", "livesum")
+        self._queue_size = self._gauge("queue_size", "Photos that wait now", "livesum")
+        self._ready = self._gauge("ready", "Whether predictions are answered", "livemin")
+        runs = ("model", "version", "device", "provider", "precision")
+        self._model_info = self._gauge("model_info", "The model, what runs it", "livemax", *runs)
+        self._label_sets = self._gauge("label_sets", "Label sets", "livemax", "origin")
+        self._labels = self._gauge("labels", "Labels of all sets", "livemax", "origin")
+        self._set_version = self._gauge(
+            "label_set_version", "Version of the label store that is served", "livemin"
+        )
+        self._store_up = self._gauge("label_store_up", "Whether the store answers", "livemin")
+
+    def start_request(self) -> None:
+        """Counts a request that has arrived."""
+        self._in_flight.inc()
+
+    def end_request(
+        self, method: str, path: str, status: int, seconds: float, problem: str | None
+    ) -> None:
+        """Counts a request that has arrived and is over; arguments as of `count_request`."""
+        self._in_flight.dec()
+        self.count_request(method, path, status, seconds, problem)
+
+    def count_request(
+        self, method: str, path: str, status: int, seconds: float, problem: str | None
+    ) -> None:
+        """Counts a request that is over, and was never told to have arrived.
+
+        Args:
+            method: as the client sent it.
+            path: template of the route; empty where there is none.
+            status: of the answer; 499 where the client left before it.
+            seconds: from arrival to the last byte.
+            problem: stable code of the error that was the answer; None for good answers.
+        """
+        known = method if method in _METHODS else "other"
+        self._requests[known, path, status].observe(seconds)
+        if status == CLIENT_LEFT:
+            self._disconnects.inc()
+        if problem is not None:
+            self._rejected[(problem,)].inc()
+
+    def saw_batch(self, size: int, seconds: float) -> None:
+        """Counts a run of the engine."""
+        self._batch_size.observe(size)
+        self._inference.observe(seconds)
+
+    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:  # noqa: ARG002
+        """Counts a photo that was answered."""
+        for stage in stages:
+            if stage.name == "queue":
+                self._queue.observe(stage.seconds)
+            elif stage.name == "decode":
+                self._decode.observe(stage.seconds)
+
+    def sample(self, host: PipelineHost) -> None:
+        """Looks at what has a present value only."""
+        self._ready.set(host.ready)
+        pipeline = host.opened
+        self._queue_size.set(0 if pipeline is None else pipeline.queue_length)
+        if pipeline is not None:
+            self._sample_model(pipeline)
+            self._sample_labels(pipeline)
+
+    def _sample_model(self, pipeline: Pipeline) -> None:
+        card, engine = pipeline.bundle.card, pipeline.engine
+        self._model_info.labels(
+            card.name, card.version, engine.device, engine.provider, engine.precision
+        ).set(1)
+
+    def _sample_labels(self, pipeline: Pipeline) -> None:
+        catalogue = pipeline.catalogue
+        sets, labels = Tally[str](), Tally[str]()
+        for label_set in catalogue.list_sets():
+            sets[label_set.origin] += 1
+            labels[label_set.origin] += len(label_set.names)
+        for origin in ("model", "bundle", "folder", "store"):
+            self._label_sets.labels(origin).set(sets[origin])
+            self._labels.labels(origin).set(labels[origin])
+        self._set_version.set(catalogue.store_revision)
+        self._store_up.set(catalogue.store_answers)
+
+    def _seconds(self, name: str, what: str, *labels: str) -> Histogram:
+        return Histogram(
+            *(f"{PREFIX}_{name}", f"{what}, seconds", labels),
+            buckets=SECONDS_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, what: str, mode: GaugeMode, *labels: str) -> Gauge:
+        return Gauge(
+            *(f"{PREFIX}_{name}", what, labels), registry=self.registry, multiprocess_mode=mode
+        )

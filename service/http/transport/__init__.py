@@ -1,0 +1,1 @@
+"""Transport: what happens below ASGI, in uvicorn's protocol."""

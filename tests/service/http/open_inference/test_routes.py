@@ -1,0 +1,534 @@
+"""Tests of `/v2`: the protocol's metadata, inference in all its forms, and its errors."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.bundle.reader import Bundle
+from service.errors import QueueFull
+from service.http.open_inference import request
+from service.http.open_inference.request import HEADER_LENGTH
+from service.http.requests.errors import InvalidTensors
+from service.images.decode import DecodedImage, decode_image
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.settings import Settings
+from tests.photos import make_photo
+from tests.serving import PHOTO, labels_of, send_image, serve_app, to_base64
+from tests.turns import count_turns
+
+MODEL = "/v2/models/tiny-open"
+INFER = f"{MODEL}/infer"
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def shared_client(open_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(open_bundle.path, label_store="memory", max_body_bytes=300_000) as client:
+        yield client
+
+
+@pytest.fixture
+def client(shared_client: TestClient) -> Iterator[TestClient]:
+    """The app; whatever a test does to it, a good request has to be answered afterwards."""
+    yield shared_client
+    assert len(infer(shared_client, image_input())["scores"]["data"]) == 5
+
+
+def image_input(*photos: bytes, **changes: Any) -> dict[str, Any]:
+    """An input of photos as base64 in JSON."""
+    data = [to_base64(photo) for photo in photos or (PHOTO,)]
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [len(data)], "data": data}
+    return tensor | changes
+
+
+def pixels_input(*photos: bytes, bundle: Bundle, **changes: Any) -> dict[str, Any]:
+    """An input of decoded photos as nested numbers in JSON."""
+    contract = bundle.card.input
+    pixels = [decode_image(photo, contract, 10**6).pixels.tolist() for photo in photos]
+    shape = [len(pixels), contract.height, contract.width, 3]
+    return {"name": "pixels", "datatype": "UINT8", "shape": shape, "data": pixels} | changes
+
+
+def post(client: TestClient, *inputs: Any, path: str = INFER, **members: Any) -> Any:
+    return client.post(path, json={"inputs": list(inputs), **members})
+
+
+def infer(client: TestClient, *inputs: Any, **members: Any) -> dict[str, Any]:
+    """Returns the outputs of a good answer by their names."""
+    response = post(client, *inputs, **members)
+    assert response.status_code == 200, response.text
+    return {output["name"]: output for output in response.json()["outputs"]}
+
+
+def post_binary(
+    client: TestClient, head: dict[str, Any], raw: bytes, length: str | None = None
+) -> Any:
+    text = json.dumps(head).encode()
+    headers = {HEADER_LENGTH: str(len(text)) if length is None else length}
+    return client.post(INFER, content=text + raw, headers=headers)
+
+
+def pack(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+def binary_input(raw: bytes, shape: list[int], **changes: Any) -> dict[str, Any]:
+    tensor = {"name": "image", "datatype": "BYTES", "shape": shape}
+    return {**tensor, "parameters": {"binary_data_size": len(raw)}, **changes}
+
+
+def assert_error(response: Any, status: int, *words: str) -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["error"]
+    for word in words:
+        assert word in response.json()["error"]
+
+
+def score_by_predict(client: TestClient, photo: bytes, **parameters: Any) -> dict[str, float]:
+    answer = send_image(client, photo, params={"top_k": 1000, **parameters})
+    return dict(labels_of(answer))
+
+
+def score_by_infer(outputs: dict[str, Any], row: int = 0) -> dict[str, float]:
+    rows = np.array(outputs["scores"]["data"]).reshape(outputs["scores"]["shape"])
+    return dict(zip(outputs["labels"]["data"], rows[row].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "image/png"])
+def test_tensors_are_read_whatever_their_content_type_says(client: TestClient, kind: str) -> None:
+    body = json.dumps({"inputs": [image_input()]})
+    response = client.post(INFER, content=body, headers={"Content-Type": kind})
+    assert response.status_code == 200, response.text
+
+
+def test_server_describes_itself_and_its_health(client: TestClient) -> None:
+    server = client.get("/v2").json()
+    assert server["name"] == "ml-decoder-serve"
+    assert set(server["extensions"]) == {"binary_tensor_data", "classification"}
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+
+
+@pytest.mark.parametrize("path", [MODEL, f"{MODEL}/versions/1.0"])
+def test_model_describes_itself(client: TestClient, path: str) -> None:
+    model = client.get(path).json()
+    assert (model["name"], model["versions"]) == ("tiny-open", ["1.0"])
+    assert model["inputs"] == [
+        {"name": "image", "datatype": "BYTES", "shape": [-1]},
+        {"name": "pixels", "datatype": "UINT8", "shape": [-1, 16, 16, 3]},
+    ]
+    assert model["outputs"] == [
+        {"name": "scores", "datatype": "FP32", "shape": [-1, -1]},
+        {"name": "labels", "datatype": "BYTES", "shape": [-1]},
+    ]
+    assert client.get(f"{path}/ready").json() == {"name": "tiny-open", "ready": True}
+    assert post(client, image_input(), path=f"{path}/infer").status_code == 200
+
+
+def test_photos_get_the_scores_of_predict_in_their_order(client: TestClient) -> None:
+    photos = [make_photo(seed) for seed in range(4)]
+    outputs = infer(client, image_input(*photos))
+    assert outputs["scores"]["shape"] == [4, 5]
+    for row, photo in enumerate(photos):
+        assert score_by_infer(outputs, row) == pytest.approx(
+            score_by_predict(client, photo), abs=TOLERANCE
+        )
+
+
+def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: Bundle) -> None:
+    photos = [make_photo(seed) for seed in (1, 2)]
+    nested = pixels_input(*photos, bundle=open_bundle)
+    flat = nested | {"data": np.array(nested["data"]).ravel().tolist()}
+    by_photo = infer(client, image_input(*photos))["scores"]["data"]
+    for tensor in (nested, flat):
+        assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
+
+
+def test_json_may_hold_as_many_pixels_as_there_may_be_and_little_else(
+    client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(request, "MOST_PARTS", 100)
+        nested = pixels_input(*[PHOTO] * 16, bundle=open_bundle)
+        flat = nested | {"data": np.array(nested["data"]).ravel().tolist()}
+        for tensor in (nested, flat):
+            assert infer(client, tensor)["scores"]["shape"] == [16, 5]
+        assert_error(post(client, nested, parameters={"x": [[]] * 200}), 400, "lists")
+        assert_error(post(client, flat, parameters={"x": [0.5] * 5000}), 400, "values")
+
+
+def test_others_run_while_numbers_that_no_pixel_is_are_parsed(open_bundle: Bundle) -> None:
+    body = b'{"inputs": [%b]}' % b",".join([b"9" * 4000] * 5000)
+
+    def parse() -> None:
+        with pytest.raises(InvalidTensors):
+            request.parse_infer_request(body, None, open_bundle.card.input, 16)
+
+    assert count_turns(parse) > 10
+
+
+def test_texts_in_the_place_of_pixels_fill_no_memory(
+    client: TestClient, open_bundle: Bundle
+) -> None:
+    texts = ["x" * 50_000, *"a" * (16 * 16 * 3 - 1)]
+    tensor = pixels_input(PHOTO, bundle=open_bundle, data=texts)
+    tracemalloc.start()
+    response = post(client, tensor)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert_error(response, 400)
+    assert peak < 20_000_000
+
+
+def test_shape_with_a_column_of_photos_is_taken(client: TestClient) -> None:
+    texts = [to_base64(make_photo(seed)) for seed in range(2)]
+    flat = infer(client, image_input(shape=[2, 1], data=texts))
+    nested = infer(client, image_input(shape=[2, 1], data=[[text] for text in texts]))
+    assert flat["scores"]["data"] == pytest.approx(nested["scores"]["data"], abs=TOLERANCE)
+
+
+def test_binary_photos_and_pixels_get_the_same_scores(
+    client: TestClient, open_bundle: Bundle
+) -> None:
+    photos = [make_photo(seed) for seed in (1, 2)]
+    wanted = infer(client, image_input(*photos))["scores"]["data"]
+    contract = open_bundle.card.input
+    pixels = b"".join(decode_image(p, contract, 10**6).pixels.tobytes() for p in photos)
+    of_pixels = binary_input(pixels, [2, 16, 16, 3], name="pixels", datatype="UINT8")
+    for tensor, raw in ((binary_input(pack(*photos), [2]), pack(*photos)), (of_pixels, pixels)):
+        response = post_binary(client, {"inputs": [tensor]}, raw)
+        assert response.json()["outputs"][0]["data"] == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_outputs_are_binary_where_that_is_asked(client: TestClient) -> None:
+    wanted = infer(client, image_input())
+    asked = [
+        {"name": "labels", "parameters": {"binary_data": True}},
+        {"name": "scores", "parameters": {"binary_data": True}},
+    ]
+    for members in ({"outputs": asked}, {"parameters": {"binary_data_output": True}}):
+        response = post(client, image_input(), **members)
+        assert response.headers["content-type"] == "application/octet-stream"
+        length = int(response.headers[HEADER_LENGTH])
+        outputs = json.loads(response.content[:length])["outputs"]
+        raw, parts = response.content[length:], {}
+        for output in outputs:
+            size = output["parameters"]["binary_data_size"]
+            parts[output["name"]], raw = raw[:size], raw[size:]
+        assert raw == b""
+        assert np.frombuffer(parts["scores"], "<f4").tolist() == wanted["scores"]["data"]
+        names = [name.encode() for name in wanted["labels"]["data"]]
+        assert parts["labels"] == pack(*names)
+
+
+def test_only_the_outputs_that_are_asked_for_come(client: TestClient) -> None:
+    assert list(infer(client, image_input(), outputs=[{"name": "labels"}])) == ["labels"]
+
+
+def test_classification_gives_the_best_labels_with_score_and_column(client: TestClient) -> None:
+    asked = [{"name": "scores", "parameters": {"classification": 2}}]
+    outputs = infer(client, image_input(make_photo(0), make_photo(1)), outputs=asked)
+    assert (outputs["scores"]["datatype"], outputs["scores"]["shape"]) == ("BYTES", [2, 2])
+    whole = infer(client, image_input(make_photo(0), make_photo(1)))
+    for row in range(2):
+        scores = score_by_infer(whole, row)
+        best = sorted(scores, key=lambda name: -scores[name])[:2]
+        for text, name in zip(outputs["scores"]["data"][2 * row :], best, strict=False):
+            score, column, label = text.split(":", 2)
+            assert (label, whole["labels"]["data"][int(column)]) == (name, name)
+            assert float(score) == pytest.approx(scores[name], abs=1e-6)
+
+
+def test_more_classes_than_labels_are_all_of_them(client: TestClient) -> None:
+    asked = [{"name": "scores", "parameters": {"classification": 10**9}}]
+    assert infer(client, image_input(), outputs=asked)["scores"]["shape"] == [1, 5]
+
+
+def test_id_comes_back_and_none_where_none_was_given(client: TestClient) -> None:
+    assert post(client, image_input(), id="mine-1").json()["id"] == "mine-1"
+    assert "id" not in post(client, image_input()).json()
+
+
+def test_label_set_is_a_parameter_and_several_are_joined_by_commas(client: TestClient) -> None:
+    parameters = {"label_set": "everyday, trained"}
+    response = post(client, image_input(), parameters=parameters)
+    answer = response.json()
+    assert answer["parameters"]["label_set"] == "everyday+trained"
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert outputs["labels"]["data"][:3] == ["chair", "table", "lamp"]
+    wanted = score_by_predict(client, PHOTO, label_set=["everyday", "trained"])
+    assert score_by_infer(outputs) == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_registered_set_is_served_in_the_version_that_is_demanded(client: TestClient) -> None:
+    made = client.put("/labels/zoo", json={"labels": ["panda"]}).json()
+    parameters = {"label_set": "zoo", "min_version": int(made["version"])}
+    assert infer(client, image_input(), parameters=parameters)["labels"]["data"] == ["panda"]
+    late = {"label_set": "zoo", "min_version": int(made["version"]) + 1000}
+    assert_error(post(client, image_input(), parameters=late), 400)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/models/other",
+        f"{MODEL}/versions/2.0",
+        "/v2/models/other/ready",
+        "/v2/models/other/versions/1.0",
+        "/v2/nowhere",
+    ],
+)
+def test_unknown_model_version_and_path_are_404(client: TestClient, path: str) -> None:
+    assert_error(client.get(path), 404)
+    assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
+
+
+@pytest.mark.parametrize("path", [f"/v2/models/{'x' * 201}", f"{MODEL}/versions/{'1' * 201}"])
+def test_name_that_is_far_too_long_is_refused_as_documented(client: TestClient, path: str) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    template = "/v2/models/{name}" + ("/versions/{version}" if "versions" in path else "")
+    for route in ("", "/ready"):
+        assert_error(client.get(f"{path}{route}"), 400)
+        assert "400" in paths[f"{template}{route}"]["get"]["responses"]
+
+
+def test_wrong_method_is_405_in_the_protocols_shape(client: TestClient) -> None:
+    response = client.get(INFER)
+    assert_error(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "shape says more": ({"shape": [2]}, "1 values, and by its shape 2"),
+    "shape says less": ({"data": ["", ""]}, "2 values, and by its shape 1"),
+    "negative dimension": ({"shape": [-1]}, "greater than or equal to 0"),
+    "overflowing dimension": ({"shape": [2**63]}, "less than or equal to"),
+    "product overflows": ({"shape": [2**31 - 1, 1]}, "1 to 16 photos"),
+    "zero photos": ({"shape": [0], "data": []}, "1 to 16 photos"),
+    "too many photos": ({"shape": [17], "data": [""] * 17}, "1 to 16 photos"),
+    "dimension is no number": ({"shape": ["1"]}, "integer"),
+    "dimension is true": ({"shape": [True]}, "integer"),
+    "dimension is a fraction": ({"shape": [1.5]}, "integer"),
+    "no dimensions": ({"shape": []}, "at least 1"),
+    "too many dimensions": ({"shape": [1] * 9}, "at most 8"),
+    "wrong rank": ({"shape": [1, 1, 1]}, "[B] or [B, 1]"),
+    "wrong datatype": ({"datatype": "FP32"}, "datatype BYTES"),
+    "unknown datatype": ({"datatype": "COMPLEX"}, "datatype BYTES"),
+    "unknown input": ({"name": "imag"}, "'imag' is unknown"),
+    "endless name": ({"name": "x" * 5000}, "x" * 80 + "'"),
+    "lone surrogate": ({"name": "\ud800"}, "inputs"),
+    "no data": ({"data": None}, "neither 'data' nor binary data"),
+    "data is a text": ({"data": to_base64(PHOTO)}, "neither 'data' nor binary data"),
+    "data is numbers": ({"data": [1]}, "base64 texts"),
+    "data is not base64": ({"data": ["data:image/png;base64,AAAA"]}, "base64"),
+    "no photo": ({"data": [to_base64(b"junk")]}, "damaged or is not an image"),
+    "svg": ({"data": [to_base64(b"<svg xmlns='x'></svg>")]}, "not supported"),
+    "bytes that did not come": ({"data": None, "parameters": {"binary_data_size": 5}}, "bytes"),
+    "size is a text": ({"parameters": {"binary_data_size": "5"}}, "whole number"),
+    "size is negative": ({"parameters": {"binary_data_size": -5}}, "bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_refused(client: TestClient, case: str) -> None:
+    changes, words = BAD_INPUTS[case]
+    content = json.dumps({"inputs": [image_input(**changes)]})
+    assert_error(client.post(INFER, content=content), 400, words)
+
+
+def test_error_of_one_photo_among_several_names_it(client: TestClient) -> None:
+    svg = b"<svg xmlns='x'></svg>"
+    for bad, words in ((b"junk", "damaged or is not an image"), (svg, "Supported types")):
+        several = post(client, image_input(PHOTO, bad, PHOTO))
+        assert_error(several, 400, "Photo 2 of 3.", words)
+        assert "Photo" not in post(client, image_input(bad)).json()["error"]
+    assert_error(post(client, image_input(b"", PHOTO)), 400, "Photo 1 of 2.")
+    assert infer(client, image_input(PHOTO, PHOTO))["scores"]["shape"] == [2, 5]
+
+
+BAD_PIXELS: dict[str, dict[str, Any]] = {
+    "other size": {"shape": [1, 15, 16, 3]},
+    "planes first": {"shape": [1, 3, 16, 16]},
+    "no batch": {"shape": [16, 16, 3]},
+    "shape says more": {"shape": [2, 16, 16, 3]},
+    "overflowing batch": {"shape": [2**31 - 1, 16, 16, 3]},
+    "datatype": {"datatype": "FP32"},
+    "no data": {"data": None},
+    "too large": {"data": [256] * 768},
+    "negative": {"data": [-1] * 768},
+    "huge": {"data": [2**70] * 768},
+    "fractions": {"data": [0.5] * 768},
+    "texts": {"data": ["0"] * 768},
+    "truths": {"data": [True] * 768},
+    "ragged": {"data": [[0], [0, 0]]},
+    "too few": {"data": [0] * 767},
+    "objects": {"data": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("case", BAD_PIXELS)
+def test_bad_pixels_are_refused(client: TestClient, open_bundle: Bundle, case: str) -> None:
+    tensor = pixels_input(PHOTO, bundle=open_bundle, **BAD_PIXELS[case])
+    assert_error(post(client, tensor), 400)
+
+
+BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
+    "duplicate outputs": ({"outputs": [{"name": "scores"}, {"name": "scores"}]}, "more than once"),
+    "unknown output": ({"outputs": [{"name": "logits"}]}, "'logits' is unknown"),
+    "outputs are no list": ({"outputs": "scores"}, "outputs"),
+    "no classes": ({"outputs": [{"name": "scores", "parameters": {"classification": 0}}]}, "1 or"),
+    "classes of the names": (
+        {"outputs": [{"name": "labels", "parameters": {"classification": 1}}]},
+        "output 'scores'",
+    ),
+    "classes are true": (
+        {"outputs": [{"name": "scores", "parameters": {"classification": True}}]},
+        "whole number",
+    ),
+    "unknown parameter": ({"parameters": {"labelset": "trained"}}, "'labelset' is unknown"),
+    "shared memory": (
+        {"outputs": [{"name": "scores", "parameters": {"shared_memory_region": "x"}}]},
+        "'shared_memory_region' is unknown",
+    ),
+    "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
+    "label set is a number": ({"parameters": {"label_set": 5}}, "a text"),
+    "id is a number": ({"id": 5}, "id"),
+    "surrogate in the id": ({"id": "\udfff"}, "id"),
+    "surrogate in an output": ({"outputs": [{"name": "\ud800"}]}, "outputs"),
+    "id is endless": ({"id": "x" * 5000}, "id"),
+    "surrogate in a label set": ({"parameters": {"label_set": "\ud800"}}, "label_set"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MEMBERS)
+def test_bad_request_is_refused(client: TestClient, case: str) -> None:
+    members, words = BAD_MEMBERS[case]
+    content = json.dumps({"inputs": [image_input()], **members})
+    assert_error(client.post(INFER, content=content), 400, words)
+
+
+def test_no_input_duplicate_inputs_and_both_kinds_are_refused(
+    client: TestClient, open_bundle: Bundle
+) -> None:
+    pixels = pixels_input(PHOTO, bundle=open_bundle)
+    for inputs in ((), (image_input(), image_input()), (image_input(), pixels)):
+        assert_error(post(client, *inputs), 400, "exactly one input")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"5", b'{"inputs": NaN}', b"[" * 200_000, b'{"a": 1, "a": 2}']
+)
+def test_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
+    assert_error(client.post(INFER, content=body), 400)
+
+
+BAD_BINARY: dict[str, tuple[list[int], bytes]] = {
+    "ends within a length": ([1], b"\x01\x00"),
+    "ends within a value": ([1], struct.pack("<I", 100) + b"x"),
+    "length of four gigabytes": ([1], b"\xff\xff\xff\xff"),
+    "more values than the shape": ([1], pack(PHOTO, PHOTO)),
+    "fewer values than the shape": ([2], pack(PHOTO)),
+    "nothing": ([1], b""),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BINARY)
+def test_bad_binary_tensor_is_refused(client: TestClient, case: str) -> None:
+    shape, raw = BAD_BINARY[case]
+    assert_error(post_binary(client, {"inputs": [binary_input(raw, shape)]}, raw), 400)
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1e3", "9" * 5000, "999999", "", "٣"])
+def test_bad_header_length_is_refused(client: TestClient, length: str) -> None:
+    raw = pack(PHOTO)
+    headers = {HEADER_LENGTH: length.encode()}
+    text = json.dumps({"inputs": [binary_input(raw, [1])]}).encode()
+    assert_error(client.post(INFER, content=text + raw, headers=headers), 400)
+
+
+def test_binary_size_has_to_be_that_of_what_came(client: TestClient) -> None:
+    raw = pack(PHOTO)
+    for size in (len(raw) - 1, len(raw) + 1, 0):
+        tensor = binary_input(raw, [1], parameters={"binary_data_size": size})
+        assert_error(post_binary(client, {"inputs": [tensor]}, raw), 400, "binary_data_size")
+    both = binary_input(raw, [1], data=[to_base64(PHOTO)])
+    assert_error(post_binary(client, {"inputs": [both]}, raw), 400, "both")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(max_size=200), length=st.integers(-5, 300), shape=st.lists(st.integers()))
+def test_random_bytes_get_an_error_and_nothing_else(
+    client: TestClient, raw: bytes, length: int, shape: list[int]
+) -> None:
+    head = {"inputs": [binary_input(raw, shape)]}
+    assert_error(post_binary(client, head, raw), 400)
+    assert_error(post_binary(client, head, raw, str(length)), 400)
+
+
+def test_body_over_the_limit_is_413_and_compressed_one_400(client: TestClient) -> None:
+    assert_error(client.post(INFER, content=b"x" * 300_001), 413)
+    headers = {"content-encoding": "gzip"}
+    assert_error(client.post(INFER, content=b"x", headers=headers), 400, "Content-Encoding")
+
+
+def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient) -> None:
+    client.get("/v2/models/other")
+    text = client.get("/metrics").text
+    assert 'ml_decoder_rejected_total{reason="unknown_model"}' in text
+    assert 'path="/v2/models/{name}",status="404"' in text
+
+
+class FullPipeline(Pipeline):
+    """Has no place in its queue for pixels."""
+
+    async def predict(self, photo: bytes | DecodedImage, *arguments: Any) -> Prediction:
+        if isinstance(photo, DecodedImage):
+            raise QueueFull("secret")
+        return await super().predict(photo, *arguments)
+
+
+def open_full(settings: Settings) -> Pipeline:
+    pipeline = open_pipeline(settings)
+    pipeline.__class__ = FullPipeline
+    return pipeline
+
+
+def test_full_queue_is_429_with_retry_after(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, open_full, label_store="memory") as client:
+        response = post(client, pixels_input(PHOTO, bundle=open_bundle))
+        assert_error(response, 429)
+        assert response.headers["retry-after"] == "1"
+        assert "secret" not in response.text
+        assert infer(client, image_input())
+
+
+def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        assert client.portal is not None
+        client.portal.call(client.app.state.host.drain)  # type: ignore[attr-defined]
+        assert client.get("/v2/health/live").status_code == 200
+        for path in ("/v2/health/ready", f"{MODEL}/ready", MODEL):
+            assert_error(client.get(path), 503)
+        assert_error(post(client, image_input()), 503)
+
+
+def test_more_photos_than_the_queue_has_places_are_not_told_to_come_back(
+    open_bundle: Bundle,
+) -> None:
+    with serve_app(open_bundle.path, label_store="memory", queue_size=3) as client:
+        refused = post(client, image_input(*[PHOTO] * 4))
+        assert refused.status_code == 400
+        assert "3" in refused.json()["error"]
+        assert len(infer(client, image_input(*[PHOTO] * 3))["scores"]["data"]) == 15

@@ -1,0 +1,139 @@
+"""Any JSON at all, in every body that is JSON: an answer or a problem, never a server error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import get_ident
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.bundle.reader import Bundle
+from service.http.requests import json as json_bodies
+from service.http.requests.json import MOST_PARTS, parse_json
+from tests.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    labels_of,
+    serve_app,
+    to_base64,
+)
+from tests.tiny_bundle import EMBEDDING_WIDTH
+from tests.turns import count_turns
+
+ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
+          ("PUT", "/labels/pets")]  # fmt: skip
+NAMES = ("image", "images", "url", "top_k", "threshold", "include", "exclude", "label_set",
+         "candidate_labels", "min_version", "name", "labels", "embedding", "prompt",
+         "embedding_space")  # fmt: skip
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["cat", "pets", "trained", "calibrated", to_base64(PHOTO)])
+)
+VECTORS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False),
+                   min_size=EMBEDDING_WIDTH, max_size=EMBEDDING_WIDTH)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS | VECTORS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+BODIES = VALUES | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def client(open_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        yield client
+        assert_still_serving(client)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=BODIES)
+def test_any_json_is_answered_or_a_problem(
+    client: TestClient, method: str, path: str, body: Any
+) -> None:
+    response = client.request(method, path, json=body)
+    if response.status_code not in (200, 201):
+        assert 400 <= response.status_code < 500
+        assert_problem(response, response.status_code, response.json()["code"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "member"),
+    [
+        ("POST", "/predict", "include"),
+        ("POST", "/predict/batch", "images"),
+        ("POST", "/labels", "labels"),
+        ("PUT", "/labels/pets", "labels"),
+        ("POST", "/v2/models/tiny-open/infer", "inputs"),
+    ],
+)
+@pytest.mark.parametrize(
+    "value", ["[]", "{}", '""', "[" * 900 + "]" * 900], ids=["[]", "{}", "texts", "deep"]
+)
+def test_millions_of_lists_and_texts_are_refused_before_they_are_parsed(
+    client: TestClient, method: str, path: str, member: str, value: str
+) -> None:
+    times = 2 * MOST_PARTS // (len(value) // 2)
+    body = f'{{"{member}": [{",".join([value] * times)}]}}'
+    headers = {"Content-Type": "application/json"}
+    response = client.request(method, path, content=body, headers=headers)
+    assert response.status_code == 400
+    assert "lists, objects and texts" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "member"),
+    [
+        ("/predict", "include"),
+        ("/predict/batch", "images"),
+        ("/v2/models/tiny-open/infer", "inputs"),
+    ],
+)
+@pytest.mark.parametrize("value", ["1", "1e1", "true"])
+def test_millions_of_numbers_are_refused_where_no_label_set_is(
+    client: TestClient, path: str, member: str, value: str
+) -> None:
+    body = f'{{"{member}": [{",".join([value] * 2 * MOST_PARTS)}]}}'
+    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "values" in response.text
+
+
+@pytest.mark.parametrize(
+    ("number", "times"), [("1", 2_000_000), ("1e1", 2_000_000), ("9" * 4000, 5000)]
+)
+def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
+    body = f'{{"a": [{",".join([number] * times)}]}}'.encode()
+    assert count_turns(lambda: parse_json(body, most_numbers=times)) > 10
+
+
+@pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])
+def test_long_json_is_parsed_beside_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, length: int, *, in_loop: bool
+) -> None:
+    assert client.portal is not None
+    loop_thread, threads, parse = client.portal.call(get_ident), [], json_bodies.parse_json
+
+    def remember(*arguments: Any) -> dict[str, Any]:
+        threads.append(get_ident())
+        return parse(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json_bodies, "parse_json", remember)
+        body = {"image": to_base64(PHOTO), "include": ["x" * length]}
+        assert client.post("/predict", json=body).status_code == 422
+    assert [thread == loop_thread for thread in threads] == [in_loop]
+    assert labels_of(client.post("/predict", json={"image": to_base64(PHOTO)})) != []

@@ -1,0 +1,333 @@
+"""Images by URL: from the public internet alone, by the address that was checked, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Coroutine
+from typing import Any
+
+import httpcore2 as httpcore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import QueueFull
+from service.http.requests.budget import BodyBudget, HeldBody
+from service.http.requests.errors import BodyTooLarge, OriginTimeout, UrlNotUsable
+from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
+from tests.photos import make_photo
+from tests.serving import assert_problem, assert_still_serving, serve_app
+
+PHOTO = make_photo()
+PUBLIC = "93.184.216.34"
+MAX_BYTES = 10_000
+
+pytestmark = pytest.mark.anyio
+
+
+def reply(body: bytes, status: str = "200 OK", **headers: str) -> list[bytes]:
+    """Returns an HTTP answer, in two pieces."""
+    fields = {"content-length": str(len(body)), **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    return [f"HTTP/1.1 {status}\r\n{lines}\r\n".encode(), body]
+
+
+def redirect(url: str, status: str = "302 Found") -> list[bytes]:
+    return reply(b"", status, location=url)
+
+
+class FakeNetwork(httpcore.AsyncNetworkBackend):
+    """Names with their addresses, addresses with their answers; remembers who was called."""
+
+    def __init__(self, names: dict[str, list[str]], answers: dict[str, list[Any]]) -> None:
+        self.names = names
+        self.answers = answers
+        self.called: list[tuple[str, int]] = []
+        self.connected = asyncio.Event()
+        self.look_ups: dict[str, int] = defaultdict(int)
+
+    async def resolve(self, host: str, _port: int) -> list[str]:
+        self.look_ups[host] += 1
+        if host not in self.names:
+            raise OSError("no such name")
+        return self.names[host]
+
+    async def connect_tcp(
+        self, host: str, port: int, *_options: Any
+    ) -> httpcore.AsyncNetworkStream:
+        self.called.append((host, port))
+        self.connected.set()
+        return _Stream(self.answers[host].pop(0))
+
+
+class _Stream(httpcore.AsyncMockStream):
+    """Pieces of bytes; a number in the place of a piece stands for ever."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if self._buffer and not isinstance(self._buffer[0], bytes):
+            await asyncio.Event().wait()
+        return await super().read(max_bytes, timeout)
+
+
+def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, places: int = 4) -> Fetcher:
+    return Fetcher(
+        max_bytes=MAX_BYTES,
+        timeout_seconds=seconds,
+        places=places,
+        network=network,
+        resolve=network.resolve,
+    )
+
+
+def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:
+    """Fetches for a request that may hold far more."""
+    return fetcher.fetch(url, HeldBody(BodyBudget(10 * MAX_BYTES)))
+
+
+def serving(*answers: Any, address: str = PUBLIC) -> FakeNetwork:
+    return FakeNetwork({"a.example": [address]}, {address: list(answers)})
+
+
+async def test_image_comes_from_the_address_that_was_checked() -> None:
+    network = serving(reply(PHOTO))
+    assert await fetch(make_fetcher(network), "https://a.example/cat.png?size=2#top") == PHOTO
+    assert network.called == [(PUBLIC, 443)]
+    assert network.look_ups == {"a.example": 1}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.example/",
+        "file:///etc/passwd",
+        "ftp://a.example/",
+        "gopher://a.example/",
+        "//a.example/",
+        "a.example",
+        "",
+        "https://",
+        "https:///path",
+        "https://a.example:8443/",
+        "https://a.example:x/",
+        "https://a.example:99999/",
+        "https://user@a.example/",
+        "https://user:word@a.example/",
+        "https://a.example/ x",
+        "https://a.example/\r\nHost: b",
+        "https://\u0430.example/",
+        "https://[::1",
+        "https://a.example/" + "x" * 2000,
+    ],
+)
+async def test_what_is_no_plain_https_url_is_refused_before_any_look_up(url: str) -> None:
+    network = serving(reply(PHOTO))
+    with pytest.raises(UrlNotUsable):
+        await fetch(make_fetcher(network), url)
+    assert network.look_ups == {}
+    assert network.called == []
+
+
+NOT_PUBLIC = [
+    "127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254",
+    "100.64.0.1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "192.0.2.1", "198.18.0.1",
+    "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "2001:db8::1",
+    "::ffff:127.0.0.1", "::ffff:10.0.0.1", "2002:7f00:1::", "2002:a00:1::1", "64:ff9b::7f00:1",
+    "64:ff9b::a00:1", "64:ff9b:1::a00:1", "2001:0:a00:1::", "::a00:1", "fec0::1", "junk", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+async def test_name_that_leads_inside_is_refused_without_a_connection(address: str) -> None:
+    assert not is_public(address)
+    for found in ([address], [PUBLIC, address], [address, PUBLIC]):
+        network = FakeNetwork({"a.example": found}, {})
+        with pytest.raises(UrlNotUsable):
+            await fetch(make_fetcher(network), "https://a.example/")
+        assert network.called == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [PUBLIC, "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"],
+)
+async def test_public_addresses_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::1]", "localhost",
+     "[::ffff:127.0.0.1]", "169.254.169.254", "0"],
+)  # fmt: skip
+async def test_every_spelling_of_this_machine_is_refused(host: str) -> None:
+    # The system's own resolver reads these spellings.
+    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=30, places=1)
+    with pytest.raises(UrlNotUsable):
+        await fetch(fetcher, f"https://{host}/")
+
+
+async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
+    network = serving(redirect("https://b.example/x", "301 Moved"))
+    network.names["b.example"] = ["8.8.8.8"]
+    network.answers["8.8.8.8"] = [redirect("/y", "307 Temporary Redirect"), reply(PHOTO)]
+    assert await fetch(make_fetcher(network), "https://a.example/") == PHOTO
+    assert network.called == [(PUBLIC, 443), ("8.8.8.8", 443), ("8.8.8.8", 443)]
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["https://inside.example/", "http://a.example/", "file:///etc/passwd", "https://127.0.0.1/",
+     "https://a.example:22/", "//inside.example/", "", "https://[", "https://user@a.example/"],
+)  # fmt: skip
+async def test_redirect_to_what_is_not_allowed_is_refused(target: str) -> None:
+    network = serving(*[redirect(target) for _ in range(MAX_REDIRECTS + 1)])
+    network.names |= {"inside.example": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
+    with pytest.raises(UrlNotUsable):
+        await fetch(make_fetcher(network), "https://a.example/")
+    assert {address for address, _ in network.called} == {PUBLIC}
+
+
+async def test_endless_redirects_end() -> None:
+    network = serving(*[redirect("https://a.example/") for _ in range(100)])
+    with pytest.raises(UrlNotUsable):
+        await fetch(make_fetcher(network), "https://a.example/")
+    assert len(network.called) == MAX_REDIRECTS + 1
+
+
+async def test_name_that_changes_its_address_is_looked_up_for_every_connection() -> None:
+    network = serving(redirect("https://a.example/again"))
+
+    async def rebind(host: str, port: int) -> list[str]:
+        found = await network.resolve(host, port)
+        network.names["a.example"] = ["127.0.0.1"]
+        return found
+
+    fetcher = Fetcher(
+        max_bytes=MAX_BYTES, timeout_seconds=30, places=1, network=network, resolve=rebind
+    )
+    with pytest.raises(UrlNotUsable):
+        await fetch(fetcher, "https://a.example/")
+    assert network.called == [(PUBLIC, 443)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(b"no", "404 Not Found"),
+        reply(b"no", "500 Internal Server Error"),
+        reply(b"", "204 No Content"),
+        reply(PHOTO, content_encoding="gzip"),
+        [b"SSH-2.0-OpenSSH_9.6\r\n"],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc"],
+        [b""],
+    ],
+)
+async def test_origin_without_an_image_is_refused(answer: list[bytes]) -> None:
+    with pytest.raises(UrlNotUsable):
+        await fetch(make_fetcher(serving(answer)), "https://a.example/")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(bytes(MAX_BYTES + 1)),
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n", *[bytes(1000)] * 20],
+    ],
+    ids=["declared", "declared and never sent", "undeclared"],
+)
+async def test_huge_image_is_refused_before_it_is_whole(answer: list[bytes]) -> None:
+    with pytest.raises(BodyTooLarge):
+        await fetch(make_fetcher(serving(answer)), "https://a.example/")
+
+
+async def test_what_is_fetched_is_counted_among_the_bodies_in_memory() -> None:
+    network = serving(reply(PHOTO), reply(PHOTO), reply(PHOTO))
+    budget = BodyBudget(2 * len(PHOTO) - 1)
+    first, second = HeldBody(budget), HeldBody(budget)
+    fetcher = make_fetcher(network)
+    await fetcher.fetch("https://a.example/", first)
+    with pytest.raises(QueueFull):
+        await fetcher.fetch("https://a.example/", second)
+    first.release()
+    second.release()
+    assert await fetcher.fetch("https://a.example/", second) == PHOTO
+
+
+async def test_slow_origin_is_given_up() -> None:
+    answer = [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", b"abc", 0]
+    with pytest.raises(OriginTimeout):
+        await fetch(make_fetcher(serving(answer), seconds=0.05), "https://a.example/")
+
+
+async def test_fetches_beyond_the_places_are_refused_and_places_come_back() -> None:
+    network = serving([0], reply(PHOTO))
+    fetcher = make_fetcher(network, places=1)
+    first = asyncio.create_task(fetch(fetcher, "https://a.example/"))
+    await network.connected.wait()
+    with pytest.raises(QueueFull):
+        await fetch(fetcher, "https://a.example/")
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await fetch(fetcher, "https://a.example/") == PHOTO
+
+
+async def test_name_server_that_does_not_answer_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(30))
+    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=0.01, places=64)
+    try:
+        # As many as there are threads for everything else at the most.
+        fetches = [fetch(fetcher, f"https://{name}.example/") for name in range(32)]
+        failures = await asyncio.gather(*fetches, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {OriginTimeout}
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(str, "others") == "others"
+    finally:
+        answers.set()
+
+
+async def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = [httpcore.default_ssl_context()]
+    monkeypatch.setattr(httpcore, "default_ssl_context", contexts.pop)
+    fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
+    for _ in range(2):
+        assert await fetch(fetcher, "https://a.example/") == PHOTO
+
+
+@given(st.text(max_size=60))
+async def test_any_text_is_a_plain_url_or_refused(text: str) -> None:
+    for url in (text, f"https://{text}", f"https://a.example/{text}"):
+        try:
+            assert check_url(url).scheme == b"https"
+        except UrlNotUsable:
+            continue
+
+
+def test_route_takes_urls_only_where_it_is_set_to(tiny_bundle: Any) -> None:
+    body = {"url": "https://a.example/cat.png", "top_k": 2}
+    with serve_app(tiny_bundle.path) as client:
+        assert_problem(client.post("/predict", json=body), 422, "url_input_off")
+        assert_still_serving(client)
+    with serve_app(tiny_bundle.path, url_input=True) as client:
+        state: Any = client.app.state  # type: ignore[attr-defined]
+        state.fetcher = make_fetcher(serving(reply(PHOTO), reply(PHOTO)))
+        free = state.budget.free_bytes
+        answer = client.post("/predict", json=body)
+        assert len(answer.json()["labels"]) == 2, answer.text
+        state.budget.free_bytes = len(PHOTO)  # others hold the rest
+        assert_problem(client.post("/predict", json=body), 429, "queue_full")
+        state.budget.free_bytes += free - len(PHOTO)
+        assert state.budget.free_bytes == free
+        both = client.post("/predict", json={**body, "image": "AAAA"})
+        assert_problem(both, 400, "malformed_body")
+        assert_problem(client.post("/predict", json={"url": 5}), 400, "malformed_body")
+        batch = client.post("/predict/batch", json={"url": "https://a.example/"})
+        assert_problem(batch, 422, "unknown_field")
+        assert_still_serving(client)

@@ -1,0 +1,130 @@
+"""Tests of the OpenAPI document: it says what the routes do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.http.app import create_app
+from service.http.host import PipelineHost
+from service.http.open_inference.request import HEADER_LENGTH
+from service.http.requests.parameters import LIST_PARAMETERS, Parameters
+from service.labels.definition import LabelSetRecord
+from service.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def paths() -> dict[str, Any]:
+    found: dict[str, Any] = create_app(PipelineHost(Settings())).openapi()["paths"]
+    return found
+
+
+def test_predict_takes_three_kinds_of_body_and_batch_two(paths: dict[str, Any]) -> None:
+    single = paths["/predict"]["post"]["requestBody"]["content"]
+    batch = paths["/predict/batch"]["post"]["requestBody"]["content"]
+    assert set(single) == {"multipart/form-data", "application/json", "image/*"}
+    assert set(batch) == {"multipart/form-data", "application/json"}
+    assert batch["application/json"]["schema"]["properties"]["images"]["maxItems"] == 16
+
+
+def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> None:
+    for path, image in (("/predict", "image"), ("/predict/batch", "images")):
+        post = paths[path]["post"]
+        assert {parameter["name"] for parameter in post["parameters"]} == set(
+            Parameters.model_fields
+        )
+        for kind in ("multipart/form-data", "application/json"):
+            properties = post["requestBody"]["content"][kind]["schema"]["properties"]
+            url = {"url"} if (path, kind) == ("/predict", "application/json") else set()
+            assert set(properties) == {image, *url, *Parameters.model_fields}
+
+
+def test_forms_document_that_every_value_of_a_list_is_a_field(paths: dict[str, Any]) -> None:
+    for path in ("/predict", "/predict/batch"):
+        form = paths[path]["post"]["requestBody"]["content"]["multipart/form-data"]
+        assert set(form["encoding"]) == LIST_PARAMETERS
+        assert all(way == {"style": "form", "explode": True} for way in form["encoding"].values())
+
+
+def test_example_of_a_label_set_is_one(paths: dict[str, Any]) -> None:
+    posted = paths["/labels"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    put = paths["/labels/{name}"]["put"]["requestBody"]["content"]["application/json"]["example"]
+    assert LabelSetRecord.model_validate(posted).labels == (
+        LabelSetRecord.model_validate({"name": "any", **put}).labels
+    )
+
+
+def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) -> None:
+    seen = set()
+    for name, path in paths.items():
+        if name.startswith("/v2"):
+            continue
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if status < "400":
+                    continue
+                seen.add(status)
+                content = response["content"]["application/problem+json"]
+                assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
+                for example in content["examples"].values():
+                    assert example["value"]["status"] == int(status)
+    assert seen == {
+        *("400", "401", "403", "404", "408", "409", "412", "413", "415", "422", "429"),
+        *("500", "503", "504", "507"),
+    }
+
+
+def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[str, Any]) -> None:
+    infer = paths["/v2/models/{name}/infer"]["post"]["responses"]
+    assert set(infer) == {
+        *("200", "400", "401", "404", "408", "413", "429", "500", "503", "504"),
+    }
+    for name, path in paths.items():
+        for operation in path.values() if name.startswith("/v2") else ():
+            for status, response in operation["responses"].items():
+                if status >= "400":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/{name}/infer"])
+def test_answers_that_tell_what_to_do_document_their_header(
+    paths: dict[str, Any], path: str
+) -> None:
+    responses = paths[path]["post"]["responses"]
+    for status in ("429", "503"):
+        assert set(responses[status]["headers"]) == {"Retry-After"}
+    assert set(responses["401"]["headers"]) == {"WWW-Authenticate"}
+
+
+@pytest.mark.parametrize("version", ["", "/versions/{version}"])
+def test_binary_tensors_are_documented_in_both_directions(
+    paths: dict[str, Any], version: str
+) -> None:
+    post = paths[f"/v2/models/{{name}}{version}/infer"]["post"]
+    kinds = {"application/json", "application/octet-stream"}
+    assert set(post["requestBody"]["content"]) == set(post["responses"]["200"]["content"]) == kinds
+    headers = [parameter["name"] for parameter in post["parameters"] if parameter["in"] == "header"]
+    assert headers == list(post["responses"]["200"]["headers"]) == [HEADER_LENGTH]
+    # Whatever the body is said to be, it is read.
+    assert "Content-Type" not in post["responses"]["400"]["description"]
+
+
+def test_routes_of_a_label_set_document_versions_and_conditions(paths: dict[str, Any]) -> None:
+    routes = paths["/labels/{name}"]
+    conditions = {
+        method: {p["name"] for p in operation["parameters"] if p["in"] == "header"}
+        for method, operation in routes.items()
+    }
+    assert conditions == {
+        "get": {"If-None-Match"},
+        "put": {"If-Match", "If-None-Match"},
+        "delete": {"If-Match"},
+    }
+    created = (paths["/labels"]["post"]["responses"], routes["put"]["responses"])
+    for responses in created:
+        assert set(responses["201"]["headers"]) == {"ETag", "Location"}
+        assert set(responses["200"]["headers"]) == {"ETag"}
+    for status in ("200", "304"):
+        assert set(routes["get"]["responses"][status]["headers"]) == {"ETag"}

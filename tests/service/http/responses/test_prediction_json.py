@@ -1,0 +1,81 @@
+"""What is written without pydantic is what pydantic's models of it describe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import BaseModel
+
+from service.bundle.reader import Bundle
+from service.http.requests.parameters import Parameters, merge_parameters
+from service.http.responses.prediction_json import write_batch
+from service.http.responses.schemas import BatchAnswer, PredictAnswer
+from service.pipeline.pipeline import Pipeline
+from tests.serving import PHOTO, send_image, send_images, serve_app
+
+
+@pytest.fixture(scope="module")
+def client(mapped_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(mapped_bundle.path, label_store="memory") as client:
+        yield client
+
+
+def assert_described(model: type[BaseModel], text: str) -> None:
+    """Checks that every value of the answer is valid, and that it has no others."""
+    answer = json.loads(text)
+    assert model.model_validate_json(text, strict=True).model_dump(exclude_unset=True) == answer
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"top_k": 1},
+        {"threshold": 1.0},
+        {"threshold": 0.25},
+        {"candidate_labels": ["moon", "sun"], "label_set": "trained", "threshold": 0.0},
+        {"explain": "true", "top_k": 2},
+        {"explain": "overlay", "top_k": 2},
+    ],
+)
+def test_answer_of_one_image_is_as_described(
+    client: TestClient, parameters: dict[str, object]
+) -> None:
+    response = send_image(client, params=parameters)
+    assert response.status_code == 200, response.text
+    assert_described(PredictAnswer, response.text)
+
+
+def test_answer_of_a_batch_is_as_described_failures_included(client: TestClient) -> None:
+    response = send_images(client, [PHOTO, b"junk"], params={"top_k": 2})
+    assert_described(BatchAnswer, response.text)
+    good, bad = response.json()["results"]
+    assert len(good["labels"]) == 2
+    assert bad["error"]["code"] == "invalid_image"
+
+
+def test_names_in_every_script_arrive_as_they_are(client: TestClient) -> None:
+    names = ["Füchse 🦊", 'quo"te\\', "赤い"]
+    response = send_image(client, params={"candidate_labels": names, "threshold": 0.0})
+    assert {label["label"] for label in response.json()["labels"]} == set(names)
+
+
+def test_others_have_their_turn_between_the_images_of_a_batch(client: TestClient) -> None:
+    pipeline: Pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
+
+    async def count_turns() -> int:
+        selection = await pipeline.select(merge_parameters(Parameters(), {}))
+        results = [await pipeline.predict(PHOTO, selection)] * 5
+        writing = asyncio.create_task(write_batch(pipeline, selection, results, "id"))
+        turns = 0
+        while not writing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert client.portal is not None
+    assert client.portal.call(count_turns) >= 5

@@ -1,0 +1,72 @@
+"""What browsers are told: pages of ours keep to themselves, others ask only where they may."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import Bundle
+from service.errors import StartError
+from service.http.open_inference.request import HEADER_LENGTH
+from service.http.security.browsers import read_origins
+from tests.serving import send_image, serve_app
+
+ORIGIN = "https://app.example"
+
+
+def test_pages_carry_security_headers_and_answers_nosniff(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert page.headers["referrer-policy"] == "no-referrer"
+    for response in (page, client.get("/info"), send_image(client), client.get("/nowhere")):
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert "content-security-policy" not in client.get("/info").headers
+
+
+def test_other_origins_may_not_ask_by_default(client: TestClient) -> None:
+    preflight = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    assert client.options("/predict", headers=preflight).status_code == 405
+    answer = client.get("/info", headers={"Origin": ORIGIN})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_named_origin_may_ask_and_no_other(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path, cors_origins=f"{ORIGIN}, https://b.example") as client:
+        for origin, allowed in ((ORIGIN, ORIGIN), ("https://evil.example", None)):
+            asked = {
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "x-api-key",
+            }
+            preflight = client.options("/predict", headers=asked)
+            assert preflight.headers.get("access-control-allow-origin") == allowed
+            assert preflight.status_code == (200 if allowed else 400)
+            answer = send_image(client, headers={"Origin": origin})
+            assert answer.headers.get("access-control-allow-origin") == allowed
+            refused = send_image(client, b"", headers={"Origin": origin})
+            assert refused.headers.get("access-control-allow-origin") == allowed
+
+
+def test_page_of_a_named_origin_may_send_binary_tensors_and_read_them(tiny_bundle: Bundle) -> None:
+    path = "/v2/models/tiny/infer"
+    with serve_app(tiny_bundle.path, cors_origins=ORIGIN) as client:
+        asked = {
+            "Origin": ORIGIN,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": f"content-type,{HEADER_LENGTH.lower()}",
+        }
+        assert client.options(path, headers=asked).status_code == 200
+        answer = client.post(path, headers={"Origin": ORIGIN})
+        assert HEADER_LENGTH in answer.headers["access-control-expose-headers"].split(", ")
+        assert send_image(client).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["app.example", "https://", "ftp://a", "https://a/path", "null"])
+def test_origin_that_is_none_stops_the_start(text: str) -> None:
+    with pytest.raises(StartError, match="cors_origins"):
+        read_origins(text)
+
+
+def test_no_origins_no_cors() -> None:
+    assert read_origins(None) is None
+    assert read_origins(" , ") is None

@@ -1,0 +1,188 @@
+"""Keys: who may do what, by header, from a variable or a file, without ever being told back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import Bundle
+from service.errors import StartError
+from service.http.requests.errors import Unauthorized
+from service.http.security.keys import KeyRing
+from service.settings import Settings
+from tests.serving import assert_problem, assert_still_serving, send_image, serve_app
+
+PREDICT, OTHER, ADMIN = "predict-key-000001", "predict-key-000002", "admin-key-00000001"
+PETS = {"name": "pets", "labels": ["cat"]}
+
+
+@pytest.fixture(scope="module")
+def client(open_bundle: Bundle) -> Iterator[TestClient]:
+    keys = {"predict_keys": f"{PREDICT}, {OTHER}", "admin_keys": ADMIN}
+    with serve_app(open_bundle.path, label_store="memory", **keys) as client:
+        yield client
+
+
+def bearing(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearing("predict-key-000003"),
+        bearing(""),
+        bearing(PREDICT[:-1]),
+        bearing(PREDICT + "x"),
+        {"Authorization": f"Basic {PREDICT}"},
+        {"Authorization": PREDICT},
+        {"X-API-Key": "k\xe9y".encode("latin-1")},
+        {"Cookie": f"key={PREDICT}"},
+    ],
+)
+def test_without_a_known_key_it_is_401(client: TestClient, headers: dict[str, Any]) -> None:
+    for response in (
+        send_image(client, headers=headers),
+        client.get("/labels", headers=headers),
+        client.get("/info", headers=headers),
+        client.post("/labels", json=PETS, headers=headers),
+        client.delete("/labels/pets", headers=headers),
+    ):
+        assert_problem(response, 401, "unauthorized")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert PREDICT not in response.text
+    assert send_image(client, headers=bearing(PREDICT)).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_unknown_key_is_told_from_none(client: TestClient, method: str) -> None:
+    none = client.request(method, "/labels/trained")
+    assert "Send a key" in assert_problem(none, 401, "unauthorized")["detail"]
+    for headers in (bearing(PREDICT[:-1]), {"X-API-Key": "made-up-key-000001"}):
+        unknown = client.request(method, "/labels/trained", headers=headers)
+        detail = assert_problem(unknown, 401, "unauthorized")["detail"]
+        assert detail == "The key that was sent is not known here."
+    assert client.get("/labels/trained", headers=bearing(PREDICT)).status_code == 200
+
+
+def test_key_is_asked_for_before_the_body_is_read(client: TestClient) -> None:
+    large = client.post("/predict", content=b"x" * 30_000_000)
+    assert_problem(large, 401, "unauthorized")
+
+
+@pytest.mark.parametrize("key", [PREDICT, OTHER, ADMIN])
+def test_predict_and_admin_keys_predict_in_either_header(client: TestClient, key: str) -> None:
+    for headers in (bearing(key), {"X-API-Key": key}, {"Authorization": f"bearer {key}"}):
+        assert send_image(client, headers=headers).status_code == 200
+        assert client.get("/labels", headers=headers).status_code == 200
+
+
+def test_white_space_around_a_key_is_none_of_it(client: TestClient) -> None:
+    for headers in ({"Authorization": f"Bearer  {PREDICT} \t"}, {"X-API-Key": f" {PREDICT} "}):
+        assert send_image(client, headers=headers).status_code == 200
+    both = {"Authorization": "Bearer ", "X-API-Key": PREDICT}
+    assert send_image(client, headers=both).status_code == 200
+
+
+def test_key_may_have_any_letters(tiny_bundle: Bundle) -> None:
+    key = "geheimer Schlüssel à"
+    with serve_app(tiny_bundle.path, predict_keys=key) as client:
+        headers: dict[str, Any] = {"X-API-Key": key.encode()}
+        assert send_image(client, headers=headers).status_code == 200
+        assert_problem(
+            send_image(client, headers={"X-API-Key": key[:-1].encode()}), 401, "unauthorized"
+        )
+
+
+def test_only_admin_keys_change_label_sets(client: TestClient) -> None:
+    for refused in (
+        client.post("/labels", json=PETS, headers=bearing(PREDICT)),
+        client.put("/labels/pets", json=PETS, headers=bearing(PREDICT)),
+        client.delete("/labels/pets", headers=bearing(PREDICT)),
+    ):
+        assert_problem(refused, 403, "forbidden")
+    assert client.post("/labels", json=PETS, headers=bearing(ADMIN)).status_code == 201
+    assert client.delete("/labels/pets", headers=bearing(ADMIN)).status_code == 204
+
+
+def test_health_and_documents_are_public(client: TestClient) -> None:
+    for path in ("/livez", "/readyz", "/openapi.json", "/docs"):
+        assert client.get(path).status_code == 200
+
+
+def test_openapi_tells_how_to_send_a_key(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
+    assert document["paths"]["/predict"]["post"]["security"]
+    assert "security" not in document["paths"]["/livez"]["get"]
+    assert "401" in document["paths"]["/predict"]["post"]["responses"]
+
+
+def test_with_predict_keys_alone_nobody_changes_label_sets(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, label_store="memory", predict_keys=PREDICT) as client:
+        assert_problem(client.post("/labels", json=PETS), 401, "unauthorized")
+        refused = client.post("/labels", json=PETS, headers=bearing(PREDICT))
+        assert_problem(refused, 403, "forbidden")
+
+
+def test_with_admin_keys_alone_anyone_predicts(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, label_store="memory", admin_keys=ADMIN) as client:
+        assert_still_serving(client)
+        assert_problem(client.post("/labels", json=PETS), 401, "unauthorized")
+        assert client.post("/labels", json=PETS, headers=bearing(ADMIN)).status_code == 201
+
+
+def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for encoding in ("utf-8", "utf-8-sig"):  # the second is how Windows saves a text
+        file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
+        for named in (f"@{file}", "@~/keys"):
+            ring = KeyRing(Settings.model_validate({"predict_keys": named}))
+            ring.check_predict(PREDICT)
+            ring.check_predict(OTHER)
+
+
+@pytest.mark.parametrize(
+    "text", ["short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]]
+)
+def test_keys_that_are_none_stop_the_start_without_being_told(text: str) -> None:
+    with pytest.raises(StartError) as caught:
+        KeyRing(Settings.model_validate({"admin_keys": text}))
+    assert "admin_keys" in str(caught.value)
+    assert "short" not in str(caught.value)
+    assert PREDICT not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_no_key() -> None:
+    ring = KeyRing(Settings.model_validate({"predict_keys": PREDICT}))
+    with pytest.raises(Unauthorized):
+        ring.check_predict(b"k\xe9y".decode("utf-8", "surrogateescape"))
+    ring.check_predict(PREDICT)
+
+
+def test_shortest_key_has_sixteen_characters() -> None:
+    KeyRing(Settings.model_validate({"predict_keys": PREDICT[:16]})).check_predict(PREDICT[:16])
+
+
+def test_settings_never_show_a_key() -> None:
+    settings = Settings.model_validate({"predict_keys": PREDICT})
+    assert PREDICT not in f"{settings!r} {settings} {settings.model_dump_json()}"
+    assert PREDICT not in repr(vars(KeyRing(settings)))
+
+
+def test_caller_is_a_known_key_or_an_address() -> None:
+    ring = KeyRing(Settings.model_validate({"predict_keys": f"{PREDICT},{OTHER}"}))
+    assert ring.name_caller(PREDICT, "1.2.3.4") == ring.name_caller(PREDICT, "5.6.7.8")
+    assert ring.name_caller(PREDICT, "1.2.3.4") != ring.name_caller(OTHER, "1.2.3.4")
+    assert PREDICT not in ring.name_caller(PREDICT, "1.2.3.4")
+    assert ring.name_caller("made-up-key-000001", "1.2.3.4") == ring.name_caller(None, "1.2.3.4")
+    assert ring.name_caller(None, "2001:db8::1") == ring.name_caller(None, "2001:db8::2")
+    assert ring.name_caller(None, "2001:db8::1") != ring.name_caller(None, "2001:db8:1::1")
+    assert ring.name_caller(None, "::ffff:1.2.3.4") != ring.name_caller(None, "::ffff:1.2.3.5")
+    assert ring.name_caller(None, "unknown") == "address unknown"  # behind a Unix socket

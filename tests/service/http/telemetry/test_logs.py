@@ -1,0 +1,66 @@
+"""A log record is one line, as text or as JSON, with its fields and the request's id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from service.http.telemetry.logs import LogFormat, RequestIdFilter, make_formatter, request_id_of
+
+
+def make_record(sentence: str = "request", **fields: object) -> logging.LogRecord:
+    record = logging.LogRecord("service.x", logging.INFO, "x.py", 1, sentence, None, None)
+    record.__dict__.update(fields)
+    return record
+
+
+def test_text_line_ends_with_the_fields() -> None:
+    record = make_record(status=200, path="/labels/{name}", duration_ms=1.5)
+    line = make_formatter("text").format(record)
+    assert line.endswith('INFO service.x request status=200 path="/labels/{name}" duration_ms=1.5')
+
+
+def test_json_line_is_an_object_with_the_fields() -> None:
+    record = make_record(status=200, path="/x")
+    line = json.loads(make_formatter("json").format(record))
+    assert line.pop("time")
+    assert line == {
+        "level": "INFO",
+        "logger": "service.x",
+        "message": "request",
+        "status": 200,
+        "path": "/x",
+    }
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("value", ["a\nb", "a\r\nb", "a\u2028b", 'a" level="x', "\x1b[31m"])
+def test_value_of_a_client_stays_one_value_on_one_line(log_format: LogFormat, value: str) -> None:
+    line = make_formatter(log_format).format(make_record(path=value))
+    assert len(line.splitlines()) == 1
+    assert json.dumps(value) in line
+
+
+def test_traceback_is_in_the_json_object() -> None:
+    try:
+        raise ZeroDivisionError("a bug")
+    except ZeroDivisionError:
+        record = make_record()
+        record.exc_info = sys.exc_info()
+    line = make_formatter("json").format(record)
+    assert len(line.splitlines()) == 1
+    assert "ZeroDivisionError: a bug" in json.loads(line)["exc_info"]
+
+
+def test_lines_within_a_request_carry_its_id_and_others_none() -> None:
+    token = request_id_of.set("abc")
+    within = make_record()
+    RequestIdFilter().filter(within)
+    request_id_of.reset(token)
+    outside = make_record()
+    RequestIdFilter().filter(outside)
+    assert make_formatter("text").format(within).endswith("request request_id=abc")
+    assert "request_id" not in make_formatter("text").format(outside)

@@ -1,0 +1,204 @@
+"""Metrics count what happened, under bounded labels, and sample what is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import Bundle
+from service.errors import QueueFull
+from service.http.host import PipelineHost
+from service.http.telemetry.metrics import SECONDS_BUCKETS, Metrics
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
+from service.settings import Settings
+from tests.photos import make_photo
+from tests.serving import assert_still_serving, send_image, send_images, serve_app
+
+
+@pytest.fixture
+def client(open_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        yield client
+
+
+def sample(client: TestClient) -> None:
+    """Samples now instead of waiting for the next time."""
+    app = client.app
+    client.portal.call(lambda: _sample(app))  # type: ignore[union-attr, arg-type]
+
+
+async def _sample(app: object) -> None:
+    app.state.metrics.sample(app.state.host)  # type: ignore[attr-defined]
+
+
+def read(client: TestClient, name: str, **labels: str) -> float | None:
+    """Returns a metric's value; labels in any order; None where there is no such sample."""
+    value: float | None = client.app.state.registry.get_sample_value(  # type: ignore[attr-defined]
+        f"ml_decoder_{name}", labels
+    )
+    return value
+
+
+def test_metrics_are_text_for_prometheus(client: TestClient) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "# TYPE ml_decoder_request_seconds histogram" in answer.text
+    assert "process_resident_memory_bytes" in answer.text
+
+
+def test_prediction_is_counted_in_every_stage(client: TestClient) -> None:
+    send_image(client)
+    route = {"method": "POST", "path": "/predict", "status": "200"}
+    assert read(client, "request_seconds_count", **route) == 1
+    for stage in ("decode", "queue", "inference"):
+        assert read(client, f"{stage}_seconds_count") == 1
+        assert (read(client, f"{stage}_seconds_sum") or 0) > 0
+    assert read(client, "batch_size_sum") == 1
+    assert_still_serving(client)
+
+
+def test_every_photo_of_a_batch_is_counted_and_runs_add_up_to_them(client: TestClient) -> None:
+    send_images(client, [make_photo(seed) for seed in range(5)])
+    assert read(client, "decode_seconds_count") == 5
+    assert read(client, "queue_seconds_count") == 5
+    assert read(client, "batch_size_sum") == 5
+    assert read(client, "batch_size_count") == read(client, "inference_seconds_count")
+
+
+def test_path_is_the_template_and_unknown_paths_share_one_series(client: TestClient) -> None:
+    for name in ("one", "two"):
+        client.get(f"/labels/{name}")
+        client.get(f"/nowhere/{name}")
+    seen = {"method": "GET", "status": "404"}
+    assert read(client, "request_seconds_count", path="/labels/{name}", **seen) == 2
+    assert read(client, "request_seconds_count", path="", **seen) == 2
+    assert "nowhere" not in client.get("/metrics").text
+
+
+def test_unknown_methods_share_one_series(client: TestClient) -> None:
+    for method in ("BREW", "STEEP"):
+        client.request(method, "/nowhere")
+    counted = read(client, "request_seconds_count", method="other", path="", status="404")
+    assert counted == 2
+
+
+def test_refused_request_is_counted_by_its_reason(client: TestClient) -> None:
+    assert send_image(client, b"junk").status_code == 400
+    client.get("/nowhere")
+    assert read(client, "rejected_total", reason="invalid_image") == 1
+    assert read(client, "rejected_total", reason="not_found") == 1
+    assert read(client, "rejected_total", reason="queue_full") is None
+    assert_still_serving(client)
+
+
+class FullPipeline(Pipeline):
+    """Has no place in its queue for a photo called `full`."""
+
+    async def predict(
+        self, data: bytes, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
+        if data == b"full":
+            raise QueueFull("no place")
+        return await super().predict(data, selection, deadline)
+
+
+def open_full(settings: Settings) -> Pipeline:
+    pipeline = open_pipeline(settings)
+    pipeline.__class__ = FullPipeline
+    return pipeline
+
+
+def test_full_queue_is_a_reason_of_its_own(tiny_bundle: Bundle) -> None:
+    with serve_app(tiny_bundle.path, open_full) as client:
+        assert send_image(client, b"full").status_code == 429
+        assert read(client, "rejected_total", reason="queue_full") == 1
+        assert_still_serving(client)
+
+
+def test_in_flight_is_the_scrape_alone_when_nothing_else_goes_on(client: TestClient) -> None:
+    send_image(client)
+    send_image(client, b"junk")
+    assert "ml_decoder_requests_in_flight 1.0" in client.get("/metrics").text
+    assert read(client, "requests_in_flight") == 0
+
+
+def test_client_that_left_is_counted() -> None:
+    metrics = Metrics()
+    metrics.start_request()
+    metrics.end_request("POST", "/predict", 499, 0.2, None)
+    assert metrics.registry.get_sample_value("ml_decoder_disconnects_total") == 1
+
+
+def test_model_info_says_what_really_runs(client: TestClient) -> None:
+    sample(client)
+    labels = {
+        "model": "tiny-open",
+        "version": "1.0",
+        "device": "cpu",
+        "provider": "CPUExecutionProvider",
+        "precision": "fp32",
+    }
+    assert read(client, "model_info", **labels) == 1
+    assert read(client, "ready") == 1
+
+
+def test_labels_and_version_follow_the_store(client: TestClient) -> None:
+    sample(client)
+    assert read(client, "labels", origin="model") == 5
+    assert read(client, "labels", origin="bundle") == 3
+    before = read(client, "label_set_version")
+    assert before is not None
+    client.post("/labels", json={"name": "zoo", "labels": ["panda", "keeper"]})
+    sample(client)
+    assert read(client, "labels", origin="store") == 2
+    assert read(client, "label_sets", origin="store") == 1
+    assert read(client, "label_set_version") == before + 1
+    assert read(client, "label_store_up") == 1
+    client.delete("/labels/zoo")
+    sample(client)
+    assert read(client, "labels", origin="store") == 0
+
+
+def test_service_that_is_loading_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle) -> None:
+    metrics = Metrics()
+    metrics.sample(PipelineHost(Settings(bundle=tiny_bundle.path)))
+    assert metrics.registry.get_sample_value("ml_decoder_ready") == 0
+    assert metrics.registry.get_sample_value("ml_decoder_queue_size") == 0
+
+
+def test_buckets_reach_from_a_millisecond_to_the_default_deadline() -> None:
+    assert SECONDS_BUCKETS[0] == 0.001
+    assert SECONDS_BUCKETS[-1] == Settings().deadline_ms / 1000
+    assert list(SECONDS_BUCKETS) == sorted(set(SECONDS_BUCKETS))
+
+
+def test_there_is_no_such_path_where_the_metrics_have_a_port_of_their_own(
+    tiny_bundle: Bundle,
+) -> None:
+    with serve_app(tiny_bundle.path, metrics_port=0) as client:
+        assert client.get("/metrics").status_code == 404
+        assert_still_serving(client)
+
+
+def test_every_name_has_the_prefix_and_no_unit_but_seconds(client: TestClient) -> None:
+    names = re.findall(r"^# TYPE (\S+)", client.get("/metrics").text, re.MULTILINE)
+    own = [name for name in names if not name.startswith(("process_", "python_"))]
+    assert own
+    for name in own:
+        assert name.startswith("ml_decoder_"), name
+        assert not re.search(r"_(ms|milliseconds|percent)(_|$)", name), name
+
+
+def test_template_of_every_route_has_its_whole_path(client: TestClient) -> None:
+    templates = set(client.app.openapi()["paths"])  # type: ignore[attr-defined]
+    for template in templates:
+        client.get(re.sub(r"{\w+}", "x", template))
+    counted = set(
+        re.findall(r'request_seconds_count{.*path="([^"]+)"', client.get("/metrics").text)
+    )
+    assert templates - {"/metrics"} <= counted

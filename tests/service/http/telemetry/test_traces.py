@@ -1,0 +1,188 @@
+"""Traces: the spans of a request, the client's trace continued, nothing at all when off."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from service.bundle.reader import Bundle
+from service.errors import StartError
+from service.http.app import create_app
+from service.http.host import PipelineHost
+from service.http.telemetry.traces import TraceIdFilter, open_provider
+from service.settings import Settings
+from tests.photos import make_photo
+from tests.serving import assert_still_serving, send_image, send_images
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+STAGES = ["decode", "queue", "encode", "head", "respond"]
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def client(tiny_bundle: Bundle, exporter: InMemorySpanExporter) -> Iterator[TestClient]:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu", label_store="memory"))
+    with TestClient(create_app(host, provider), raise_server_exceptions=False) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        yield client
+
+
+def split(exporter: InMemorySpanExporter) -> tuple[ReadableSpan, list[ReadableSpan]]:
+    """Returns the only request's span, and its stages by start."""
+    spans = exporter.get_finished_spans()
+    (request,) = [span for span in spans if span.kind.name == "SERVER"]
+    stages = [span for span in spans if span is not request]
+    return request, sorted(stages, key=lambda span: (span.start_time or 0, span.end_time or 0))
+
+
+def test_request_has_a_span_with_one_child_for_each_stage_in_order(
+    client: TestClient, exporter: InMemorySpanExporter
+) -> None:
+    send_image(client)
+    request, stages = split(exporter)
+    assert request.name == "POST /predict"
+    assert request.attributes is not None
+    assert request.attributes["http.route"] == "/predict"
+    assert request.attributes["http.response.status_code"] == 200
+    assert [span.name for span in stages] == STAGES
+    for span in stages:
+        assert span.parent is not None
+        assert span.parent.span_id == request.context.span_id
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert (request.start_time or 0) <= span.start_time <= span.end_time
+    batch_sizes = [span.attributes.get("ml_decoder.batch_size") for span in stages[:4]]  # type: ignore[union-attr]
+    assert batch_sizes == [1, 1, 1, 1]
+
+
+def test_every_photo_of_a_batch_has_its_stages(
+    client: TestClient, exporter: InMemorySpanExporter
+) -> None:
+    send_images(client, [make_photo(seed) for seed in range(3)])
+    _, stages = split(exporter)
+    names = [span.name for span in stages]
+    assert [names.count(name) for name in STAGES] == [3, 3, 3, 3, 1]
+
+
+def test_clients_trace_is_continued_and_told_back(
+    client: TestClient, exporter: InMemorySpanExporter
+) -> None:
+    answer = send_image(client, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
+    request, stages = split(exporter)
+    assert {f"{span.context.trace_id:032x}" for span in (request, *stages)} == {TRACE_ID}
+    assert request.parent is not None
+    assert f"{request.parent.span_id:016x}" == PARENT_ID
+    span_id = f"{request.context.span_id:016x}"
+    assert answer.headers["traceresponse"] == f"00-{TRACE_ID}-{span_id}-01"
+
+
+def test_trace_that_the_client_does_not_sample_is_not_exported(
+    client: TestClient, exporter: InMemorySpanExporter
+) -> None:
+    send_image(client, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"})
+    assert exporter.get_finished_spans() == ()
+    assert_still_serving(client)
+
+
+@pytest.mark.parametrize("junk", ["x", f"00-{'0' * 32}-{PARENT_ID}-01", "00-" + "f" * 5000])
+def test_junk_in_the_clients_trace_starts_a_new_one(
+    client: TestClient, exporter: InMemorySpanExporter, junk: str
+) -> None:
+    assert send_image(client, headers={"traceparent": junk}).status_code == 200
+    request, _ = split(exporter)
+    assert request.parent is None
+
+
+def test_refused_request_has_its_status_and_no_stages(
+    client: TestClient, exporter: InMemorySpanExporter
+) -> None:
+    send_image(client, b"junk")
+    request, stages = split(exporter)
+    assert request.attributes is not None
+    assert request.attributes["http.response.status_code"] == 400
+    assert stages == []
+
+
+def test_probes_are_not_traced(client: TestClient, exporter: InMemorySpanExporter) -> None:
+    for path in ("/livez", "/readyz", "/metrics"):
+        assert "traceresponse" not in client.get(path).headers
+    assert exporter.get_finished_spans() == ()
+
+
+def test_log_lines_carry_the_trace(client: TestClient, exporter: InMemorySpanExporter) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.addFilter(TraceIdFilter())
+    handler.emit = records.append  # type: ignore[method-assign]
+    log = logging.getLogger("service.http.telemetry.access")
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(logging.INFO)
+    try:
+        send_image(client)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+    request, _ = split(exporter)
+    (record,) = records
+    assert record.__dict__["trace_id"] == f"{request.context.trace_id:032x}"
+
+
+def test_service_has_a_name_of_its_own_unless_it_is_given_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, given = open_provider(), None
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "tagger")
+    given = open_provider()
+    assert own.resource.attributes["service.name"] == "ml-decoder-serve"
+    assert given.resource.attributes["service.name"] == "tagger"
+    for provider in (own, given):
+        provider.shutdown()
+
+
+def run_python(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_what_is_off_is_not_imported() -> None:
+    code = """
+import sys
+from service.http.app import create_app
+from service.http.host import PipelineHost
+from service.settings import Settings
+create_app(PipelineHost(Settings()))
+print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exp"))])
+"""
+    assert run_python(code).strip() == "[]"
+
+
+def test_traces_without_opentelemetry_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "service.http.telemetry.traces", None)
+    with pytest.raises(StartError, match="otel"):
+        create_app(PipelineHost(Settings(traces="otlp")))
+
+
+def test_traces_that_are_off_make_no_header(tiny_bundle: Bundle) -> None:
+    host: Any = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"))
+    with TestClient(create_app(host)) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        assert "traceresponse" not in send_image(client).headers

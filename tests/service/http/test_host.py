@@ -1,0 +1,75 @@
+"""Tests of the host: loading, ready, failed, draining."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.bundle.reader import Bundle
+from service.errors import BundleError, Draining, NotReady, StartError
+from service.http.host import PipelineHost
+from service.pipeline.pipeline import Pipeline
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def settings(tiny_bundle: Bundle) -> Settings:
+    return Settings(bundle=tiny_bundle.path, device="cpu")
+
+
+async def test_pipeline_is_handed_out_once_it_is_open(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    with pytest.raises(NotReady):
+        host.check_ready()
+    await host.open()
+    host.check_ready()
+    assert host.pipeline.bundle.card.name == "tiny"
+    await host.drain()
+
+
+async def test_after_draining_nothing_is_handed_out(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    await host.open()
+    pipeline = host.pipeline
+    await host.drain()
+    await host.drain()
+    assert pipeline.state == "draining"
+    with pytest.raises(Draining):
+        host.check_ready()
+
+
+async def test_what_is_open_stays_known_while_it_drains(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    assert host.opened is None
+    await host.open()
+    pipeline = host.pipeline
+    await host.drain()
+    assert host.opened is pipeline
+    assert not host.ready
+
+
+@pytest.mark.parametrize("reason", [StartError("no such device"), BundleError("damaged")])
+async def test_reason_why_it_cannot_be_opened_is_kept(
+    settings: Settings, reason: StartError | BundleError
+) -> None:
+    def fail(_settings: Settings) -> Pipeline:
+        raise reason
+
+    host = PipelineHost(settings, fail)
+    await host.open()
+    assert host.failure is reason
+    with pytest.raises(NotReady):
+        host.check_ready()
+
+
+async def test_unexpected_error_is_logged_and_fails_the_start(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_settings: Settings) -> Pipeline:
+        raise ZeroDivisionError("a bug")
+
+    host = PipelineHost(settings, fail)
+    await host.open()
+    assert isinstance(host.failure, StartError)
+    assert "a bug" in caplog.text

@@ -1,0 +1,121 @@
+"""What is refused at the connection: predictions, while the queue is full, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from service.bundle.reader import Bundle
+from service.http.host import PipelineHost
+from service.http.telemetry.metrics import Metrics
+from service.http.transport import shedding
+from service.http.transport.shedding import Shedder
+from service.pipeline.pipeline import Pipeline
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+PATHS = ("/predict", "/predict/batch")
+
+
+@pytest.fixture
+async def host(tiny_bundle: Bundle) -> AsyncIterator[PipelineHost]:
+    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"))
+    await host.open()
+    yield host
+    await host.drain()
+
+
+@pytest.fixture
+def shedder(host: PipelineHost) -> Shedder:
+    return Shedder(host, Metrics(), PATHS)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pipeline, "is_full", True)
+
+
+def make_scope(path: str = "/predict", method: str = "POST", **headers: str) -> dict[str, Any]:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "path": path, "method": method, "headers": pairs}
+
+
+async def test_nothing_is_refused_while_there_is_room(shedder: Shedder) -> None:
+    assert shedder.refuse(make_scope()) is None
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("path", PATHS)
+async def test_prediction_is_refused_with_the_id_of_its_client(shedder: Shedder, path: str) -> None:
+    refusal = shedder.refuse(make_scope(path, x_request_id="abc"))
+    assert refusal is not None
+    assert refusal.status == 429
+    headers = dict(refusal.headers)
+    assert headers[b"content-type"] == b"application/problem+json"
+    assert headers[b"x-request-id"] == b"abc"
+    assert int(headers[b"retry-after"]) >= 1
+    problem = json.loads(refusal.body)
+    assert (problem["code"], problem["request_id"]) == ("queue_full", "abc")
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    "scope",
+    [
+        make_scope("/labels"),
+        make_scope("/predict/"),
+        make_scope(method="GET"),
+        make_scope(method="OPTIONS"),
+        make_scope(origin="https://a.example"),
+    ],
+    ids=["another route", "no route", "read", "preflight", "a page"],
+)
+async def test_everything_else_goes_on_to_the_app(shedder: Shedder, scope: dict[str, Any]) -> None:
+    assert shedder.refuse(scope) is None
+
+
+@pytest.mark.usefixtures("full")
+async def test_service_that_drains_leaves_its_answer_to_the_app(
+    shedder: Shedder, host: PipelineHost
+) -> None:
+    await host.drain()
+    assert shedder.refuse(make_scope()) is None
+
+
+@pytest.mark.usefixtures("full")
+async def test_refusals_of_a_second_are_one_line_for_each_route(
+    shedder: Shedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = asyncio.Queue[logging.LogRecord]()
+
+    async def read_line() -> tuple[str, int]:
+        fields = vars(await lines.get())
+        return fields["path"], fields["count"]
+
+    monkeypatch.setattr(shedding.logger, "handle", lines.put_nowait)
+    monkeypatch.setattr(shedding, "_LOG_SECONDS", 0)
+    for path in ("/predict", "/predict/batch", "/predict"):
+        shedder.refuse(make_scope(path))
+    assert await read_line() == ("/predict", 2)
+    assert await read_line() == ("/predict/batch", 1)
+    shedder.refuse(make_scope())
+    assert await read_line() == ("/predict", 1)
+    assert lines.empty()
+
+
+@pytest.mark.usefixtures("full")
+async def test_refusals_are_counted_where_answers_are(host: PipelineHost) -> None:
+    metrics = Metrics()
+    shedder = Shedder(host, metrics, PATHS)
+    for _ in range(3):
+        shedder.refuse(make_scope())
+    labels = {"method": "POST", "path": "/predict", "status": "429"}
+    count = metrics.registry.get_sample_value("ml_decoder_request_seconds_count", labels)
+    reason = {"reason": "queue_full"}
+    assert count == metrics.registry.get_sample_value("ml_decoder_rejected_total", reason) == 3
