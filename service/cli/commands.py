@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from service.cli import labels
-from service.cli.bulk import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
+from service.cli.bulk.command import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
 from service.cli.console import (
     Format,
     dump_bundle,
@@ -28,8 +28,8 @@ from service.cli.console import (
     write_every_name,
     write_json,
 )
-from service.cli.flags import add_setting_flags
 from service.cli.importing import importing_for_good
+from service.cli.options import add_setting_flags
 from service.cli.paths import find_given_photos, read_path
 from service.cli.questions import (
     CandidateLabels,
@@ -117,7 +117,7 @@ def serve(settings: Settings) -> None:
     ml-decoder serve --bundle bundles/my-model --port 8000
     """
     with importing_for_good():
-        from service.cli.serving import serve_model
+        from service.cli.serve import serve_model
     serve_model(settings)
 
 
@@ -156,7 +156,7 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
     """
-    from service.cli.predicting import predict_photos
+    from service.cli.predict import predict_photos
 
     question = make_question(
         top_k=top_k,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.console import dump_label_set, show_calibration, show_label_sets, write_json
-from service.cli.flags import add_setting_flags
+from service.cli.options import add_setting_flags
 from service.cli.paths import read_path
 from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.http.telemetry.logs import configure_logs
@@ -104,7 +104,7 @@ def calibrate(
 
     ml-decoder labels calibrate zoo --photos FOLDER --split val
     """
-    from service.cli.calibrating import calibrate_set
+    from service.cli.calibrate import calibrate_set
 
     configure_logs("error")
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from service.__main__ import main
 from service.bundle.card import InputContract
+from service.cli.__main__ import main
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline import worker as inference
 

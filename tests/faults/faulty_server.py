@@ -17,7 +17,8 @@ from typing import Any
 
 from PIL import Image
 
-from service.cli import commands, serving
+from service.cli import commands
+from service.cli import serve as serving
 from service.engine.engine import Engine
 from service.errors import InferenceFailed, OutOfMemory
 from service.pipeline import pipeline

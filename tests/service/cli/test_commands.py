@@ -13,8 +13,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.cli import commands as cli
-from service.cli import serving
-from service.cli.flags import name_flag, name_variable
+from service.cli import serve as serving
+from service.cli.options import name_flag, name_variable
 from service.settings import Settings
 from tests.fake_service import run_fake
 from tests.photos import make_photo
@@ -209,7 +209,7 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_command_without_onnx_runtime_names_the_extra(command: list[str]) -> None:
     script = (
         "import sys; sys.modules['onnxruntime'] = None; "
-        f"sys.argv = ['ml-decoder', *{command}]; from service.__main__ import main; main()"
+        f"sys.argv = ['ml-decoder', *{command}]; from service.cli.__main__ import main; main()"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
@@ -226,7 +226,7 @@ def test_bench_needs_no_onnx_runtime(tmp_path: Path) -> None:
         command = ["bench", "--url", url, "--seconds", "0.1", "--json", str(tmp_path)]
         script = (
             "import sys; sys.modules['onnxruntime'] = None; "
-            f"sys.argv = ['ml-decoder', *{command}]; from service.__main__ import main; main()"
+            f"sys.argv = ['ml-decoder', *{command}]; from service.cli.__main__ import main; main()"
         )
         found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.bundle.reader import Bundle
-from service.cli import calibrating
+from service.cli import calibrate as calibrating
 from service.cli.label_store import add_set, define_set
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Question

@@ -18,11 +18,11 @@ import ray
 import ray.data
 import ray.exceptions
 
-from service.bulk.parts import PartFolder, Record, open_parts
-from service.bulk.photos import PhotoStore, open_photos
-from service.bulk.run import BulkJob, Report, Totals, find_left
-from service.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.bundle.card import CPU_DEVICES
+from service.cli.bulk.parts import PartFolder, Record, open_parts
+from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.run import BulkJob, Report, Totals, find_left
+from service.cli.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.errors import StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.selection import Selection

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from service.bulk.parts import QUESTION_FILE, Record, open_parts
+from service.cli.bulk.parts import QUESTION_FILE, Record, open_parts
 from service.errors import StartError
 
 QUESTION: dict[str, Any] = {"model": "tiny", "question": {"top_k": 2}}

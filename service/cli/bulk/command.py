@@ -1,7 +1,7 @@
 """Bulk on the command line: `ml-decoder bulk IN OUT`.
 
 In: arguments and settings. Out: Parquet files, a progress bar on stderr, totals on stdout, and
-an exit code: 0 all photos have labels, 1 some have none. Next: `service/bulk/run.py`.
+an exit code: 0 all photos have labels, 1 some have none. Next: `service/cli/bulk/run.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.bulk.run import Report, Totals
+    from service.cli.bulk.run import Report, Totals
 
 EXIT_SOME_FAILED = 1
 
@@ -87,7 +87,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     if ray:
         _require("ray", "ray")
     # Not before: the service runs without pyarrow and Ray.
-    from service.bulk.run import BulkJob, run_bulk
+    from service.cli.bulk.run import BulkJob, run_bulk
 
     question = make_question(
         top_k=top_k,
@@ -101,7 +101,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     job = BulkJob(photos, out, question, settings, part_size, retry_failed)
     with _show_progress() as report:
         if ray:
-            from service.bulk.ray_run import run_bulk_on_ray
+            from service.cli.bulk.ray_run import run_bulk_on_ray
 
             totals = run_bulk_on_ray(job, workers, report)
         else:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import service.pipeline.pipeline
-from service.cli.serving import serve_model
+from service.cli.serve import serve_model
 from service.errors import StartError
 from service.http import server
 from service.http.host import OpenPipeline
@@ -32,7 +32,7 @@ def test_commands_import_neither_model_nor_server() -> None:
 
 def test_graphs_open_before_store_and_server_are_imported() -> None:
     later = ("sqlalchemy", "fastapi", "uvicorn")
-    assert list_imported("service.cli.serving", "onnxruntime", *later) == {"onnxruntime"}
+    assert list_imported("service.cli.serve", "onnxruntime", *later) == {"onnxruntime"}
 
 
 def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

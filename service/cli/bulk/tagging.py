@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from service.bulk.parts import Record
-from service.bulk.photos import PhotoStore
+from service.cli.bulk.parts import Record
+from service.cli.bulk.photos import PhotoStore
 from service.errors import ImageError
 from service.http.responses.problems import describe_failure
 from service.pipeline.pipeline import Pipeline

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from service.bulk.parts import PartFolder, Record, open_parts
-from service.bulk.photos import open_photos
-from service.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.cli.bulk.parts import PartFolder, Record, open_parts
+from service.cli.bulk.photos import open_photos
+from service.cli.bulk.tagging import describe_question, prepare_settings, tag_photos
 from service.pipeline.pipeline import open_pipeline
 from service.pipeline.selection import Question
 from service.settings import Settings

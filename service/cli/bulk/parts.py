@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from service.bulk.photos import open_filesystem
+from service.cli.bulk.photos import open_filesystem
 from service.errors import StartError
 
 QUESTION_FILE = "_bulk.json"

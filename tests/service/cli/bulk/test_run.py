@@ -16,15 +16,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from service.bulk.run import BulkJob, Totals, run_bulk
 from service.bundle.reader import Bundle
+from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.pipeline.selection import Question
 from service.settings import Settings
 from tests.photos import encode_picture, make_photo, make_picture
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
 

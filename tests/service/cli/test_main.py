@@ -18,7 +18,7 @@ class Signaller:
             os.kill(os.getpid(), signal.SIGTERM)
             raise SystemExit("it went on")
 
-from service.__main__ import main
+from service.cli.__main__ import main
 sys.meta_path.insert(0, Signaller())
 main()
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bulk.photos import open_photos
+from service.cli.bulk.photos import open_photos
 from service.errors import StartError
 from tests.photos import make_photo
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from service.bundle.reader import Bundle
-from service.cli import bulk as command
+from service.cli.bulk import command
 from tests.photos import make_photo
 from tests.service.cli.conftest import Run
 
