@@ -19,9 +19,9 @@ from export.errors import ExportError
 from export.open_source import OpenRequest
 from export.source import SourceHints
 from export.triton import check_new_bundle, write_repository
+from models.checkpoints.layouts import CheckpointError
 from models.commands import run_command
 from models.data import DataError
-from models.layouts import CheckpointError
 from models.metrics import MetricError
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle

@@ -77,7 +77,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
 
     Raises:
         ExportError: with a one-line reason; nothing was written. The same holds of
-            `models.layouts.CheckpointError`, `models.data.DataError` and
+            `models.checkpoints.layouts.CheckpointError`, `models.data.DataError` and
             `service.bundle.reader.BundleError`.
     """
     check_target(request.out)

@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from export.errors import ExportError, UnusableCheckpointError, UnusablePhotosError
 from export.photos import LabelledPhotos, select_photos
 from export.source import Source
+from models.checkpoints.open_head import read_open_head
 from models.config import ZeroShotMLDecoderConfig
 from models.data import read_labelled_folder
-from models.open_head import read_open_head
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
-from models.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import EmbeddingSpace, OpenHead, tell_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
@@ -105,7 +105,7 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
         UnusableCheckpointError: the head is for another encoder, or the other head is open too.
         ExportError: the text encoder or a label set cannot be used.
         UnusablePhotosError: the photos show no label that was not trained.
-        models.layouts.CheckpointError: the file cannot be read, or belongs to others.
+        models.checkpoints.layouts.CheckpointError: the file cannot be read, or belongs to others.
         models.data.DataError: the photos cannot be read.
     """
     if source.is_open:

@@ -24,7 +24,7 @@ from export.verify import (
     verify_maps,
     verify_open_head,
 )
-from models.maps import find_grid
+from models.heads.maps import find_grid
 from service.bundle.card import Precision
 
 _log = logging.getLogger(__name__)

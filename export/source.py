@@ -14,11 +14,11 @@ from typing import Annotated, cast
 from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationError
 
 from export.errors import UnusableCheckpointError
-from models.checkpoints import Checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.contradictions import check_hints
+from models.checkpoints.hub import locate
+from models.checkpoints.layouts import Hints
 from models.config import NetworkConfig, ZeroShotMLDecoderConfig
-from models.contradictions import check_hints
-from models.hub import locate
-from models.layouts import Hints
 from models.network import Network
 from service.bundle.card import InputContract
 from service.labels.text import MAX_NAME_CHARACTERS, normalise_text
@@ -106,7 +106,7 @@ def read_source(hints: SourceHints) -> Source:
     Raises:
         UnusableCheckpointError: it holds a head alone, or the label names are missing, too many
             or too few, or cannot be shown.
-        models.layouts.CheckpointError: the file cannot be read, or is not what the hints say of it.
+        models.checkpoints.layouts.CheckpointError: the file cannot be read, or is not what the hints say of it.
     """
     checkpoint = _read_checkpoint(hints)
     if checkpoint.config is None:

@@ -21,9 +21,14 @@ from torch import Tensor, nn
 
 from export.errors import TracingError
 from models.config import InputConfig
-from models.maps import OpenMaps, TrainedMaps
-from models.ml_decoder import MLDecoder, ScorerWithMemory
-from models.zero_shot import LabelEncoder, LabelScorer, LabelScorerWithMemory, ZeroShotMLDecoder
+from models.heads.maps import OpenMaps, TrainedMaps
+from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
+from models.heads.zero_shot import (
+    LabelEncoder,
+    LabelScorer,
+    LabelScorerWithMemory,
+    ZeroShotMLDecoder,
+)
 
 OPSET = 20
 """ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later."""

@@ -38,10 +38,10 @@ from export.verify import (
     verify_maps,
     verify_open_head,
 )
-from models.maps import find_grid
-from models.ml_decoder import MLDecoder
-from models.query2label import Query2Label
-from models.zero_shot import ZeroShotMLDecoder
+from models.heads.maps import find_grid
+from models.heads.ml_decoder import MLDecoder
+from models.heads.query2label import Query2Label
+from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
 from service.bundle.manifest import MAP_GRAPHS, GraphName
 

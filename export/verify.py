@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from export.errors import VerificationError
 from export.graphs import FloatArray, Graphs, PixelArray, open_session
 from models.config import InputConfig
-from models.maps import OpenMaps, TrainedMaps
-from models.ml_decoder import MLDecoder
-from models.zero_shot import ZeroShotMLDecoder
+from models.heads.maps import OpenMaps, TrainedMaps
+from models.heads.ml_decoder import MLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
 
 FP32_TOLERANCE = 1e-4
 """Largest allowed difference from torch, relative to the largest value torch gives."""

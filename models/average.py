@@ -17,12 +17,12 @@ from typing import cast
 
 from torch import Tensor
 
-from models.backbone import Backbone
-from models.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from models.backbones.backbone import Backbone
+from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.pretrained import PretrainedError, load_pretrained
 from models.commands import run_command
-from models.layouts import CheckpointError
 from models.network import Network
-from models.pretrained import PretrainedError, load_pretrained
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from models.checkpoints import Checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.contradictions import check_hints
+from models.checkpoints.layouts import CheckpointError, Hints
 from models.commands import run_command
-from models.contradictions import check_hints
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
-from models.layouts import CheckpointError, Hints
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform

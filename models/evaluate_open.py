@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
+from models.checkpoints.pretrained import PretrainedError
 from models.commands import run_command
 from models.conse import compare
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
-from models.layouts import CheckpointError
 from models.metrics import MetricError, average_precisions
-from models.open_head import OpenHeadCheckpoint, read_open_head
-from models.pretrained import PretrainedError
-from models.teacher import share_stages
 from models.text import TextEncoderError, read_text_encoder
 from models.train.views import Photos, evaluation_transform
 from models.train_open.sources import Sources, read_sources
+from models.train_open.teacher import share_stages
 
 _BATCH = 8
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from models.backbone import Backbone
+from models.backbones.backbone import Backbone
 from models.config import (
     GapConfig,
     HeadConfig,
@@ -18,10 +18,10 @@ from models.config import (
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
-from models.gap import Gap
-from models.ml_decoder import MLDecoder
-from models.query2label import Query2Label, TransformerDecoder
-from models.zero_shot import ZeroShotMLDecoder
+from models.heads.gap import Gap
+from models.heads.ml_decoder import MLDecoder
+from models.heads.query2label import Query2Label, TransformerDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
 
 
 class Network(nn.Module):

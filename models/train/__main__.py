@@ -17,8 +17,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from models.backbone import Backbone, BackboneError
-from models.checkpoints import write_checkpoint
+from models.backbones.backbone import Backbone, BackboneError
+from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.pretrained import PretrainedError
 from models.commands import run_command
 from models.data import (
     DataError,
@@ -29,17 +31,15 @@ from models.data import (
     check_single_labels,
     read_labelled_folder,
 )
-from models.layouts import CheckpointError
 from models.metrics import MetricError
 from models.network import Network
-from models.pretrained import PretrainedError
-from models.query_augmentation import QueryAugmentation
 from models.train.build import build_network, make_accelerator
 from models.train.features import FrozenPart, cache_features
 from models.train.loop import LabelledData, Run, Trainee, seed_everything
 from models.train.losses import LossError
 from models.train.open_labels import make_open_labels
 from models.train.pictures import describe_files
+from models.train.query_augmentation import QueryAugmentation
 from models.train.recipe import (
     WHOLE_BACKBONE,
     Recipe,

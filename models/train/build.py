@@ -11,7 +11,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from models.backbone import Backbone, input_config
+from models.backbones.backbone import Backbone, input_config
+from models.checkpoints.pretrained import load_pretrained
 from models.config import (
     GapConfig,
     HeadConfig,
@@ -23,7 +24,6 @@ from models.config import (
 )
 from models.data import DataError, LabelledFolder
 from models.network import Network
-from models.pretrained import load_pretrained
 from models.train.recipe import Recipe, RecipeError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.data import DataError, LabelledFolder
-from models.query_augmentation import QueryAugmentation
+from models.train.query_augmentation import QueryAugmentation
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from models.backbone import Backbone, input_config
-from models.checkpoints import fill, read_backbone, read_checkpoint
+from models.backbones.backbone import Backbone, input_config
+from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
+from models.checkpoints.hub import locate
+from models.checkpoints.layouts import CheckpointError, Description, Hints
+from models.checkpoints.layouts.backbones import complete, take_pooled_norm
 from models.config import InputConfig
-from models.hub import locate
-from models.layouts import CheckpointError, Description, Hints
-from models.layouts.backbones import complete, take_pooled_norm
 from models.network import Network
 
 # What timm and TResNet's authors call the pooling and the classifiers behind a backbone.

@@ -16,19 +16,20 @@ from typing import Any
 
 import torch
 
-from models.commands import run_command
-from models.config import ZeroShotMLDecoderConfig
-from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
-from models.layouts import CheckpointError
-from models.metrics import MetricError
-from models.open_head import (
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.open_head import (
     OpenHeadCheckpoint,
     Origin,
     fingerprint_encoder,
     read_open_head,
     write_open_head,
 )
-from models.pretrained import PretrainedError
+from models.checkpoints.pretrained import PretrainedError
+from models.commands import run_command
+from models.config import ZeroShotMLDecoderConfig
+from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
+from models.heads.zero_shot import ZeroShotMLDecoder
+from models.metrics import MetricError
 from models.text import TextEncoderError, read_text_encoder
 from models.train.loop import seed_everything
 from models.train.losses import LossError
@@ -46,7 +47,6 @@ from models.train_open.loop import NameEmbeddings, OpenData, OpenRun, TrainedLab
 from models.train_open.recipe import OpenRecipe, read_open_recipe
 from models.train_open.sources import Sources, read_sources
 from models.train_open.tokens import CachedTokens, TokenCache, training_views
-from models.zero_shot import ZeroShotMLDecoder
 
 # What a head may differ in from the one that it starts from.
 _OF_NO_WEIGHT = ("dropout", "embedding_encoder")

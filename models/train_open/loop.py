@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
-from models.query_augmentation import QueryAugmentation
 from models.train.loop import seed_everything
 from models.train.losses import asymmetric_loss, check_finite
+from models.train.query_augmentation import QueryAugmentation
 from models.train.recipe import RecipeError
 from models.train.schedule import one_cycle
 from models.train.state import RunFolder
@@ -34,7 +35,6 @@ from models.train_open.losses import (
 )
 from models.train_open.recipe import OpenRecipe
 from models.train_open.tokens import CachedTokens
-from models.zero_shot import ZeroShotMLDecoder
 
 Losses = dict[str, Tensor]
 _LOSSES = (

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import nn
 
-from models.backbone import Backbone
-from models.checkpoints import read_checkpoint
+from models.backbones.backbone import Backbone
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.layouts import CheckpointError
 from models.config import InputConfig
-from models.layouts import CheckpointError
 from models.network import Network
-from models.teacher import Teacher, load_teacher
 from models.text import TextEncoder
+from models.train_open.teacher import Teacher, load_teacher
 
 
 @dataclass(frozen=True, eq=False)

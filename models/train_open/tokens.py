@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from models.backbone import Backbone
+from models.backbones.backbone import Backbone
+from models.checkpoints.open_head import fingerprint_encoder
 from models.config import InputConfig
-from models.open_head import fingerprint_encoder
-from models.teacher import Teacher, share_stages
 from models.train.features import one_at_a_time
 from models.train.pictures import describe_files
 from models.train.views import Photos, Transform, evaluation_transform
 from models.train_open.recipe import OpenRecipe
+from models.train_open.teacher import Teacher, share_stages
 
 # Small batches keep the early, wide feature maps inside the processor's cache.
 _ENCODE_BATCH = 8

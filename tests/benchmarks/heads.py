@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from export.optimise import optimise
 from export.trace import trace_encoder, trace_head
-from models.backbone import Backbone
+from models.backbones.backbone import Backbone
 from models.config import (
     GapConfig,
     HeadConfig,
@@ -35,8 +35,8 @@ from models.config import (
     Query2LabelConfig,
     TransformerDecoderConfig,
 )
+from models.heads.query2label import Query2Label
 from models.network import build_head
-from models.query2label import Query2Label
 
 LABELS = (80, 1000, 5000, 9605)
 BATCHES = (1, 8)

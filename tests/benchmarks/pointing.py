@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from models.attention import Attention
-from models.checkpoints import Checkpoint, read_checkpoint
-from models.gap import Gap
-from models.maps import Drawing
-from models.ml_decoder import MLDecoder
+from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.open_head import read_open_head
+from models.heads.attention import Attention
+from models.heads.gap import Gap
+from models.heads.maps import Drawing
+from models.heads.ml_decoder import MLDecoder
 from models.network import Network
-from models.open_head import read_open_head
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
 from service.pipeline.pipeline import Pipeline, open_pipeline

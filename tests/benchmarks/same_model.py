@@ -17,8 +17,8 @@ import torch
 
 from export.build import ExportRequest, build_bundle
 from export.source import SourceHints
-from models.backbone import input_config
-from models.checkpoints import write_checkpoint
+from models.backbones.backbone import input_config
+from models.checkpoints.checkpoint import write_checkpoint
 from models.config import MLDecoderConfig, NetworkConfig
 from models.network import Network
 

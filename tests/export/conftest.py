@@ -12,7 +12,7 @@ from export.graphs import Graphs, PixelArray
 from export.optimise import optimise
 from export.trace import trace_encoder, trace_head
 from export.verify import make_noise
-from models.checkpoints import write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
 from tests.export.tiny_network import (
     ENCODER_WIDTH,

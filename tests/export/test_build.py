@@ -13,7 +13,7 @@ from export.errors import ExportError, VerificationError
 from export.graphs import PIXELS_TO_LOGITS
 from export.photos import read_pixels, read_splits
 from export.source import SourceHints
-from models.layouts import CheckpointError
+from models.checkpoints.layouts import CheckpointError
 from models.network import Network
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine

@@ -8,7 +8,7 @@ import pytest
 
 from export.build import ExportRequest, build_bundle
 from export.source import SourceHints
-from models.checkpoints import write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from models.data import LabelledFolder, read_labelled_folder
 from models.data.records import WordVectors
 from models.evaluate import main

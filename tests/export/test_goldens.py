@@ -2,7 +2,7 @@
 
 Heads alone are held against the record itself. Whole networks take the pixels that a bundle
 takes, whole numbers: their bundle is held against torch, which is held against the record in
-`tests/models/test_goldens.py`.
+`tests/models/heads/test_goldens.py`.
 """
 
 from pathlib import Path
@@ -16,10 +16,10 @@ from export.graphs import open_session
 from export.source import SourceHints, read_source
 from export.variants import trace_heads
 from models import load_checkpoint
-from models.tokens import to_tokens
+from models.heads.tokens import to_tokens
 from tests.bundles import run_bundle
 from tests.goldens import golden_names, read_golden
-from tests.models.test_goldens import hints, write_official
+from tests.models.heads.test_goldens import hints, write_official
 
 HEADS = [*golden_names("mld_"), *golden_names("zsl_"), *golden_names("q2l_")]
 WHOLE = [

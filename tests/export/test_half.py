@@ -11,8 +11,8 @@ from export.graphs import Chain, Graphs, PixelArray
 from export.half import halve
 from export.search import signal_to_noise
 from export.source import SourceHints
-from models.checkpoints import write_checkpoint
-from models.ml_decoder import MLDecoder
+from models.checkpoints.checkpoint import write_checkpoint
+from models.heads.ml_decoder import MLDecoder
 from tests.export.tiny_network import LABELS, make_network
 
 

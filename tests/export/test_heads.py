@@ -13,7 +13,7 @@ from export.optimise import optimise
 from export.source import SourceHints
 from export.trace import trace_label_encoder, trace_open_head
 from export.verify import FP32_TOLERANCE, verify_open_head
-from models.checkpoints import write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from models.config import (
     GapConfig,
     HeadConfig,
@@ -24,8 +24,8 @@ from models.config import (
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
-from models.zero_shot import ZeroShotMLDecoder
 from tests.bundles import run_bundle
 
 WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}

@@ -9,7 +9,7 @@ import torch
 from export.__main__ import main
 from service.bundle.reader import load_bundle
 from tests.goldens import read_golden
-from tests.models.test_goldens import write_official
+from tests.models.heads.test_goldens import write_official
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[str]]:

@@ -19,9 +19,9 @@ from export.source import SourceHints
 from export.variants import trace_heads
 from export.verify import FP32_TOLERANCE, verify_maps
 from models.config import GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
-from models.gap import Gap
-from models.ml_decoder import MLDecoder
-from models.zero_shot import ZeroShotMLDecoder
+from models.heads.gap import Gap
+from models.heads.ml_decoder import MLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
 
 GRID = (2, 3)
 TOKENS, WIDTH = 6, 24

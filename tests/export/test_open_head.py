@@ -21,15 +21,15 @@ from export.open_source import OpenRequest, read_open_source
 from export.photos import read_splits
 from export.source import SourceHints, read_source
 from export.text import TextEmbedder
-from models.checkpoints import read_checkpoint
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
 from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError
-from models.layouts import CheckpointError
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
-from models.open_head import Origin, fingerprint_encoder, write_open_head
-from models.teacher import read_imagenet_names
 from models.text import TextEncoder, read_text_encoder
-from models.zero_shot import ZeroShotMLDecoder
+from models.train_open.teacher import read_imagenet_names
 from service.bundle.reader import Bundle
 from service.labels.calibration import find_best_f1
 from service.labels.definition import Embeddings, LabelSetRecord, define_label_set

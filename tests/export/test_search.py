@@ -15,7 +15,7 @@ from export.search import (
 )
 from export.trace import trace_encoder, trace_head
 from models.config import GapConfig, InputConfig
-from models.gap import Gap
+from models.heads.gap import Gap
 
 _SPEC = InputConfig(height=8, width=8)
 

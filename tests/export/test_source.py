@@ -9,9 +9,9 @@ import torch
 
 from export.errors import UnusableCheckpointError
 from export.source import SourceHints, read_source
-from models.checkpoints import write_checkpoint
-from models.layouts import CheckpointError
-from models.layouts.state import unwrap
+from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.layouts.state import unwrap
 from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS
 

@@ -12,9 +12,9 @@ from export.graphs import Graphs, open_session
 from export.optimise import optimise
 from export.trace import PixelEncoder, trace_encoder, trace_head
 from export.verify import FP32_TOLERANCE
-from models.backbone import Backbone
+from models.backbones.backbone import Backbone
 from models.config import InputConfig, MLDecoderConfig
-from models.ml_decoder import MLDecoder
+from models.heads.ml_decoder import MLDecoder
 from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS
 
 

@@ -7,8 +7,8 @@ import torch
 
 from models import average
 from models.average import main
-from models.backbone import Backbone
-from models.checkpoints import read_checkpoint, write_checkpoint
+from models.backbones.backbone import Backbone
+from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from models.config import GapConfig, InputConfig, NetworkConfig
 from models.network import Network
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from models.checkpoints import write_checkpoint
+from models.checkpoints.checkpoint import write_checkpoint
 from tests.e2e.server_process import ROOT, ServerProcess
 from tests.export.tiny_network import LABELS, make_network, write_folder
 from tests.project.snippets import Snippet, read_commands, read_snippets

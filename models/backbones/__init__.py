@@ -1,0 +1,1 @@
+"""Backbones: timm models and CvT."""

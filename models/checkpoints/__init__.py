@@ -1,0 +1,1 @@
+"""Checkpoints: reading weights of ours and of other projects."""

@@ -1,0 +1,142 @@
+"""Backbones inside foreign checkpoints: recognised by their tensors, renamed to timm's names.
+
+In: a backbone's tensors under its authors' names. Out: a timm name (or one of ours), and the
+tensors as timm names them. Next: `reader.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from models.backbones.backbone import Backbone
+from models.checkpoints.layouts.state import State
+
+TRESNETS = ("tresnet_m", "tresnet_v2_l", "tresnet_v2_xl", "tresnet_l", "tresnet_xl")
+"""Every TResNet: the three that ML-Decoder's authors use, then Query2Label's older two."""
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
+SWINS = tuple(
+    f"swin_{size}_patch4_{window}"
+    for size in ("large", "base")
+    for window in ("window12_384", "window7_224")
+)
+
+_ABN_EPSILON = 1e-5
+
+# The order matters: a convolution followed by a blur is nested one level deeper.
+_TRESNET_NAMES = (
+    (re.compile(r"(conv\d)\.0\.([01])\."), r"\1.\2."),
+    (re.compile(r"(conv\d)\.0\."), r"\1.conv."),
+    (re.compile(r"(conv\d)\.1\."), r"\1.bn."),
+    (re.compile(r"(downsample\.\d)\.0\."), r"\1.conv."),
+    (re.compile(r"(downsample\.\d)\.1\."), r"\1.bn."),
+)
+
+
+# The order matters here too: `attn.proj` and `attn.` overlap.
+_CVT_NAMES = (
+    (re.compile(r"^stage(\d)\."), r"model.encoder.stages.\1."),
+    (re.compile(r"\bpatch_embed\.proj\."), "embedding.convolution_embeddings.projection."),
+    (re.compile(r"\bpatch_embed\.norm\."), "embedding.convolution_embeddings.normalization."),
+    (re.compile(r"\bblocks\."), "layers."),
+    (re.compile(r"\bnorm1\."), "layernorm_before."),
+    (re.compile(r"\bnorm2\."), "layernorm_after."),
+    (re.compile(r"\battn\.proj\."), "attention.output.dense."),
+    (re.compile(r"\battn\."), "attention.attention."),
+    (re.compile(r"\bconv_proj_"), "convolution_proj_"),
+    (re.compile(r"proj_q\."), "projection_query."),
+    (re.compile(r"proj_k\."), "projection_key."),
+    (re.compile(r"proj_v\."), "projection_value."),
+    (re.compile(r"(convolution_\w+)\.conv\."), r"\1.convolution_projection.convolution."),
+    (re.compile(r"(convolution_\w+)\.bn\."), r"\1.convolution_projection.normalization."),
+    (re.compile(r"\bmlp\.fc1\."), "intermediate.dense."),
+    (re.compile(r"\bmlp\.fc2\."), "output.dense."),
+)
+
+
+def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | None:
+    """Returns the first candidate with exactly these tensors, or None.
+
+    Args:
+        state: timm's names; `num_batches_tracked` may be absent.
+        candidates: names that `Backbone` knows.
+    """
+    shapes = _shapes(state)
+    for name in candidates:
+        with torch.device("meta"):
+            body = Backbone(name).body
+        if _shapes(body.state_dict()) == shapes:
+            return name
+    return None
+
+
+def rename_tresnet(state: Mapping[str, Tensor]) -> State:
+    """Renames an official TResNet (`body.*`) to timm's names.
+
+    The official network normalises with InPlaceABN, which uses |weight| + epsilon; timm's
+    uses batch norms, so the weights take that value here.
+    """
+    renamed: State = {}
+    for key, tensor in state.items():
+        key = _rename(key, _TRESNET_NAMES)
+        renamed[key] = tensor.abs() + _ABN_EPSILON if key.endswith(".bn.weight") else tensor
+    return renamed
+
+
+def rename_swin(state: Mapping[str, Tensor]) -> State:
+    """Renames the authors' Swin transformer to timm's names.
+
+    Theirs halves the resolution at the end of a stage, timm's at the start of the next; what
+    follows from the window size alone is computed anew.
+    """
+    return {
+        re.sub(r"^layers\.(\d)\.downsample", _in_next_stage, key): tensor
+        for key, tensor in state.items()
+        if not key.endswith(("relative_position_index", "attn_mask"))
+    }
+
+
+def rename_cvt(state: Mapping[str, Tensor]) -> State:
+    """Renames the authors' CvT to transformers' names."""
+    return {_rename(key, _CVT_NAMES): tensor for key, tensor in state.items()}
+
+
+def _rename(key: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, replacement in names:
+        key = pattern.sub(replacement, key)
+    return key
+
+
+def _in_next_stage(found: re.Match[str]) -> str:
+    return f"layers.{int(found[1]) + 1}.downsample"
+
+
+def complete(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+    """Adds the counters of batch norms, which frozen batch norms do not store."""
+    counters = {k: v for k, v in own.items() if k.endswith(".num_batches_tracked")}
+    return {**counters, **state}
+
+
+def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+    """Takes the norm behind a network's pooling for the norm of each token.
+
+    timm's networks that pool by mean may normalise what they pooled (`fc_norm`); without their
+    pooling they normalise each token (`norm`). The mean of normalised tokens is not the normalised
+    mean, so that this is a good start for training and not what the whole network computed.
+    Checkpoints of ours hold `norm`: what they compute is theirs.
+
+    Args:
+        state: a whole network's tensors.
+        own: those of its body without pooling.
+    """
+    renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
+    wanted = own.keys() - state.keys()
+    return {renamed[k] if renamed.get(k) in wanted else k: v for k, v in state.items()}
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}

@@ -1,0 +1,142 @@
+"""The authors' ML-Decoder head, also in timm's copy: full, group and zero-shot.
+
+In: tensors under the authors' names (`decoder.*`, `wordvec_proj.*`). Out: the same under ours
+and the head's configuration. Next: `reader.py` puts a backbone to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from models.checkpoints.layouts.state import CheckpointError, State, take, unpack_attention
+from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
+
+MARK = "embed_standart.weight"
+"""The tensor that every ML-Decoder head has, below the head's own prefix."""
+
+_DEFAULT_HEADS = 8
+_LAYER = "decoder.layers.0."
+
+# The authors' key -> ours below the head, the same for every kind.
+_SHARED_KEYS = {
+    "decoder.embed_standart.weight": "embed.weight",
+    "decoder.embed_standart.bias": "embed.bias",
+    **{
+        f"{_LAYER}{part}.{leaf}": f"layer.{part}.{leaf}"
+        for part in ("linear1", "linear2", "norm1", "norm2", "norm3")
+        for leaf in ("weight", "bias")
+    },
+}
+_TRAINED_KEYS = {
+    "decoder.query_embed.weight": "queries",
+    "decoder.duplicate_pooling": "pool.weight",
+    "decoder.duplicate_pooling_bias": "pool.bias",
+}
+_ZERO_SHOT_KEYS = {
+    "wordvec_proj.weight": "project.weight",
+    "wordvec_proj.bias": "project.bias",
+    "decoder.duplicate_pooling": "pool.weight",
+    "decoder.duplicate_pooling_bias": "pool.bias",
+}
+
+
+# What a head's names start with, below its own prefix.
+_PARTS = ("decoder.", "wordvec_proj.")
+_FIRST_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
+
+
+def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
+    """Finds the head in a file, under whatever name it has there.
+
+    Args:
+        state: all tensors of a file.
+
+    Returns:
+        (the head's tensors, names from `decoder.` or `wordvec_proj.` on; all others), or None
+        where there is no head.
+    """
+    marks = [key for key in state if key.endswith(MARK)]
+    if len(marks) != 1:
+        return None
+    prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
+    own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_FIRST_PARTS))
+    head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
+    # timm's copy, like the authors' first version, keeps only the layers below `decoder.`.
+    head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
+    return head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
+
+
+def read_ml_decoder(
+    keys: Mapping[str, Tensor], num_heads: int | None
+) -> tuple[MLDecoderConfig | ZeroShotMLDecoderConfig, State]:
+    """Translates a head.
+
+    Args:
+        keys: its tensors and no others, names from `decoder.` or `wordvec_proj.` on.
+        num_heads: attention heads; None means the authors' 8.
+
+    Raises:
+        CheckpointError: a tensor is absent or too many, or the widths are impossible.
+    """
+    if any(key.startswith(f"{_LAYER}self_attn.") for key in keys):
+        raise CheckpointError(
+            "the checkpoint has self-attention in its decoder: a look-alike network with "
+            "vanilla decoder layers, not ML-Decoder"
+        )
+    zero_shot = any(key.startswith("wordvec_proj.") for key in keys)
+    names = _SHARED_KEYS | (_ZERO_SHOT_KEYS if zero_shot else _TRAINED_KEYS)
+    _check_keys(keys, names)
+    state = {ours: keys[theirs] for theirs, ours in names.items()}
+    attention = unpack_attention(take(keys, f"{_LAYER}multihead_attn."))
+    state |= {f"layer.attention.{key}": tensor for key, tensor in attention.items()}
+    try:
+        if zero_shot:
+            return _read_zero_shot(state, num_heads or _DEFAULT_HEADS)
+        return _read_trained(state, num_heads or _DEFAULT_HEADS)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise CheckpointError(f"the ML-Decoder head is impossible: {reason}") from error
+
+
+def _check_keys(keys: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    missing = sorted(set(names) - set(keys))
+    if missing:
+        raise CheckpointError(f"the checkpoint's ML-Decoder head is incomplete: no {missing[0]}")
+    known = {*names, *(k for k in keys if k.startswith(f"{_LAYER}multihead_attn."))}
+    extra = sorted(set(keys) - known)
+    if extra:
+        raise CheckpointError(f"the checkpoint has {extra[0]}, which no ML-Decoder head has")
+
+
+def _read_trained(state: State, num_heads: int) -> tuple[MLDecoderConfig, State]:
+    num_classes = len(state["pool.bias"])
+    used = math.ceil(num_classes / state["pool.weight"].shape[-1])
+    for name in ("queries", "pool.weight"):
+        state[name] = state[name][:used].clone()  # groups past the last class are never read
+    config = MLDecoderConfig(
+        num_classes=num_classes, num_groups=used, **_widths(state), num_heads=num_heads
+    )
+    return config, state
+
+
+def _read_zero_shot(state: State, num_heads: int) -> tuple[ZeroShotMLDecoderConfig, State]:
+    if tuple(state["pool.weight"].shape[1:]) != (1,) or tuple(state["pool.bias"].shape) != (1,):
+        raise CheckpointError("the checkpoint's zero-shot head has more than one shared pooling")
+    state["pool.weight"] = state["pool.weight"].T.clone()  # [D, 1] -> [1, D]
+    config = ZeroShotMLDecoderConfig(
+        embedding_width=state["project.weight"].shape[1], **_widths(state), num_heads=num_heads
+    )
+    return config, state
+
+
+def _widths(state: State) -> dict[str, int]:
+    decoder_width, encoder_width = state["embed.weight"].shape
+    return {
+        "encoder_width": encoder_width,
+        "decoder_width": decoder_width,
+        "feedforward_width": len(state["layer.linear1.bias"]),
+    }

@@ -1,0 +1,250 @@
+"""Recognises a foreign checkpoint's layout and translates it.
+
+In: what `torch.load` gave. Out: a `ForeignState`. Read here: the authors' ML-Decoder head
+alone, on their TResNet and on any timm backbone, in timm's naming too; the authors' Query2Label
+head alone and on each of their backbones. Next: `checkpoints.py` builds the network.
+"""
+
+from __future__ import annotations
+
+import re
+
+import timm
+
+from models.backbones.backbone import Backbone, BackboneError, input_config
+from models.backbones.cvt import CVTS
+from models.backbones.cvt import STRIDE as CVT_STRIDE
+from models.checkpoints.layouts.backbones import (
+    RESNETS,
+    SWINS,
+    TRESNETS,
+    recognise,
+    rename_cvt,
+    rename_swin,
+    rename_tresnet,
+)
+from models.checkpoints.layouts.ml_decoder import MARK as ML_DECODER_MARK
+from models.checkpoints.layouts.ml_decoder import read_ml_decoder, split_head
+from models.checkpoints.layouts.query2label import MARK as QUERY2LABEL_MARK
+from models.checkpoints.layouts.query2label import POSITIONS, read_query2label
+from models.checkpoints.layouts.state import (
+    NOTHING_BESIDE,
+    CheckpointError,
+    Content,
+    Description,
+    ForeignState,
+    Hints,
+    State,
+    take,
+    unwrap,
+)
+from models.config import InputConfig, NetworkConfig
+
+# What the authors evaluate at; other models of theirs at 448. A file does not tell.
+_TRESNET_SIZE = 448
+_TRESNET_SIZES = {"tresnet_v2_xl": 640}
+
+_OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
+_TRESNET_MARK = "body.conv1.conv.weight"
+
+# What a module that trains a network calls it; then the tensor that tells its head.
+_HEAD = re.compile(
+    r"((?:(?:model|net|network|module|_orig_mod)\.)*)(?:.*\.)?"
+    rf"(?:{re.escape(ML_DECODER_MARK)}|{re.escape(QUERY2LABEL_MARK)})"
+)
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_STRIDE = 32
+"""Pixels a token, in Query2Label's backbones but CvT."""
+_COUNTERS = "num_batches_tracked"
+"""What batch norms count and nobody reads."""
+
+
+def read_foreign(
+    content: object, hints: Hints, beside: Description = NOTHING_BESIDE
+) -> ForeignState:
+    """Translates a foreign checkpoint.
+
+    Args:
+        content: what the file held, in one of the wrappings that `unwrap` knows.
+        hints: what the file cannot tell.
+        beside: what another file says of this one; it goes before what the file says itself.
+
+    Raises:
+        CheckpointError: the layout is not one of those above.
+    """
+    found = unwrap(content)
+    state, described = _take_network(found.state), beside.complete(found.described)
+    if QUERY2LABEL_MARK in state:
+        return _read_query2label(state, hints, described.label_names)
+    parts = split_head(state)
+    if parts is None:
+        raise CheckpointError(
+            "the checkpoint has no ML-Decoder head and no Query2Label head: there is neither "
+            f"{ML_DECODER_MARK} nor {QUERY2LABEL_MARK}"
+        )
+    return _read_ml_decoder(*parts, hints, described)
+
+
+def _take_network(state: State) -> State:
+    """Takes a network out of the module that trained it, as Lightning's do.
+
+    What that module has beside it, weights of a loss and the like, is no part of the network.
+
+    Raises:
+        CheckpointError: the file holds several networks.
+    """
+    heads = [found for key in state if (found := _HEAD.fullmatch(key))]
+    if len(heads) > 1:
+        raise CheckpointError(
+            f"the checkpoint holds several networks, with {heads[0][0]} and {heads[1][0]}: "
+            "store the tensors of the one to serve"
+        )
+    return take(state, heads[0][1]) if heads else state
+
+
+def read_bare_backbone(content: object, beside: Description = NOTHING_BESIDE) -> Content | None:
+    """Reads a backbone, its tensors under timm's names; None where the file holds a head too.
+
+    Args:
+        content: as for `read_foreign`; a classifier of the backbone's own stays among them.
+        beside: as for `read_foreign`.
+
+    Raises:
+        CheckpointError: there is no dictionary of tensors.
+    """
+    found = unwrap(content)
+    state = found.state
+    if any(_HEAD.fullmatch(key) for key in state):
+        return None
+    state = rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+    return Content(state, beside.complete(found.described))
+
+
+def _read_ml_decoder(
+    head_keys: State, body: State, hints: Hints, described: Description
+) -> ForeignState:
+    head, head_state = read_ml_decoder(head_keys, hints.num_heads)
+    if not body:
+        return ForeignState(head_state, head, None, described.label_names)
+    body, name, prepared = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
+    config = NetworkConfig(backbone=name, input=prepared, head=head)
+    return _join(body, head_state, config, described.label_names)
+
+
+def _join(
+    body: State, head_state: State, config: NetworkConfig, label_names: tuple[str, ...] | None
+) -> ForeignState:
+    whole = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
+    whole |= {f"head.{key}": tensor for key, tensor in head_state.items()}
+    return ForeignState(whole, config.head, config, label_names)
+
+
+def _read_ml_decoder_backbone(
+    state: State, hints: Hints, described: Description, encoder_width: int
+) -> tuple[State, str, InputConfig]:
+    """Returns (tensors under timm's names, backbone, preparation of photos)."""
+    official = _OFFICIAL_TRESNET_MARK in state
+    if official:
+        state = rename_tresnet(state)
+    told = described.architecture
+    # Who names a model of timm's trained it with timm, which has sizes of its own.
+    of_timm = told is not None and timm.is_model(told)
+    if official or (_TRESNET_MARK in state and not of_timm):
+        name = recognise(state, TRESNETS)
+        if name is None:
+            raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
+        size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
+        return state, name, _prepare(name, hints, described, (size, size))
+    name = hints.backbone or told
+    if name is None or (hints.backbone is None and not timm.is_model(name)):
+        fitting = recognise(state, RESNETS)
+        example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
+        raise CheckpointError(
+            f"the file does not name its backbone: give --backbone (a timm name{example})"
+        )
+    prepared = _prepare(name, hints, described)
+    _check_backbone(name, prepared, state, encoder_width)
+    return state, name, prepared
+
+
+def _prepare(
+    name: str, hints: Hints, described: Description, size: tuple[int, int] | None = None
+) -> InputConfig:
+    """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
+
+    Args:
+        name: of the backbone.
+        hints: the image size, perhaps.
+        described: the preparation, perhaps.
+        size: (H, W) where neither tells; None takes the backbone's own.
+    """
+    told = {key: value for key, value in described.preparation.items() if value is not None}
+    if hints.image_size is not None:
+        size = (hints.image_size, hints.image_size)
+    elif told.keys() & {"input_size", "img_size"}:
+        size = None
+    try:
+        return input_config(name, size, told)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _check_backbone(name: str, prepared: InputConfig, state: State, width: int) -> None:
+    try:
+        backbone = Backbone(name, (prepared.height, prepared.width))
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+    if backbone.width != width:
+        raise CheckpointError(
+            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
+        )
+    own = {key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)}
+    found = {key for key in state if not key.endswith(_COUNTERS)}
+    wrong = [f"no {key}" for key in sorted(own - found)[:1]]
+    wrong += [f"a {key}" for key in sorted(found - own)[:1]]
+    if wrong:
+        raise CheckpointError(
+            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
+        )
+
+
+def _read_query2label(
+    state: State, hints: Hints, label_names: tuple[str, ...] | None
+) -> ForeignState:
+    body = take(state, "backbone.0.")
+    head_keys = {k: v for k, v in state.items() if not k.startswith("backbone.")}
+    if POSITIONS in state:
+        head_keys[POSITIONS] = state[POSITIONS]
+    head, head_state = read_query2label(head_keys, hints)
+    if not body:
+        return ForeignState(head_state, head, None, label_names)
+    body, name = _read_query2label_backbone(body)
+    stride = CVT_STRIDE if name in CVTS else _STRIDE
+    size = (stride * head.grid[0], stride * head.grid[1])
+    if hints.image_size not in (None, *size):
+        raise CheckpointError(
+            f"the checkpoint's position table is for {size[0]} x {size[1]} pixels"
+        )
+    prepared = InputConfig(height=size[0], width=size[1], mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+    config = NetworkConfig(backbone=name, input=prepared, head=head)
+    return _join(body, head_state, config, label_names)
+
+
+def _read_query2label_backbone(state: State) -> tuple[State, str]:
+    """Returns (tensors under timm's names, backbone)."""
+    if "stage0.patch_embed.proj.weight" in state:
+        state, candidates = rename_cvt(state), CVTS
+    elif "patch_embed.proj.weight" in state:
+        state, candidates = rename_swin(state), SWINS
+    elif "body.body.conv1.0.weight" in state:
+        state, candidates = rename_tresnet(take(state, "body.")), TRESNETS
+    else:
+        state, candidates = take(state, "body."), RESNETS
+    name = recognise(state, candidates)
+    if name is None:
+        raise CheckpointError(
+            f"the checkpoint's backbone is none of Query2Label's: {', '.join(candidates)}"
+        )
+    return state, name

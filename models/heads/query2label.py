@@ -1,0 +1,210 @@
+"""Query2Label, and the plain transformer decoder that ML-Decoder is compared with.
+
+In: tokens float [B, S, C] (or a feature map). Out: logits [B, N]. Written from the paper
+(arXiv 2107.10834, section 3); the layers are those of DETR, from which its authors took them:
+positions are added to queries and keys, never to values; targets start at zero.
+As in `ml_decoder.py`, what does not depend on the image stays at batch 1.
+`layouts/query2label.py` reads the authors' weights.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.config import DecoderConfig, Query2LabelConfig, TransformerDecoderConfig
+from models.heads.attention import Attention
+from models.heads.ml_decoder import GroupLinear
+from models.heads.tokens import to_tokens
+
+_TEMPERATURE = 10_000
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a ReLU between them."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        """Builds both layers at the config's widths."""
+        super().__init__()
+        self.linear1 = nn.Linear(config.decoder_width, config.feedforward_width)
+        self.linear2 = nn.Linear(config.feedforward_width, config.decoder_width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps float [..., D] to [..., D]."""
+        mapped: Tensor = self.linear2(self.dropout(functional.relu(self.linear1(x))))
+        return mapped
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention between the tokens, then a feed-forward layer."""
+
+    def __init__(self, config: Query2LabelConfig) -> None:
+        """Builds the layer; `config.pre_norm` says where its norms stand."""
+        super().__init__()
+        width = config.decoder_width
+        self.pre_norm = config.pre_norm
+        self.attention = Attention(width, config.num_heads, config.dropout)
+        self.feedforward = FeedForward(config)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Maps tokens float [B, S, D] to the same shape; positions are [1, S, D]."""
+        if self.pre_norm:
+            normed = self.norm1(tokens)
+            placed = normed + positions
+            tokens = tokens + self.dropout(self.attention(placed, placed, normed))
+            encoded: Tensor = tokens + self.dropout(self.feedforward(self.norm2(tokens)))
+        else:
+            placed = tokens + positions
+            tokens = self.norm1(tokens + self.dropout(self.attention(placed, placed, tokens)))
+            encoded = self.norm2(tokens + self.dropout(self.feedforward(tokens)))
+        return encoded
+
+
+class QueryLayer(nn.Module):
+    """A decoder layer: queries attend to each other (if so built), then to the tokens."""
+
+    def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
+        """Builds the layer.
+
+        Args:
+            config: widths and dropout.
+            self_attention: whether queries attend to each other.
+            pre_norm: whether norms stand before the attentions.
+        """
+        super().__init__()
+        width, heads, rate = config.decoder_width, config.num_heads, config.dropout
+        self.pre_norm = pre_norm
+        self.self_attention = Attention(width, heads, rate) if self_attention else None
+        self.norm1 = nn.LayerNorm(width) if self_attention else None
+        self.attention = Attention(width, heads, rate)
+        self.feedforward = FeedForward(config)
+        self.norm2 = nn.LayerNorm(width)
+        self.norm3 = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(rate)
+
+    def forward(
+        self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
+    ) -> Tensor:
+        """Decodes.
+
+        Args:
+            target: what earlier layers gathered, float [1 or B, N, D].
+            queries: float [1, N, D].
+            keys: tokens with their positions, float [B, S, D].
+            values: tokens, float [B, S, D].
+            fixed: whether `target` is the same for all images.
+
+        Returns:
+            float [B, N, D].
+        """
+        if self.self_attention is not None and self.norm1 is not None:
+            normed = self.norm1(target) if self.pre_norm else target
+            placed = normed + queries
+            target = target + self.dropout(self.self_attention(placed, placed, normed))
+            target = target if self.pre_norm else self.norm1(target)
+        normed = self.norm2(target) if self.pre_norm else target
+        target = target + self.dropout(self.attention(normed + queries, keys, values, fixed=fixed))
+        if self.pre_norm:
+            decoded: Tensor = target + self.dropout(self.feedforward(self.norm3(target)))
+        else:
+            target = self.norm2(target)
+            decoded = self.norm3(target + self.dropout(self.feedforward(target)))
+        return decoded
+
+
+class Query2Label(nn.Module):
+    """The head: positions, encoder layers, decoder layers from learned queries, pooling."""
+
+    positions: Tensor
+
+    def __init__(self, config: Query2LabelConfig) -> None:
+        """Builds the head with the authors' sine positions."""
+        super().__init__()
+        self.config = config
+        width = config.decoder_width
+        self.embed = (
+            nn.Linear(config.encoder_width, width) if config.input_projection else nn.Identity()
+        )
+        self.register_buffer("positions", sine_positions(width, config.grid).unsqueeze(0))
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        has_norm = config.pre_norm and config.num_encoder_layers > 0
+        self.encoder_norm = nn.LayerNorm(width) if has_norm else nn.Identity()
+        self.queries = nn.Parameter(torch.randn(config.num_classes, width))
+        self.decoder = nn.ModuleList(
+            QueryLayer(config, own, config.pre_norm) for own in config.self_attention
+        )
+        self.norm = nn.LayerNorm(width)
+        self.pool = GroupLinear(config.num_classes, width, 1, config.num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps features float [B, S, C] or [B, C, H, W], on the config's grid, to logits [B, N]."""
+        tokens = self.embed(to_tokens(features))  # [B, S, D]
+        for layer in self.encoder:
+            tokens = layer(tokens, self.positions)
+        tokens = self.encoder_norm(tokens)
+        decoded = _decode(self.decoder, self.queries, tokens + self.positions, tokens)
+        logits: Tensor = self.pool(self.norm(decoded))
+        return logits
+
+
+class TransformerDecoder(nn.Module):
+    """The head without positions and encoder: layers with self-attention, learned queries."""
+
+    def __init__(self, config: TransformerDecoderConfig) -> None:
+        """Builds the head."""
+        super().__init__()
+        self.config = config
+        width, num_classes = config.decoder_width, config.num_classes
+        self.embed = nn.Linear(config.encoder_width, width)
+        self.queries = nn.Parameter(torch.randn(num_classes, width))
+        self.decoder = nn.ModuleList(
+            QueryLayer(config, self_attention=True, pre_norm=False)
+            for _ in range(config.num_layers)
+        )
+        self.pool = GroupLinear(num_classes, width, 1, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps features float [B, S, C] or [B, C, H, W] to logits [B, N]."""
+        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
+        logits: Tensor = self.pool(_decode(self.decoder, self.queries, tokens, tokens))
+        return logits
+
+
+def _decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    queries = queries.unsqueeze(0)  # [1, N, D]
+    target = torch.zeros_like(queries)
+    for depth, layer in enumerate(layers):
+        target = layer(target, queries, keys, values, fixed=depth == 0)
+    return target  # [B, N, D]
+
+
+def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
+    """Computes DETR's sine positions (arXiv 2005.12872, appendix A.4).
+
+    Args:
+        width: D; the first half tells the row, the second the column.
+        grid: rows and columns.
+
+    Returns:
+        float [rows * columns, D], rows first.
+    """
+    rows, columns = grid
+    half = width // 2
+    steps = torch.arange(half).div(2, rounding_mode="floor")
+    frequencies = _TEMPERATURE ** (2 * steps / half)  # [half]
+
+    def wave(count: int) -> Tensor:  # [count, half]
+        places = torch.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
+        angles = places[:, None] / frequencies
+        return torch.stack([angles[:, 0::2].sin(), angles[:, 1::2].cos()], dim=2).flatten(1)
+
+    by_row = wave(rows)[:, None].expand(-1, columns, -1)
+    by_column = wave(columns)[None].expand(rows, -1, -1)
+    return torch.cat([by_row, by_column], dim=2).flatten(0, 1)

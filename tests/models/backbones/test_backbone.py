@@ -1,0 +1,117 @@
+"""Backbones: every kind of timm model gives tokens; splitting changes nothing."""
+
+import pytest
+import torch
+
+from models.backbones.backbone import Backbone, BackboneError, input_config
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "tokens"),
+    [
+        ("test_efficientnet", (64, 96), 2 * 3),
+        ("test_resnet", (64, 96), 2 * 3),
+        ("test_vit", (160, 160), 10 * 10),  # class token left out
+        ("volo_d1_224", (64, 64), 4 * 4),  # and one that timm does not count
+        ("coat_lite_tiny", (224, 224), 7 * 7),  # nor that one's
+        ("swin_tiny_patch4_window7_224", (224, 224), 7 * 7),  # channels last
+        ("mobilenetv3_small_050", (64, 64), 2 * 2),
+        ("efficientvit_b0", (64, 64), 2 * 2),  # cannot be built without its pooling
+    ],
+)
+def test_tokens_have_the_width_the_backbone_names(
+    name: str, size: tuple[int, int], tokens: int
+) -> None:
+    backbone = Backbone(name, size).eval()
+    with torch.inference_mode():
+        out = backbone(torch.randn(2, 3, *size))
+    assert out.shape == (2, tokens, backbone.width)
+
+
+def test_tokens_of_a_feature_map_keep_row_order() -> None:
+    backbone = Backbone("test_efficientnet", (64, 96)).eval()
+    images = torch.randn(1, 3, 64, 96)
+    with torch.inference_mode():
+        features = backbone.body.forward_features(images)  # type: ignore[operator]
+        tokens = backbone(images)
+    torch.testing.assert_close(tokens[0, 4], features[0, :, 1, 1])
+
+
+@pytest.mark.parametrize("stages", [0, 1, 3, 99])
+def test_the_two_halves_of_a_split_equal_the_whole(stages: int) -> None:
+    backbone = Backbone("test_efficientnet", (64, 64)).eval()
+    first, second = backbone.split(stages)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(second(first(images)), backbone(images), rtol=0, atol=0)
+
+
+def test_a_split_shares_parameters() -> None:
+    backbone = Backbone("test_efficientnet")
+    first, second = backbone.split(2)
+    halves = {id(p) for half in (first, second) for p in half.parameters()}
+    assert halves <= {id(p) for p in backbone.parameters()}
+    assert sum(1 for _ in first.parameters()) > 0
+
+
+def test_a_backbone_without_stages_is_frozen_whole_or_not_at_all() -> None:
+    backbone = Backbone("test_vit")
+    assert backbone.split(1)[0] is backbone
+    assert backbone.split(0)[1] is backbone
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no model named 'resnet5000'"):
+        Backbone("resnet5000")
+    with pytest.raises(ValueError, match="no model named"):
+        input_config("resnet5000")
+    assert Backbone("test_resnet").width > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("coat_tiny", (224, 224)),  # several maps
+        ("levit_128s", (192, 192)),  # bound to another size
+        ("tresnet_m", (230, 230)),  # takes multiples of 4
+    ],
+)
+def test_what_gives_no_map_of_features_is_told_in_one_line(
+    name: str, size: tuple[int, int]
+) -> None:
+    backbone = Backbone(name, (224, 224))
+    with pytest.raises(BackboneError, match=f"{name} gives no map of features of {size[0]} x"):
+        backbone.count_tokens(size)
+    assert Backbone("test_resnet").count_tokens((64, 96)) == 2 * 3
+
+
+@pytest.mark.parametrize("name", ["pit_ti_224", "pit_ti_distilled_224"])
+def test_what_gives_class_tokens_alone_is_told_in_one_line(name: str) -> None:
+    with pytest.raises(BackboneError, match=f"{name} gives no map of features, but class tokens"):
+        Backbone(name)
+    assert Backbone("deit_tiny_patch16_224").prefix_tokens == 1
+
+
+def test_a_size_that_cannot_be_built_is_told_in_one_line() -> None:
+    with pytest.raises(BackboneError, match="cannot build xcit_nano_12_p16_224 for 230 x 230"):
+        Backbone("xcit_nano_12_p16_224", (230, 230))
+    assert Backbone("test_resnet", (230, 230)).count_tokens((230, 230)) == 8 * 8
+
+
+def test_preparation_that_is_told_goes_before_the_models_own() -> None:
+    told = {"img_size": 288, "mean": [0.5], "std": (0.1, 0.2, 0.3), "interpolation": "lanczos"}
+    found = input_config("resnet50", None, told)
+    assert (found.height, found.width, found.interpolation) == (288, 288, "lanczos")
+    assert (found.mean, found.std) == ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))
+    assert input_config("resnet50", (64, 96), told).width == 96
+    with pytest.raises(BackboneError, match="cannot be prepared as told for resnet50"):
+        input_config("resnet50", None, {"mean": "grey"})
+
+
+def test_preparation_comes_from_timm_configuration() -> None:
+    lite = input_config("tf_efficientnet_lite0")
+    assert (lite.height, lite.width, lite.interpolation) == (224, 224, "bicubic")
+    assert (lite.mean, lite.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    resnet = input_config("resnet50", (320, 256))
+    assert (resnet.height, resnet.width) == (320, 256)
+    assert resnet.mean == pytest.approx((0.485, 0.456, 0.406))

@@ -1,0 +1,63 @@
+"""What is said of a checkpoint fits it, or is refused where it would change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.contradictions import check_hints
+from models.checkpoints.layouts import CheckpointError, Hints
+from models.evaluate import main
+from tests.models.test_average import LABELS, write_network
+from tests.photos import encode_picture, make_picture
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    write_network(path, 1)
+    return path
+
+
+CONTRADICTIONS = [
+    ({"backbone": "resnet50"}, "was made with test_efficientnet, not resnet50"),
+    ({"image_size": 128}, "was made for 32 x 32 pixels, not 128"),
+    ({"num_heads": 3}, "has no attention heads, not 3"),
+    ({"pre_norm": True}, "has its norms behind the attention"),
+]
+
+
+@pytest.mark.parametrize(("said", "reason"), CONTRADICTIONS)
+def test_hint_that_does_not_fit_is_named(
+    checkpoint: Path, said: dict[str, object], reason: str
+) -> None:
+    config = read_checkpoint(checkpoint).config
+    assert config is not None
+    with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
+        check_hints(checkpoint.name, config, Hints(**said))  # type: ignore[arg-type]
+    check_hints(checkpoint.name, config, Hints("test_efficientnet", 32, pre_norm=False))
+
+
+@pytest.mark.parametrize(("said", "reason"), CONTRADICTIONS)
+def test_evaluation_measures_nothing_else_than_it_is_asked_for(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    said: dict[str, object],
+    reason: str,
+) -> None:
+    for split in ("train", "test"):
+        for seed, label in enumerate(LABELS):
+            folder = tmp_path / "data" / split / label
+            folder.mkdir(parents=True)
+            (folder / "a.png").write_bytes(encode_picture(make_picture(seed), "PNG"))
+    command = ["--checkpoint", str(checkpoint), "--data", str(tmp_path / "data")]
+    flags = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in said.items()
+    ]
+    assert main([*command, *flags]) == 2
+    assert reason in capsys.readouterr().err
+    assert main([*command, "--image-size", "32", "--single-label"]) == 0

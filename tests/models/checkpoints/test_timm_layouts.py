@@ -1,0 +1,190 @@
+"""Checkpoints of timm's own `add_ml_decoder_head` and of its training script."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.layers.ml_decoder import MLDecoder, add_ml_decoder_head
+from torch import Tensor, nn
+
+from models.backbones.backbone import input_config
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
+from models.checkpoints.layouts import CheckpointError, Hints
+
+
+def compute(head: MLDecoder, features: Tensor) -> Tensor:
+    """What timm's forward pass computes; its own needs a torch older than 2.1."""
+    tokens = head.embed_standart(features.flatten(2).mT).relu()
+    queries = head.query_embed.weight.unsqueeze(1).expand(-1, len(tokens), -1)
+    decoded = head.decoder.layers[0](queries, tokens.transpose(0, 1)).transpose(0, 1)
+    logits = (decoded.transpose(0, 1) @ head.duplicate_pooling).transpose(0, 1).flatten(1)
+    return logits[:, : head.num_classes] + head.duplicate_pooling_bias
+
+
+@pytest.mark.parametrize(("classes", "groups"), [(7, -1), (81, 20), (203, 100)])
+def test_timms_head_is_read_under_its_own_names(classes: int, groups: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    head = MLDecoder(classes, groups, 64, 96).eval()
+    torch.save(head.state_dict(), tmp_path / "head.pth")
+    features = torch.rand(2, 96, 3, 4)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "head.pth")(features)
+        torch.testing.assert_close(found, compute(head, features))
+
+
+def make_model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return add_ml_decoder_head(timm.create_model(name, num_classes=5)).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("test_resnet", "fc"), ("test_efficientnet", "classifier")]
+)
+def test_a_file_of_timms_training_script_needs_no_hints(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    model = make_model(name)
+    averaged = {f"module.{key}": tensor for key, tensor in model.state_dict().items()}
+    content = {
+        "epoch": 3,
+        "arch": name,
+        "state_dict": {key: torch.zeros_like(tensor) for key, tensor in averaged.items()},
+        "state_dict_ema": averaged,
+        "args": argparse.Namespace(model=name, lr=1e-3),
+        "metric": np.float64(76.5),
+    }
+    torch.save(content, tmp_path / "model_best.pth.tar")
+    checkpoint = read_checkpoint(tmp_path / "model_best.pth.tar")
+    assert checkpoint.config is not None
+    assert checkpoint.config.backbone == name
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        expected = compute(getattr(model, place), model.forward_features(images))
+        torch.testing.assert_close(checkpoint.network(images), expected)
+
+
+def test_timms_training_script_tells_how_photos_are_prepared(tmp_path: Path) -> None:
+    model = make_model("test_resnet")
+    told = {"img_size": 96, "input_size": None, "mean": [0.5, 0.4, 0.3], "std": None}
+    content = {
+        "arch": "test_resnet",
+        "state_dict": model.state_dict(),
+        "args": argparse.Namespace(model="test_resnet", interpolation="bilinear", **told),
+    }
+    path = tmp_path / "last.pth.tar"
+    torch.save(content, path)
+    config = read_checkpoint(path).config
+    assert config is not None
+    assert (config.input.height, config.input.width) == (96, 96)
+    assert (config.input.mean, config.input.interpolation) == ((0.5, 0.4, 0.3), "bilinear")
+    assert config.input.std == input_config("test_resnet").std
+    larger = read_checkpoint(path, Hints(image_size=128)).config
+    assert larger is not None
+    assert larger.input.height == 128
+    # Another script's arguments may mean something else.
+    torch.save({**content, "args": argparse.Namespace(mean="grey")}, path)
+    config = read_checkpoint(path).config
+    assert config is not None
+    assert config.input == input_config("test_resnet")
+
+
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [("tresnet_m", 224), ("tresnet_m.miil_in1k_448", 448), ("our_tresnet", 448), (None, 448)],
+)
+def test_a_tresnet_has_timms_size_where_timm_trained_it_else_the_authors(
+    told: str | None, size: int, tmp_path: Path
+) -> None:
+    told_of_photos = dict.fromkeys(("img_size", "input_size", "mean", "std")) | {
+        "interpolation": ""
+    }
+    content = {
+        "arch": told,
+        "args": argparse.Namespace(model=told, **told_of_photos),
+        "state_dict": make_model("tresnet_m").state_dict(),
+    }
+    torch.save(content, tmp_path / "last.pth.tar")
+    config = read_checkpoint(tmp_path / "last.pth.tar").config
+    assert config is not None
+    assert (config.input.height, config.input.width) == (size, size)
+
+
+def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What must not be served: the last weights where averaged ones are beside them."""
+    return {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+
+
+def rename(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {f"{prefix}{key}": tensor for key, tensor in state.items()}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"state_dict": rename(s, "model."), "callbacks": {}, "epoch": 1},
+        lambda s: {"state_dict": rename(s, "net.") | {"loss.weight": torch.ones(5)}},
+        lambda s: {"state_dict": rename(s, "model._orig_mod.")},
+        lambda s: {"model_state_dict": s, "optimizer_state_dict": {}},
+        lambda s: {"model": spoil(s), "ema": s},
+        lambda s: {"model": spoil(s), "ema": {"module": s, "updates": 3}},
+        lambda s: {"n_averaged": torch.tensor(3), **rename(s, "module.")},
+        lambda s: {key: t.bfloat16() if t.is_floating_point() else t for key, t in s.items()},
+    ],
+    ids=["lightning", "loss", "compiled", "epoch", "ema", "ema-module", "averaged", "bfloat16"],
+)
+def test_tensors_are_read_out_of_what_training_wraps_them_in(
+    wrap: Callable[[dict[str, Tensor]], object], tmp_path: Path
+) -> None:
+    model = make_model("test_resnet")
+    torch.save(wrap(model.state_dict()), tmp_path / "model.ckpt")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "model.ckpt", backbone="test_resnet")(images)
+        wanted = compute(model.get_submodule("fc"), model.forward_features(images))
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
+
+
+def test_a_file_of_two_networks_is_refused(tmp_path: Path) -> None:
+    state = make_model("test_resnet").state_dict()
+    path = tmp_path / "model.ckpt"
+    torch.save({"state_dict": rename(state, "model.") | rename(state, "teacher.")}, path)
+    with pytest.raises(CheckpointError, match="several networks"):
+        load_checkpoint(path, backbone="test_resnet")
+    torch.save({"state_dict": rename(state, "model.")}, path)
+    assert load_checkpoint(path, backbone="test_resnet")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "backbone", "reason"),
+    [
+        ("", "resnet34", r"not those of resnet34: there is no layer1\.2\.bn1\.bias"),
+        (
+            "body.",
+            "resnet18",
+            r"not those of resnet18: there is no bn1\.bias and a body\.bn1\.bias",
+        ),
+    ],
+)
+def test_tensors_of_another_backbone_are_named(
+    prefix: str, backbone: str, reason: str, tmp_path: Path
+) -> None:
+    path, state = tmp_path / "model.pth", make_model("resnet18").state_dict()
+    head = {key: tensor for key, tensor in state.items() if key.startswith("fc.")}
+    body = {key: tensor for key, tensor in state.items() if key not in head}
+    torch.save(rename(body, prefix) | head, path)
+    with pytest.raises(CheckpointError, match=reason):
+        load_checkpoint(path, backbone=backbone)
+    torch.save(state, path)
+    assert load_checkpoint(path, backbone="resnet18")
+
+
+def test_without_it_the_flag_is_named_and_a_backbone_that_fits(tmp_path: Path) -> None:
+    path = tmp_path / "bare.pth"
+    torch.save(make_model("resnet18").state_dict(), path)
+    with pytest.raises(CheckpointError, match=r"--backbone .*resnet18, whose tensors fit"):
+        load_checkpoint(path)
+    assert load_checkpoint(path, backbone="resnet18")

@@ -1,0 +1,168 @@
+"""Maps' laws: contributions by the attention's own numbers, one label's map is its own."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
+from models.heads.attention import Attention
+from models.heads.maps import Contributions, OpenMaps, TrainedMaps, find_grid
+from models.heads.ml_decoder import MLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+GRID = (2, 3)
+WIDTHS = {"encoder_width": 12, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
+TOLERANCE = 1e-5
+"""Products of other sizes may sum in another order."""
+
+
+def make_trained(num_groups: int | None = 3) -> MLDecoder:
+    torch.manual_seed(0)
+    head = MLDecoder(MLDecoderConfig(num_classes=7, num_groups=num_groups, **WIDTHS))
+    return shake(head).eval()
+
+
+def make_open(num_prototypes: int = 0) -> ZeroShotMLDecoder:
+    torch.manual_seed(0)
+    config = ZeroShotMLDecoderConfig(embedding_width=5, num_prototypes=num_prototypes, **WIDTHS)
+    return shake(ZeroShotMLDecoder(config)).eval()
+
+
+def shake(module: Module) -> Module:
+    for parameter in module.parameters():
+        if parameter.dim() == 1:  # zero biases and equal gains would hide mistakes
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return module
+
+
+def contribute_in_a_loop(
+    attention: Attention, memory: Tensor, queries: Tensor, readout: Tensor
+) -> Tensor:
+    """Head by head, from the keys and values that the attention itself computes."""
+    width, count = attention.head_width, memory.shape[1]
+    keys, values = attention.key(memory), attention.value(memory) - attention.value.bias
+    found = torch.zeros(len(memory), len(queries), count)
+    for head in range(attention.num_heads):
+        part = slice(head * width, (head + 1) * width)
+        scores = queries[:, part] @ keys[:, :, part].transpose(1, 2)
+        worth = readout[:, part] @ values[:, :, part].transpose(1, 2)
+        found += scores.softmax(dim=-1) * worth
+    return found
+
+
+@given(seed=st.integers(0, 1000), batch=st.integers(1, 3), labels=st.integers(1, 5))
+@settings(max_examples=30)
+def test_contributions_equal_the_attentions_own(seed: int, batch: int, labels: int) -> None:
+    torch.manual_seed(seed)
+    attention = shake(Attention(16, 4, 0.0)).eval()
+    memory, queries, readout = (torch.randn(*s, 16) for s in ((batch, 6), (labels,), (labels,)))
+    found = Contributions(attention)(memory, queries, readout)
+    expected = contribute_in_a_loop(attention, memory, queries, readout)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_contributions_sum_to_what_the_attention_adds_along_the_residual_path() -> None:
+    head = make_trained(num_groups=None)
+    layer, memory = head.layer, head.remember(torch.randn(2, 6, 12))
+    hidden = layer.prepare(head.queries)
+    attended = layer.attention.attend(layer.attention.project(hidden)[None], memory, memory)
+    nothing = layer.attention.out(layer.attention.value.bias)  # gathered from any image
+    gains = layer.norm2.weight * layer.norm3.weight
+    added = ((attended - nothing) * gains * head.pool.weight[:, :, 0]).sum(-1)  # [B, N]
+
+    maps = TrainedMaps(head, GRID)
+    found = maps.contributions(memory, maps.queries, maps.readout).sum(-1)
+
+    torch.testing.assert_close(found, added, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("num_groups", [None, 3, 1])
+def test_trained_label_attends_with_the_query_of_its_group(num_groups: int | None) -> None:
+    head = make_trained(num_groups)
+    maps, size = TrainedMaps(head, GRID), head.config.group_size
+    for label in range(7):
+        query, column = divmod(label, size)
+        weight = head.pool.weight[query, :, column]
+        gains = head.layer.norm2.weight * head.layer.norm3.weight
+        torch.testing.assert_close(
+            maps.readout[label], (weight * gains) @ head.layer.attention.out.weight
+        )
+        projected = head.layer.attention.project(head.layer.prepare(head.queries[query]))
+        torch.testing.assert_close(maps.queries[label // size], projected)
+
+
+@given(seed=st.integers(0, 1000), labels=st.lists(st.integers(0, 6), min_size=1, max_size=9))
+@settings(max_examples=30)
+def test_map_depends_neither_on_other_labels_nor_on_other_images(
+    seed: int, labels: list[int]
+) -> None:
+    torch.manual_seed(seed)
+    trained, opened = make_trained(), make_open()
+    tokens, queries = torch.randn(3, 6, 12), opened.encode_labels(torch.randn(7, 5))
+    draw_trained, draw_open = TrainedMaps(trained, GRID), OpenMaps(opened, GRID)
+    memory, other = trained.remember(tokens), opened.remember(tokens)
+    together = draw_trained(memory, torch.tensor(labels))
+    together_open = draw_open(other, queries[labels])
+    assert together.shape == together_open.shape == (3, len(labels), *GRID)
+    for i, label in enumerate(labels):
+        for row in range(3):
+            alone = draw_trained(memory[row : row + 1], torch.tensor([label]))[0, 0]
+            torch.testing.assert_close(together[row, i], alone, atol=TOLERANCE, rtol=0)
+            alone = draw_open(other[row : row + 1], queries[label : label + 1])[0, 0]
+            torch.testing.assert_close(together_open[row, i], alone, atol=TOLERANCE, rtol=0)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=30)
+def test_values_are_shares_of_the_largest(seed: int) -> None:
+    torch.manual_seed(seed)
+    head = make_trained()
+    maps = TrainedMaps(head, GRID)(head.remember(torch.randn(2, 6, 12)), torch.arange(7))
+    assert maps.min() >= 0
+    peaks = maps.flatten(2).amax(-1)
+    assert bool(((peaks == 1) | (peaks == 0)).all())
+
+
+def test_image_with_nothing_in_memory_has_empty_maps() -> None:
+    maps = TrainedMaps(make_trained(), GRID)(torch.zeros(1, 6, 16), torch.arange(7))
+    assert torch.equal(maps, torch.zeros(1, 7, *GRID))
+
+
+def test_token_that_makes_the_label_is_the_peak() -> None:
+    head = make_open(num_prototypes=4)
+    label = head.encode_labels(torch.randn(1, 5))
+    tokens = 0.1 * torch.randn(1, 6, 12)
+    for place in range(6):
+        with torch.no_grad():
+            tried = tokens.repeat(40, 1, 1)
+            tried[:, place] += 3 * torch.randn(40, 12)
+            logits = head.recall(tried, head.remember(tried), label)[:, 0]
+        marked = tried[logits.argmax()][None]
+        found = OpenMaps(head, GRID)(head.remember(marked), label)[0, 0]
+        assert int(found.argmax()) == place
+
+
+@pytest.mark.parametrize(
+    ("tokens", "height", "width", "grid"),
+    [
+        (64, 240, 240, (8, 8)),
+        (49, 224, 224, (7, 7)),
+        (6, 64, 96, (2, 3)),
+        (2, 32, 48, (1, 2)),
+        (196, 448, 448, (14, 14)),
+        (50, 224, 224, None),
+        (1, 7, 300, (1, 1)),
+    ],
+)
+def test_grid_is_that_of_square_patches(
+    tokens: int, height: int, width: int, grid: tuple[int, int] | None
+) -> None:
+    assert find_grid(tokens, height, width) == grid

@@ -1,0 +1,213 @@
+"""Query2Label's laws: positions, what batches share, every variant of its layers."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.config import Query2LabelConfig, TransformerDecoderConfig
+from models.heads.attention import Attention
+from models.heads.query2label import (
+    EncoderLayer,
+    Query2Label,
+    QueryLayer,
+    TransformerDecoder,
+    sine_positions,
+)
+from tests.goldens import FOLDER
+
+WIDTHS = {"encoder_width": 12, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
+# Targets start at zero, so what the first self-attention makes of them is constant.
+STARTS_AT_ZERO = ("decoder.0.self_attention", "decoder.0.norm1")
+
+
+def build(**changes: object) -> Query2Label:
+    torch.manual_seed(0)
+    values = {"num_classes": 5, "grid": (2, 3), **WIDTHS, **changes}
+    return Query2Label(Query2LabelConfig.model_validate(values)).eval()
+
+
+@pytest.mark.parametrize("name", ["pe_128_224", "pe_256_448"])
+def test_positions_equal_the_authors(name: str) -> None:
+    with np.load(FOLDER / "q2l_sine_pe.npz") as file:
+        (table,) = file[name]
+    width, rows, columns = table.shape
+    found = sine_positions(width, (rows, columns))
+    expected = torch.from_numpy(table).flatten(1).T
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("pre_norm", "encoders", "own"),
+    list(itertools.product((False, True), (0, 2), ((False, False), (True, True), (False, True)))),
+)
+def test_a_row_of_a_batch_equals_the_image_alone(
+    pre_norm: bool, encoders: int, own: tuple[bool, ...]
+) -> None:
+    head = build(pre_norm=pre_norm, num_encoder_layers=encoders, self_attention=own)
+    features = torch.randn(4, 12, 2, 3)
+    with torch.inference_mode():
+        together = head(features)
+        alone = torch.cat([head(row.unsqueeze(0)) for row in features])
+    assert together.shape == (4, 5)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
+@pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
+def test_head_that_was_traced_with_one_image_serves_any_number(own: tuple[bool, ...]) -> None:
+    head = build(self_attention=own, num_encoder_layers=1)
+    stir(head)
+    features = torch.randn(4, 12, 2, 3)
+    with torch.inference_mode():
+        traced = torch.jit.trace(head, features[:1], check_trace=False)
+        torch.testing.assert_close(traced(features), head(features), rtol=1e-5, atol=1e-5)
+
+
+def test_places_matter_to_query2label_and_not_to_the_plain_decoder() -> None:
+    tokens = torch.randn(2, 6, 12)
+    plain = TransformerDecoder(TransformerDecoderConfig(num_classes=5, **WIDTHS)).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(plain(tokens), plain(tokens.flip(1)), rtol=1e-4, atol=1e-5)
+        head = build()
+        assert not torch.allclose(head(tokens), head(tokens.flip(1)), atol=1e-3)
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    head = build(self_attention=(True, True)).train()
+    head(torch.randn(4, 6, 12)).square().mean().backward()
+    for name, parameter in head.named_parameters():
+        # A shift of all keys cancels in the softmax.
+        if not name.endswith("key.bias") and not name.startswith(STARTS_AT_ZERO):
+            assert parameter.grad is not None, name
+            assert parameter.grad.any(), name
+
+
+def test_tokens_of_another_width_need_a_projection() -> None:
+    with pytest.raises(ValueError, match="need a projection"):
+        build(input_projection=False)
+    assert build(input_projection=False, encoder_width=16)
+
+
+def attend(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attends with torch's own function, from the weights of ours."""
+    parts = (attention.query, attention.key, attention.value)
+    attended, _ = functional.multi_head_attention_forward(
+        *(x.transpose(0, 1) for x in (queries, keys, values)),
+        queries.shape[-1],
+        WIDTHS["num_heads"],
+        torch.cat([part.weight for part in parts]),
+        torch.cat([part.bias for part in parts]),
+        None,
+        None,
+        False,
+        0.0,
+        attention.out.weight,
+        attention.out.bias,
+        training=False,
+    )
+    return attended.transpose(0, 1)
+
+
+def encode_as_detr(layer: EncoderLayer, tokens: Tensor, positions: Tensor) -> Tensor:
+    """The steps of DETR's `forward_post` and `forward_pre`, one by one."""
+    if layer.pre_norm:
+        normed = layer.norm1(tokens)
+        tokens = tokens + attend(layer.attention, normed + positions, normed + positions, normed)
+        return tokens + layer.feedforward(layer.norm2(tokens))
+    tokens = tokens + attend(layer.attention, tokens + positions, tokens + positions, tokens)
+    tokens = layer.norm1(tokens)
+    return layer.norm2(tokens + layer.feedforward(tokens))
+
+
+def decode_as_detr(
+    layer: QueryLayer, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """The same of its decoder, without the self-attention where the layer has none."""
+    own, norm1 = layer.self_attention, layer.norm1
+    if layer.pre_norm:
+        if own is not None and norm1 is not None:
+            normed = norm1(target)
+            target = target + attend(own, normed + queries, normed + queries, normed)
+        target = target + attend(layer.attention, layer.norm2(target) + queries, keys, values)
+        return target + layer.feedforward(layer.norm3(target))
+    if own is not None and norm1 is not None:
+        target = norm1(target + attend(own, target + queries, target + queries, target))
+    target = layer.norm2(target + attend(layer.attention, target + queries, keys, values))
+    return layer.norm3(target + layer.feedforward(target))
+
+
+def stir(head: torch.nn.Module) -> None:
+    """Gives every weight a value of its own: fresh norms would all be alike."""
+    for parameter in head.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.5
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("encoders", [0, 2])
+@pytest.mark.parametrize("own", [(False, False), (True, True), (False, True)])
+@torch.inference_mode()
+def test_layers_take_the_steps_of_detr(
+    pre_norm: bool, encoders: int, own: tuple[bool, ...]
+) -> None:
+    head = build(pre_norm=pre_norm, num_encoder_layers=encoders, self_attention=own)
+    stir(head)
+    assert [layer.pre_norm for layer in head.encoder] == [pre_norm] * encoders
+    assert [layer.pre_norm for layer in head.decoder] == [pre_norm] * 2
+    assert tuple(layer.self_attention is not None for layer in head.decoder) == own
+    features, positions = torch.randn(3, 6, 12), head.positions
+    tokens = head.embed(features)
+    for layer in head.encoder:
+        tokens = encode_as_detr(layer, tokens, positions)
+    if pre_norm and encoders:
+        tokens = head.encoder_norm(tokens)
+    queries = head.queries.expand(3, -1, -1)
+    target = torch.zeros_like(queries)
+    for layer in head.decoder:
+        target = decode_as_detr(layer, target, queries, tokens + positions, tokens)
+    expected = (head.norm(target) * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
+    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_plain_decoder_has_torchs_layers_behind_a_relu() -> None:
+    torch.manual_seed(0)
+    config = TransformerDecoderConfig(num_classes=5, num_layers=2, **WIDTHS)
+    head = TransformerDecoder(config).eval()
+    stir(head)
+    assert [(layer.pre_norm, layer.self_attention is None) for layer in head.decoder] == [
+        (False, False)
+    ] * 2
+    features = torch.randn(3, 6, 12)
+    tokens = head.embed(features).relu()
+    queries = head.queries.expand(3, -1, -1)
+    target = torch.zeros_like(queries)
+    for layer in head.decoder:
+        target = decode_as_detr(layer, target, queries, tokens, tokens)
+    expected = (target * head.pool.weight.squeeze(-1)).sum(dim=-1) + head.pool.bias
+    torch.testing.assert_close(head(features), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@torch.inference_mode()
+def test_dropout_takes_whatever_a_sublayer_adds(pre_norm: bool) -> None:
+    head = build(pre_norm=pre_norm, self_attention=(True, True)).train()
+    stir(head)
+    encoder, decoder = head.encoder[0], head.decoder[0]
+    tokens, target = torch.randn(2, 6, 16), torch.randn(2, 5, 16)
+    inner = encoder.feedforward
+    inner.dropout.p = encoder.dropout.p = decoder.dropout.p = 1.0
+    torch.testing.assert_close(inner(tokens), inner.linear2.bias.expand(2, 6, -1))
+    encoded = encoder(tokens, head.positions)
+    decoded = decoder(target, target, tokens, tokens)
+    if pre_norm:
+        left, kept = tokens, target
+    else:
+        left = encoder.norm2(encoder.norm1(tokens))
+        kept = decoder.norm3(decoder.norm2(decoder.norm1(target)))
+    torch.testing.assert_close(encoded, left)
+    torch.testing.assert_close(decoded, kept)

@@ -1,0 +1,72 @@
+"""Zero-shot ML-Decoder's laws: the split for serving, independence of labels, augmentation."""
+
+import pytest
+import torch
+
+from models.config import InputConfig, NetworkConfig, ZeroShotMLDecoderConfig
+from models.heads.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
+from models.train.query_augmentation import QueryAugmentation
+
+
+@pytest.fixture
+def head() -> ZeroShotMLDecoder:
+    torch.manual_seed(0)
+    config = ZeroShotMLDecoderConfig(
+        encoder_width=12, embedding_width=5, decoder_width=16, num_heads=4, feedforward_width=24
+    )
+    return ZeroShotMLDecoder(config).eval()
+
+
+def test_encoded_once_and_scored_equals_the_whole(head: ZeroShotMLDecoder) -> None:
+    tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
+    with torch.inference_mode():
+        queries = LabelEncoder(head)(embeddings)
+        split = LabelScorer(head)(tokens, queries)
+        whole = head(tokens, embeddings)
+    assert queries.shape == (7, 32)
+    assert whole.shape == (3, 7)
+    torch.testing.assert_close(split, whole, rtol=0, atol=0)
+
+
+def test_a_label_scores_the_same_in_any_company(head: ZeroShotMLDecoder) -> None:
+    tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
+    with torch.inference_mode():
+        whole = head(tokens, embeddings)
+        alone = torch.cat([head(tokens, row.unsqueeze(0)) for row in embeddings], dim=1)
+    torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_every_parameter_gets_a_gradient(head: ZeroShotMLDecoder) -> None:
+    head.train()(torch.randn(4, 9, 12), torch.randn(7, 5)).square().mean().backward()
+    untouched = [n for n, p in head.named_parameters() if p.grad is None or not p.grad.any()]
+    # A bias that shifts every key alike cancels in the softmax, by construction.
+    assert untouched in ([], ["layer.attention.key.bias"])
+
+
+def test_augmentation_adds_absent_queries_and_moves_the_others() -> None:
+    torch.manual_seed(0)
+    embeddings, targets = torch.randn(6, 5) + 3, torch.randint(0, 2, (4, 6)).float()
+    queries, wanted = QueryAugmentation(num_random=8, noise=0.1).augment(embeddings, targets)
+    assert (queries.shape, wanted.shape) == ((14, 5), (4, 14))
+    torch.testing.assert_close(wanted[:, :6], targets)
+    assert not wanted[:, 6:].any()
+    moved = (queries[:6] - embeddings).abs()
+    assert 0 < moved.mean() < 0.3
+    assert (queries[6:].mean(dim=0) - 3).abs().max() < 2
+
+
+def test_augmentation_of_nothing_changes_nothing() -> None:
+    embeddings, targets = torch.randn(6, 5), torch.ones(4, 6)
+    queries, wanted = QueryAugmentation().augment(embeddings, targets)
+    torch.testing.assert_close(queries, embeddings)
+    torch.testing.assert_close(wanted, targets)
+
+
+def test_a_softmax_over_open_labels_is_refused(head: ZeroShotMLDecoder) -> None:
+    with pytest.raises(ValueError, match="no softmax"):
+        NetworkConfig(
+            backbone="test_resnet",
+            input=InputConfig(height=64, width=64),
+            head=head.config,
+            activation="softmax",
+        )

@@ -1,0 +1,186 @@
+"""Every shipped recipe, run for real on a small set in its data set's own layout.
+
+Backbone, sizes and epochs are made small; everything else is the recipe's own. What comes out
+is measured, exported and served, as its user would.
+"""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from fastapi.testclient import TestClient
+from timm.data.auto_augment import rand_augment_transform
+
+from export.__main__ import main as export
+from models.checkpoints.checkpoint import read_checkpoint
+from models.data import read_labelled_folder
+from models.evaluate import main as evaluate
+from models.train.__main__ import main
+from models.train.recipe import read_recipe
+from service.bundle.reader import load_bundle
+from tests.serving import labels_of, send_image, serve_app
+from tests.small_datasets import (
+    Pictures,
+    choose_photos,
+    paint_pictures,
+    write_classes,
+    write_coco,
+    write_nus_wide,
+    write_pairs,
+)
+
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "models" / "recipes"
+PHOTOS = ROOT.parent / "shared" / "data" / "coco18"
+SMALL = [
+    *("--workers", "0", "--decoder-width", "16", "--feedforward-width", "16", "--num-heads", "2"),
+    *("--batch-size", "8", "--lr", "0.01", "--mixed-precision", "no", "--ema-decay", "0.8"),
+    *("--warmup", "0.2", "--device", "cpu"),
+]
+TINY = [
+    *SMALL,
+    *("--backbone", "test_resnet", "--no-pretrained", "--image-size", "32"),
+    *("--epochs", "4", "--backbone-lr", "0.01"),
+]
+# A real backbone with its weights, for real photos.
+LITE = [
+    *SMALL,
+    *("--backbone", "tf_efficientnet_lite0", "--pretrained", "--image-size", "96"),
+    *("--epochs", "4", "--backbone-lr", "0.0003"),
+]
+
+
+def losses(run: Path) -> list[float]:
+    with (run / "metrics.csv").open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+CASES: dict[str, tuple[Callable[[Path, Pictures], None], list[str], str]] = {
+    "coco_tresnet_l": (write_coco, [], "mAP"),
+    "coco_query2label": (write_coco, [], "mAP"),
+    "nus_wide_zero_shot": (write_nus_wide, ["--random-queries", "4"], "ZSL mAP"),
+    "imagenet_resnet50": (write_classes, ["--num-groups", "2"], "top-1 accuracy"),
+    # Partial labels and strong focusing leave little to learn from in an epoch.
+    "open_images": (
+        write_pairs,
+        ["--num-groups", "2", "--epochs", "16", "--cutout", "0.2"],
+        "mAP",
+    ),
+}
+
+
+def run_recipe(
+    name: str, pictures: Pictures, changes: list[str], folder: Path, capsys: Any
+) -> list[float]:
+    """Trains, measures, exports and serves; returns the loss of each epoch."""
+    write, extra, figure = CASES[name]
+    data, run = folder / "data", folder / "run"
+    data.mkdir()
+    write(data, pictures)
+    recipe = ["--recipe", str(RECIPES / f"{name}.toml")]
+    assert main([*recipe, "--data", str(data), "--out", str(run), *changes, *extra]) == 0
+    checkpoint, bundle = run / "model.safetensors", folder / "model"
+    config = read_checkpoint(checkpoint).config
+    assert config is not None
+    assert config.head.kind == read_recipe(RECIPES / f"{name}.toml", {}).head
+    assert export(["--checkpoint", str(checkpoint), "--out", str(bundle)]) == 0
+    measured = []
+    for source in (["--checkpoint", str(checkpoint)], ["--bundle", str(bundle)]):
+        capsys.readouterr()
+        assert evaluate([*source, "--data", str(data), "--split", "val"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        measured.append(next(float(x[20:]) for x in lines if x[:20].strip() == figure))
+    assert measured[0] == pytest.approx(measured[1], abs=0.5, nan_ok=True)
+    with serve_app(bundle, label_store="memory") as client:
+        assert_serves(client, bundle, pictures)
+    return losses(run)
+
+
+def assert_serves(client: TestClient, bundle: Path, pictures: Pictures) -> None:
+    count, given = len(pictures.names), {}
+    loaded = load_bundle(bundle)
+    # A folder a class has none for a name that no photo has first.
+    expected = {label.name for label in loaded.labels} or set(pictures.names)
+    assert 1 < len(expected) <= count
+    if loaded.card.trained_head is None:
+        labels = [
+            {"name": name, "embedding": row.tolist()}
+            for name, row in zip(pictures.names, np.eye(count), strict=True)
+        ]
+        made = client.post("/labels", json={"name": "words", "labels": labels})
+        assert made.status_code == 201, made.text
+        given = {"label_set": "words"}
+    found = labels_of(send_image(client, params={"top_k": count, **given}))
+    assert {name for name, _ in found} == expected <= set(pictures.names)
+    scores = [score for _, score in found]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recipe_lowers_the_loss_and_its_checkpoint_is_measured_and_served(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = run_recipe(name, paint_pictures(), TINY, tmp_path, capsys)
+    assert history[-1] < history[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the shared photos are not here")
+@pytest.mark.parametrize("name", CASES)
+def test_recipe_lowers_the_loss_on_real_photos(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = run_recipe(name, choose_photos(PHOTOS, 96, 24), LITE, tmp_path, capsys)
+    assert history[-1] < history[0]
+
+
+def test_every_shipped_recipe_is_tested() -> None:
+    others = {
+        "lite0",
+        "lite0_gap",
+        "lite0_refine",
+        "lite0_settle",
+    }  # the default bundle's, in test_train.py
+    assert {path.stem for path in RECIPES.glob("*.toml")} - others == set(CASES)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_no_recipe_asks_pillow_for_pictures_of_no_bits(path: Path) -> None:
+    policy = read_recipe(path, {}).auto_augment
+    assert policy is not None
+    for op in rand_augment_transform(policy, {}).ops:
+        # From magnitude 10 on, timm's posterize keeps 0 bits, which Pillow refuses.
+        assert (op.magnitude_max or op.magnitude + 5 * op.magnitude_std) < 10
+
+
+def test_accumulated_batches_take_fewer_steps_and_learn(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    write_pairs(data, paint_pictures())
+    arguments = ["--data", str(data), *TINY, "--frozen-stages", "0", "--accumulate", "3"]
+    AcceleratorState._reset_state(reset_partial_state=True)  # another precision than before
+    try:
+        assert main([*arguments, "--mixed-precision", "bf16", "--out", str(tmp_path / "run")]) == 0
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    history = losses(tmp_path / "run")
+    assert history[-1] < history[0]
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert state["schedule"]["last_epoch"] == 4 * 3  # 8 batches an epoch: 3 + 3 + 2
+
+
+def test_partial_labels_of_a_csv_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("image,label\na.jpg,cat\na.jpg,dog\nb.png,dog\n")
+    (tmp_path / "test.csv").write_text("image,label,confidence\nc,cat,0\n")
+    folder = read_labelled_folder(tmp_path)
+    assert folder.label_names == ("cat", "dog")
+    np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 1], [-1, 1]])
+    test = folder.split("test")
+    np.testing.assert_array_equal(folder.targets(test), [[0, -1]])
+    assert test[0].path == tmp_path / "images" / "c.jpg"

@@ -1,0 +1,162 @@
+"""A run starts from any checkpoint that holds its backbone, bare ones among them."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.layers.ml_decoder import add_ml_decoder_head
+from torch import Tensor
+
+from models.backbones.backbone import Backbone
+from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.pretrained import fill_backbone
+from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
+from models.network import Network
+from models.train.start import fingerprint, start_from
+
+
+def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
+    torch.manual_seed(seed)
+    width = Backbone(backbone).width
+    config = NetworkConfig(
+        backbone=backbone,
+        input=InputConfig(height=32, width=32),
+        head=head or GapConfig(num_classes=2, encoder_width=width),
+    )
+    return Network(config).eval()
+
+
+def write(path: Path, network: Network) -> Path:
+    write_checkpoint(path, network, ("a", "b"), {})
+    return path
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
+
+
+def test_backbone_and_head_are_taken_where_both_fit(tmp_path: Path) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    taken = start_from(second, write(tmp_path / "first.safetensors", first))
+    assert taken == "its backbone and its head"
+    assert_equal(second.state_dict(), first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("gap", "decoder"), ("decoder", "gap"), ("larger", "gap"), ("decoder", "more heads")],
+)
+def test_a_head_that_is_built_differently_is_left_as_it_is(
+    tmp_path: Path, theirs: str, ours: str
+) -> None:
+    shape = {"decoder_width": 8, "num_heads": 2, "feedforward_width": 8}
+    shape |= {"num_classes": 2, "encoder_width": 256}
+    heads = {
+        "gap": GapConfig(num_classes=2, encoder_width=256),
+        "larger": GapConfig(num_classes=3, encoder_width=256),
+        "decoder": MLDecoderConfig.model_validate(shape),
+        "more heads": MLDecoderConfig.model_validate(shape | {"num_heads": 4}),
+    }
+    first = build("test_efficientnet", 1, heads[theirs])
+    second = build("test_efficientnet", 2, heads[ours])
+    before = {key: tensor.clone() for key, tensor in second.head.state_dict().items()}
+    taken = start_from(second, write(tmp_path / "first.safetensors", first))
+    assert taken == "its backbone; its head is built differently"
+    assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
+    assert_equal(second.head.state_dict(), before)
+
+
+def official_tresnet(backbone: Backbone) -> dict[str, Tensor]:
+    """Returns a TResNet with its authors' classifier, under timm's names."""
+    state = dict(backbone.body.state_dict())
+    return state | {"head.fc.weight": torch.zeros(9, 2048), "head.fc.bias": torch.zeros(9)}
+
+
+def test_a_bare_classifier_gives_its_backbone(tmp_path: Path) -> None:
+    first, second = build("tresnet_m", 1), build("tresnet_m", 2)
+    state = official_tresnet(first.backbone)
+    # Frozen batch norms store no counters.
+    state = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    path = tmp_path / "tresnet.pth"
+    torch.save({"model": state}, path)
+    assert start_from(second, path) == "its backbone"
+    assert_equal(second.backbone.state_dict(), first.backbone.state_dict())
+
+
+@pytest.mark.parametrize("name", ["test_vit2", "test_vit3"])  # pooled by mean, by attention
+def test_a_vit_with_its_own_pooling_gives_its_backbone(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(1)
+    whole, network = timm.create_model(name, img_size=32).state_dict(), build(name, 2)
+    whole = {key: torch.rand_like(tensor) for key, tensor in whole.items()}
+    path = tmp_path / "vit.pth"
+    torch.save(whole, path)
+    assert start_from(network, path) == "its backbone"
+    found = network.backbone.body.state_dict()
+    expected = {key.replace("fc_norm.", "norm."): tensor for key, tensor in whole.items()}
+    assert_equal(found, {key: expected[key] for key in found})
+    other = build(name, 3).backbone
+    fill_backbone(other, whole)  # as weights from timm do
+    assert_equal(other.body.state_dict(), found)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"conv_stem.weight": None}, "lacks conv_stem.weight"),
+        ({"conv_stem.weight": torch.zeros(1, 3, 3, 3)}, "conv_stem.weight has shape"),
+        ({"stage.weight": torch.zeros(1)}, "has stage.weight, which the network does not"),
+    ],
+)
+def test_a_backbone_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Tensor | None], reason: str
+) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    good = dict(first.backbone.body.state_dict())
+    changed = {key: tensor for key, tensor in (good | change).items() if tensor is not None}
+    path = tmp_path / "backbone.pth"
+    torch.save(changed, path)
+    with pytest.raises(CheckpointError, match=reason):
+        start_from(second, path)
+    torch.save(good, path)
+    assert start_from(second, path) == "its backbone"
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_photos_are_prepared_as_the_file_tells(tmp_path: Path, with_head: bool) -> None:
+    body = timm.create_model("test_resnet", num_classes=5)
+    told = {"mean": [0.5, 0.4, 0.3], "std": (0.2, 0.2, 0.2), "interpolation": "nearest"}
+    content = {
+        "arch": "test_resnet",
+        "args": argparse.Namespace(model="test_resnet", img_size=96, **told),
+        "state_dict": (add_ml_decoder_head(body) if with_head else body).state_dict(),
+    }
+    network, path = build("test_resnet", 1), tmp_path / "last.pth.tar"
+    torch.save(content, path)
+    pixels = "its mean (0.5, 0.4, 0.3), std (0.2, 0.2, 0.2) and nearest interpolation"
+    assert pixels in start_from(network, path)
+    # The size is the recipe's.
+    assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **told})
+
+
+def test_a_file_of_ours_tells_how_its_photos_were_prepared(tmp_path: Path) -> None:
+    first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
+    photos = first.config.input.model_copy(update={"mean": (0.5, 0.4, 0.3)})
+    first.config = first.config.model_copy(update={"input": photos})
+    assert "mean (0.5, 0.4, 0.3)" in start_from(second, write(tmp_path / "a.safetensors", first))
+    assert second.config.input == photos
+
+
+def test_a_checkpoint_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
+    network = build("test_efficientnet", 2)
+    other = write(tmp_path / "resnet.safetensors", build("test_resnet", 1))
+    with pytest.raises(CheckpointError, match="holds no test_efficientnet to start from"):
+        start_from(network, other)
+    with pytest.raises(CheckpointError, match="no checkpoint file at"):
+        fingerprint(tmp_path / "absent.pth")
+    assert fingerprint(None) == ""
+    assert len(fingerprint(other)) == 64
