@@ -16,9 +16,9 @@ from typing import get_args
 
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError
-from export.open_source import OpenRequest
-from export.source import SourceHints
-from export.triton import check_new_bundle, write_repository
+from export.sources.open import OpenRequest
+from export.sources.trained import SourceHints
+from export.triton.repository import check_new_bundle, write_repository
 from models.checkpoints.layouts import CheckpointError
 from models.commands import run_command
 from models.data import DataError

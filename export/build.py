@@ -13,18 +13,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from export.accuracy import measure_map, predict_logits, to_scores
-from export.calibrate import calibrate_labels
+from export.accuracy.accuracy import measure_map, predict_logits, to_scores
+from export.accuracy.calibrate import calibrate_labels
+from export.accuracy.open_calibrate import calibrate_label_sets, choose_threshold
 from export.errors import ExportError
-from export.graphs import Graphs
-from export.open_calibrate import calibrate_label_sets, choose_threshold
-from export.open_source import OpenRequest, OpenSource, describe_head, read_open_source
+from export.graphs.graph import Graphs
+from export.graphs.text import TextEmbedder, build_text_graph
+from export.int8.search import variation_to_noise
 from export.open_variants import add_open_head
-from export.photos import Splits, read_splits
-from export.ready_sets import embed_label_set
-from export.search import variation_to_noise
-from export.source import Source, SourceHints, read_source
-from export.text import TextEmbedder, build_text_graph
+from export.sources.open import OpenRequest, OpenSource, describe_head, read_open_source
+from export.sources.photos import Splits, read_splits
+from export.sources.ready_sets import embed_label_set
+from export.sources.trained import Source, SourceHints, read_source
 from export.variants import Variants, make_variants
 from models.config import ZeroShotMLDecoderConfig
 from service.bundle.card import (

@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx
 import torch
 
-from export.accuracy import predict_logits, predict_open_logits
+from export.accuracy.accuracy import predict_logits, predict_open_logits
 from export.errors import ExportError
-from export.graphs import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
-from export.photos import select_photos
+from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
+from export.sources.photos import select_photos
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError

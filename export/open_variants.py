@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import logging
 
-from export.graphs import Graphs
-from export.half import halve, name_half
-from export.open_source import OpenSource
-from export.optimise import compact_weights
-from export.source import Source
-from export.variants import Variants, trace_heads
-from export.verify import (
+from export.graphs.graph import Graphs
+from export.graphs.half import halve, name_half
+from export.graphs.optimise import compact_weights
+from export.graphs.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
     HALF_TOLERANCE,
     verify_maps,
     verify_open_head,
 )
+from export.sources.open import OpenSource
+from export.sources.trained import Source
+from export.variants import Variants, trace_heads
 from models.heads.maps import find_grid
 from service.bundle.card import Precision
 

@@ -13,14 +13,10 @@ import onnx
 from torch import nn
 
 from export.errors import ExportError
-from export.graphs import Graphs
-from export.half import halve, name_half
-from export.judge import Judge, choose_judge
-from export.optimise import compact_weights, optimise
-from export.photos import Splits, read_pixels
-from export.search import Int8Graphs, find_int8
-from export.source import Source
-from export.trace import (
+from export.graphs.graph import Graphs
+from export.graphs.half import halve, name_half
+from export.graphs.optimise import compact_weights, optimise
+from export.graphs.trace import (
     trace_encoder,
     trace_head,
     trace_label_encoder,
@@ -28,7 +24,7 @@ from export.trace import (
     trace_open_maps,
     trace_trained_maps,
 )
-from export.verify import (
+from export.graphs.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
     HALF_TOLERANCE,
@@ -38,6 +34,10 @@ from export.verify import (
     verify_maps,
     verify_open_head,
 )
+from export.int8.judge import Judge, choose_judge
+from export.int8.search import Int8Graphs, find_int8
+from export.sources.photos import Splits, read_pixels
+from export.sources.trained import Source
 from models.heads.maps import find_grid
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label

@@ -1,7 +1,7 @@
 """Texts become embeddings: a BERT sentence encoder in torch.
 
 In: texts, and a folder in the layout of sentence-transformers. Out: embeddings float [L, E] of
-length 1, the space that open labels live in. Next: `train_open`; `export/text.py` makes a graph
+length 1, the space that open labels live in. Next: `train_open`; `export/graphs/text.py` makes a graph
 of it.
 """
 

@@ -12,7 +12,7 @@ output projection. Left out are the feed-forward layer, and the norms' centring 
 Related: attention times value (Kobayashi et al., arXiv 2004.10102), attention times gradient
 (Chefer et al., arXiv 2103.15679). Attention alone points badly where a label attends to empty
 background in order to gather nothing; `docs/explain.md` has the figures.
-Next: `export/trace.py`.
+Next: `export/graphs/trace.py`.
 """
 
 from __future__ import annotations

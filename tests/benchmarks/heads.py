@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from export.optimise import optimise
-from export.trace import trace_encoder, trace_head
+from export.graphs.optimise import optimise
+from export.graphs.trace import trace_encoder, trace_head
 from models.backbones.backbone import Backbone
 from models.config import (
     GapConfig,

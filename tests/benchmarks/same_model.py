@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from export.build import ExportRequest, build_bundle
-from export.source import SourceHints
+from export.sources.trained import SourceHints
 from models.backbones.backbone import input_config
 from models.checkpoints.checkpoint import write_checkpoint
 from models.config import MLDecoderConfig, NetworkConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from export.graphs import Graphs, PixelArray
-from export.optimise import optimise
-from export.trace import trace_encoder, trace_head
-from export.verify import make_noise
+from export.graphs.graph import Graphs, PixelArray
+from export.graphs.optimise import optimise
+from export.graphs.trace import trace_encoder, trace_head
+from export.graphs.verify import make_noise
 from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
 from tests.export.tiny_network import (

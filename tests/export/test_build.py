@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from export import judge, variants
+from export import variants
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, VerificationError
-from export.graphs import PIXELS_TO_LOGITS
-from export.photos import read_pixels, read_splits
-from export.source import SourceHints
+from export.graphs.graph import PIXELS_TO_LOGITS
+from export.int8 import judge
+from export.sources.photos import read_pixels, read_splits
+from export.sources.trained import SourceHints
 from models.checkpoints.layouts import CheckpointError
 from models.network import Network
 from service.bundle.reader import Bundle, load_bundle

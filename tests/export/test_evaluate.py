@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from export.build import ExportRequest, build_bundle
-from export.source import SourceHints
+from export.sources.trained import SourceHints
 from models.checkpoints.checkpoint import write_checkpoint
 from models.data import LabelledFolder, read_labelled_folder
 from models.data.records import WordVectors
 from models.evaluate import main
 from models.network import Network
-from tests.export.test_heads import OPEN, make_network
+from tests.export.graphs.test_heads import OPEN, make_network
 from tests.export.tiny_network import LABELS, write_folder
 
 

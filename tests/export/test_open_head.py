@@ -12,15 +12,15 @@ import torch
 from torch.nn import functional
 
 from export.__main__ import main
-from export.accuracy import predict_open_logits
+from export.accuracy.accuracy import predict_open_logits
+from export.accuracy.open_calibrate import calibrate_label_sets
 from export.build import ExportRequest, build_bundle
 from export.errors import ExportError, UnusablePhotosError
-from export.graphs import PIXELS_TO_OPEN_LOGITS, FloatArray, PixelArray, open_session
-from export.open_calibrate import calibrate_label_sets
-from export.open_source import OpenRequest, read_open_source
-from export.photos import read_splits
-from export.source import SourceHints, read_source
-from export.text import TextEmbedder
+from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, FloatArray, PixelArray, open_session
+from export.graphs.text import TextEmbedder
+from export.sources.open import OpenRequest, read_open_source
+from export.sources.photos import read_splits
+from export.sources.trained import SourceHints, read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.layouts import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from export.graphs import PixelArray
+from export.graphs.graph import PixelArray
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
 

@@ -1,0 +1,1 @@
+"""Accuracy: measures a bundle's scores and calibrates thresholds."""

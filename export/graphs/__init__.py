@@ -1,0 +1,1 @@
+"""Graphs: trace, optimise and verify ONNX graphs."""

@@ -1,0 +1,193 @@
+"""The way of the pixels to an encoder's first convolution, made as short as it can be.
+
+In: a float32 encoder as it was traced and optimised, or one in int8 as it was quantised. Out: the
+same function of the pixels, with less arithmetic before its first layer. `optimise.py` shortens
+the one, `quantise.py` the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from export.graphs.graph import weighted_layers
+
+_Array = NDArray[Any]
+
+# ONNX Runtime has a faster int8 convolution for channels in fours, which halves the time of a stem.
+# For larger windows, the patches of a ViT, the fourth channel's products cost more than it saves.
+_LARGEST_WIDENED = 7
+
+
+def fold_scale(model: onnx.ModelProto) -> None:
+    """Makes the scale of the pixels part of the first convolution's weights.
+
+    `(pixels - mean) * scale` becomes `pixels - mean`, which stays: padding is of zeros behind it.
+
+    Args:
+        model: a float32 encoder; changed. Anything but a scale right before a convolution is left.
+    """
+    convolution = _first_convolution(model)
+    scaling = _producer(model, convolution.input[0]) if convolution is not None else None
+    if convolution is None or scaling is None or scaling.op_type != "Mul":
+        return
+    scale, weights = _constant(model, scaling.input[1]), _constant(model, convolution.input[1])
+    if scale is None or weights is None or weights.shape[1] != 3:
+        return
+    if scale.shape not in {(3, 1, 1), (1, 3, 1, 1), (1,), ()}:
+        return
+    scaled = weights.astype(np.float64) * scale.astype(np.float64)
+    _put(model, convolution, 1, scaled.astype(np.float32))
+    convolution.input[0] = scaling.input[0]
+    _tidy(model)
+
+
+def feed_pixels(model: onnx.ModelProto) -> None:
+    """Lets the first convolution of an int8 encoder read the pixels themselves.
+
+    A quantised pixel minus the mean is the pixel again, where the mean is the zero point: what is
+    left of one that is no whole number goes to the bias. So it needs one mean for all channels.
+    A fourth channel, of zero weight, lets ONNX Runtime take its faster convolution.
+
+    Args:
+        model: an int8 encoder; changed. A first layer in float or of another kind is left.
+    """
+    stem = _find_stem(model)
+    if stem is None:
+        return
+    _drop_mean(model, stem)
+    _widen(model, stem)
+    _tidy(model)
+    del model.graph.value_info[:]  # sizes that the weights no longer have
+
+
+@dataclass(frozen=True, eq=False)
+class _Stem:
+    """The nodes between float and 8 bits around the first convolution of an int8 encoder.
+
+    Attributes:
+        quantise: what makes its input 8 bits wide.
+        dequantise: what makes it float again, for the layer's sake.
+        weights: the same for its weights.
+        bias: the same for its bias.
+    """
+
+    quantise: NodeProto
+    dequantise: NodeProto
+    weights: NodeProto
+    bias: NodeProto
+
+
+def _find_stem(model: onnx.ModelProto) -> _Stem | None:
+    convolution = _first_convolution(model)
+    if convolution is None or len(convolution.input) != 3:
+        return None
+    dequantise, weights, bias = (_producer(model, name) for name in convolution.input)
+    if dequantise is None or weights is None or bias is None:
+        return None
+    quantise = _producer(model, dequantise.input[0])
+    if quantise is None or quantise.op_type != "QuantizeLinear":
+        return None
+    return _Stem(quantise, dequantise, weights, bias)
+
+
+def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
+    found = _find_pixels(model, stem.quantise.input[0])
+    if found is None:
+        return
+    pixels, mean = found
+    if np.unique(mean).size != 1:
+        return
+    value = float(mean.flat[0])
+    zero_point = round(value)
+    if not 0 <= zero_point <= 255:  # a mean that no pixel has
+        return
+    kernel = _need(model, stem.weights.input[0]).astype(np.float64)
+    scale = _need(model, stem.weights.input[1]).astype(np.float64)  # of each output channel
+    bias = _need(model, stem.bias.input[0]) * _need(model, stem.bias.input[1]).astype(np.float64)
+    bias += (zero_point - value) * scale * kernel.sum(axis=(1, 2, 3))
+    _put(model, stem.bias, 0, np.round(bias / scale).astype(np.int32))
+    _put(model, stem.bias, 1, scale.astype(np.float32))
+    stem.dequantise.input[0] = pixels
+    _put(model, stem.dequantise, 1, np.array(1, np.float32))
+    _put(model, stem.dequantise, 2, np.array(zero_point, np.uint8))
+
+
+def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
+    """Returns the pixels behind a value, still bytes, and the mean that was taken from them.
+
+    None where anything else was done to them than reordering.
+    """
+    mean: _Array | None = np.zeros(1)
+    node = _producer(model, name)
+    if node is not None and node.op_type == "Sub":
+        mean, node = _constant(model, node.input[1]), _producer(model, node.input[0])
+    if mean is None or node is None or node.op_type != "Cast":
+        return None
+    order = _producer(model, node.input[0])
+    images = model.graph.input[0]
+    if order is None or order.op_type != "Transpose" or order.input[0] != images.name:
+        return None
+    whole = images.type.tensor_type.elem_type == TensorProto.UINT8
+    return (node.input[0], mean) if whole else None
+
+
+def _widen(model: onnx.ModelProto, stem: _Stem) -> None:
+    kernel = _need(model, stem.weights.input[0])
+    if kernel.shape[1] != 3 or max(kernel.shape[2:]) > _LARGEST_WIDENED:
+        return
+    _put(model, stem.weights, 0, np.concatenate([kernel, np.zeros_like(kernel[:, :1])], axis=1))
+    sources = [stem.dequantise.input[0], ""]
+    gather = helper.make_node("Gather", sources, ["pixels.wide"], name="pixels.wide", axis=1)
+    _put(model, gather, 1, np.array([0, 1, 2, 2]))
+    stem.dequantise.input[0] = gather.output[0]
+    model.graph.node.insert(list(model.graph.node).index(stem.dequantise), gather)
+
+
+def _first_convolution(model: onnx.ModelProto) -> NodeProto | None:
+    layers: tuple[str, ...] = weighted_layers(model)[:1]
+    first: NodeProto | None = next((n for n in model.graph.node if n.name in layers), None)
+    return first if first is not None and first.op_type == "Conv" else None
+
+
+def _producer(model: onnx.ModelProto, name: str) -> NodeProto | None:
+    found: NodeProto | None = next((n for n in model.graph.node if name in n.output), None)
+    return found
+
+
+def _constant(model: onnx.ModelProto, name: str) -> _Array | None:
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            return numpy_helper.to_array(tensor)
+    return None
+
+
+def _need(model: onnx.ModelProto, name: str) -> _Array:
+    constant = _constant(model, name)
+    assert constant is not None, name  # the quantiser stores what it has quantised
+    return constant
+
+
+def _put(model: onnx.ModelProto, node: NodeProto, place: int, values: _Array) -> None:
+    """Gives a node a constant for an input; the one that it had may have other users."""
+    name = f"{node.name}.{place}.folded"
+    model.graph.initializer.append(numpy_helper.from_array(values, name))
+    node.input[place] = name
+
+
+def _tidy(model: onnx.ModelProto) -> None:
+    """Removes what nobody uses any more."""
+    used = {output.name for output in model.graph.output}
+    for node in reversed(list(model.graph.node)):
+        if used.isdisjoint(node.output):
+            model.graph.node.remove(node)
+        else:
+            used.update(node.input)
+    for tensor in list(model.graph.initializer):
+        if tensor.name not in used:
+            model.graph.initializer.remove(tensor)

@@ -1,0 +1,127 @@
+"""A sentence encoder becomes a graph: token ids -> text embeddings, no torch in the service.
+
+In: a `TextEncoder` of `models/text.py`. Out: its graph with weights in 8 bits, verified against
+torch before and after. Next: `build.py`, which puts it into a bundle with its tokenizer.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+from torch import Tensor
+
+from export.errors import VerificationError
+from export.graphs.graph import FloatArray, open_session
+from export.graphs.optimise import optimise
+from export.graphs.trace import TracedInput, trace_graph
+from models.text import SentenceEmbedding, TextEncoder
+
+TEXT_TOLERANCE = 1e-5
+"""Largest difference of an embedding's component from torch's; embeddings have length 1."""
+
+INT8_COSINE = 0.97
+"""Smallest cosine between an embedding of the int8 graph and torch's."""
+
+_PROBES = (
+    "a photo of a dog.",
+    "fire hydrant",
+    "a very large, almost empty car park in front of a shopping centre at night",
+    "x",
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TextEmbedder:
+    """Embeds texts as the service does: by the stored graph, each text in a run of its own."""
+
+    def __init__(self, encoder: TextEncoder, graph: onnx.ModelProto) -> None:
+        """Opens the encoder's graph on the CPU."""
+        self._encoder = encoder
+        self._session = open_session(graph)
+
+    def embed(self, texts: Sequence[str]) -> FloatArray:
+        """Embeds texts to float32 [L, E] of length 1."""
+        rows = [self._embed_one(text) for text in texts]
+        return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *rows])
+
+    def embed_names(self, names: Sequence[str], template: str) -> FloatArray:
+        """Embeds names, each in place of the template's `{}`, to float32 [L, E] of length 1."""
+        return self.embed([template.replace("{}", name) for name in names])
+
+    def _embed_one(self, text: str) -> FloatArray:
+        ids, mask = (tokens.numpy() for tokens in self._encoder.tokenize([text]))
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        return np.asarray(self._session.run(["embeddings"], feeds)[0], np.float32)
+
+
+def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
+    """Traces a sentence encoder, stores its weights in 8 bits and verifies both graphs.
+
+    Args:
+        encoder: what to trace.
+
+    Returns:
+        `input_ids`, `attention_mask` int64 [L, T] -> `embeddings` float32 [L, E] of length 1.
+
+    Raises:
+        VerificationError: a graph deviates from torch.
+    """
+    inputs = encoder.tokenize(_PROBES)
+    with torch.inference_mode():
+        expected = encoder.module(*inputs).numpy()
+    exact = trace_text_encoder(encoder.module)
+    difference = float(np.abs(embed_tokens(exact, *inputs) - expected).max())
+    if not difference <= TEXT_TOLERANCE:
+        raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
+    stored = quantise_text(exact)
+    cosine = float((embed_tokens(stored, *inputs) * expected).sum(axis=1).min())
+    if not cosine >= INT8_COSINE:
+        raise VerificationError(f"an int8 text embedding has cosine {cosine:.3f} with torch's")
+    _log.info("text encoder: int8 embeddings have cosines of %.3f or more with torch's", cosine)
+    return stored
+
+
+def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
+    """Traces and optimises a sentence encoder in float32, L and T dynamic."""
+    ids = torch.ones(2, 7, dtype=torch.int64)
+    axes = {0: "L", 1: "T"}
+    inputs = {
+        "input_ids": TracedInput(ids, axes),
+        "attention_mask": TracedInput(torch.ones_like(ids), axes),
+    }
+    return optimise(trace_graph(module, inputs, "embeddings"))
+
+
+def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Stores weights in 8 bits, a scale an output channel; activations are measured as they come.
+
+    Weights take 7 of the 8 bits: a CPU without VNNI saturates at 8, and replicas on different
+    CPUs have to agree on what a label is.
+    """
+    prepared = onnx.ModelProto()
+    prepared.CopyFrom(model)
+    add_pre_process_metadata(prepared)  # `optimise` has done that; the quantiser asks for it
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+        onnx.save(prepared, source)
+        quantize_dynamic(
+            source, target, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True
+        )
+        quantised = onnx.load(target)
+    del quantised.metadata_props[:]
+    return quantised
+
+
+def embed_tokens(model: onnx.ModelProto, ids: Tensor, mask: Tensor) -> FloatArray:
+    """Runs a text graph on token ids and mask int64 [L, T]; returns embeddings float32 [L, E]."""
+    feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    return np.asarray(open_session(model).run(["embeddings"], feeds)[0], np.float32)

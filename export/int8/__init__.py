@@ -1,0 +1,1 @@
+"""int8: quantisation, and the decision whether to use it."""

@@ -1,0 +1,1 @@
+"""Sources: checkpoints, photos and label sets that an export starts from."""

@@ -1,0 +1,141 @@
+"""Labelled photos as the service sees them: its decoder, its resize, the model's labels.
+
+In: a labelled folder. Out: pixels in batches and targets in the order of the logits.
+Next: `quantise.py` (train split), `calibrate.py` (val), `accuracy.py` (val and test).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import UnusablePhotosError
+from export.graphs.graph import PixelArray
+from models.data import LabelledFolder, read_labelled_folder
+from service.bundle.card import InputContract
+from service.errors import ImageError
+from service.images.decode import decode_image
+
+_MAX_PIXELS = 200_000_000  # width x height; photos of one's own, so only a sanity bound
+_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPhotos:
+    """One split.
+
+    Attributes:
+        dataset: data set and split, for example `coco18/val`.
+        paths: n files.
+        targets: 0 or 1 (-1 where that is unknown and allowed), int64 [n, N], columns in the
+            order of the logits.
+    """
+
+    dataset: str
+    paths: tuple[Path, ...]
+    targets: NDArray[np.int64]
+
+    def sample(self, count: int) -> tuple[Path, ...]:
+        """Returns at most `count` of the files, chosen evenly at random with a fixed seed."""
+        chosen = np.random.default_rng(_SEED).permutation(len(self.paths))[:count]
+        return tuple(self.paths[i] for i in chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A labelled folder by what its photos are for.
+
+    Attributes:
+        train: ranges of int8 are measured on some of these.
+        val: thresholds and the default precision are chosen on these.
+        test: the manifest's accuracy is measured on these.
+    """
+
+    train: LabelledPhotos
+    val: LabelledPhotos
+    test: LabelledPhotos
+
+
+def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
+    """Reads a labelled folder, targets in the model's order of labels.
+
+    Raises:
+        UnusablePhotosError: the data set's labels are not the model's, or no label tells the photos
+            to measure on apart.
+        models.data.DataError: the folder cannot be read or lacks one of the splits.
+    """
+    folder = read_labelled_folder(path)
+    splits = Splits(
+        *(select_photos(folder, split, label_names) for split in ("train", "val", "test"))
+    )
+    for photos in (splits.val, splits.test):
+        if not np.ptp(photos.targets, axis=0).any():
+            raise UnusablePhotosError(
+                f"{photos.dataset} has no label that some photos show and others do not"
+            )
+    return splits
+
+
+def select_photos(
+    folder: LabelledFolder, split: str, label_names: Sequence[str], *, partial: bool = False
+) -> LabelledPhotos:
+    """Returns one split with its targets in the model's order of labels.
+
+    Args:
+        folder: the data set.
+        split: which photos.
+        label_names: the model's N labels.
+        partial: a target may be unknown (-1) and not just 0 or 1.
+
+    Raises:
+        UnusablePhotosError: the data set's labels are not the model's, or only partly known.
+        models.data.DataError: the split has no photo.
+    """
+    missing = sorted(set(label_names) ^ set(folder.label_names))
+    if missing:
+        raise UnusablePhotosError(
+            f"data set {folder.name} and the model do not have the same labels: "
+            f"{missing[0]!r} is in one only"
+        )
+    if not folder.complete and not partial:
+        raise UnusablePhotosError(
+            f"data set {folder.name} does not say of every label whether it is absent"
+        )
+    images = folder.split(split)
+    columns = [folder.label_names.index(name) for name in label_names]
+    targets = folder.targets(images)[:, columns]
+    return LabelledPhotos(f"{folder.name}/{split}", tuple(image.path for image in images), targets)
+
+
+def read_batches(
+    paths: Sequence[Path], contract: InputContract, batch_size: int
+) -> Iterator[PixelArray]:
+    """Yields pixels uint8 [<= batch_size, H, W, 3] of the files, in order.
+
+    Raises:
+        UnusablePhotosError: a file cannot be read or decoded.
+    """
+    for start in range(0, len(paths), batch_size):
+        yield read_pixels(paths[start : start + batch_size], contract)
+
+
+def read_pixels(paths: Sequence[Path], contract: InputContract) -> PixelArray:
+    """Returns the pixels of all files at once, uint8 [n, H, W, 3]; for few photos.
+
+    Raises:
+        UnusablePhotosError: a file cannot be read or decoded.
+    """
+    return np.stack([_read_photo(path, contract) for path in paths])
+
+
+def _read_photo(path: Path, contract: InputContract) -> PixelArray:
+    try:
+        return decode_image(path.read_bytes(), contract, _MAX_PIXELS).pixels
+    except OSError as error:
+        raise UnusablePhotosError(f"photo {path.name} cannot be read") from error
+    except ImageError as error:
+        raise UnusablePhotosError(f"photo {path.name} cannot be decoded") from error

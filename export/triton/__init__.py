@@ -1,0 +1,1 @@
+"""Triton: a model repository made from a bundle."""

@@ -1,0 +1,219 @@
+"""A bundle becomes a model repository of NVIDIA Triton: `--triton DIR`.
+
+In: a verified bundle and a precision. Out: in `DIR`, one folder a model:
+
+    <name>_encoder         images uint8 [H, W, 3] -> tokens float [S, C]
+    <name>_trained         tokens -> scores float [N] of the trained labels
+    <name>_set_<set>       tokens -> scores float [L] of a ready label set of the bundle
+    <name>                 the ensemble: images -> `scores`, `scores_<set>`, ...
+
+Activations are inside the heads, and the label queries of a set are constants of its head:
+Triton registers no labels while it runs. Next: `triton_config.py`, the models' configurations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from export.errors import ExportError
+from export.triton.config import Step, Tensor, write_ensemble_config, write_model_config
+from service.bundle.card import Activation, Precision
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
+from service.errors import ServiceError
+from service.labels.definition import Definition
+from service.labels.encoding import Encoding, open_encoding
+
+CONFIG_FILE = "config.pbtxt"
+LABELS_FILE = "labels.txt"
+_ACTIVATIONS: dict[Activation, str] = {"sigmoid": "Sigmoid", "softmax": "Softmax"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A head of the repository.
+
+    Attributes:
+        model: its model's name.
+        output: what the ensemble calls its scores.
+        labels: a name for each score.
+        graph: tokens [B, S, C] -> scores [B, L].
+    """
+
+    model: str
+    output: str
+    labels: tuple[str, ...]
+    graph: onnx.ModelProto
+
+
+def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32") -> None:
+    """Writes the models of a bundle into a model repository; models of these names are replaced.
+
+    Args:
+        folder: the repository; other models in it stay.
+        bundle: what to write.
+        precision: variant of the graphs; a head that lacks it is written in fp32.
+
+    Raises:
+        ExportError: there is no label to score, a label set cannot be encoded, or something else
+            than a model is there; nothing was removed.
+        BundleError: the bundle has no such variant.
+    """
+    encoder = onnx.load_from_string(bundle.read_graph("encoder", precision))
+    heads = [*_take_trained_head(bundle, precision), *_take_label_sets(bundle, precision)]
+    if not heads:
+        raise ExportError(f"bundle {bundle.card.name} has no labels whose scores Triton could give")
+    folder.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
+    try:
+        _write_models(staging, bundle, encoder, heads)
+        _check_places(folder, [model.name for model in staging.iterdir()], bundle.path)
+        for model in sorted(staging.iterdir()):
+            shutil.rmtree(folder / model.name, ignore_errors=True)
+            os.replace(model, folder / model.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    _log.info("wrote %d Triton models to %s", len(heads) + 2, folder)
+
+
+def check_new_bundle(folder: Path, bundle: Path) -> None:
+    """Checks before an export that a bundle and its models get places of their own.
+
+    Args:
+        folder: the repository.
+        bundle: folder that the bundle will be written to.
+
+    Raises:
+        ExportError: the bundle would lie where a model goes, or something else is there.
+    """
+    _check_places(folder, (bundle.name, f"{bundle.name}_encoder"), bundle)
+
+
+def _check_places(folder: Path, models: Iterable[str], bundle: Path) -> None:
+    for place in (folder / model for model in models):
+        if bundle.resolve().is_relative_to(place.resolve()):
+            raise ExportError(f"the bundle {bundle} lies where the Triton model {place.name} goes")
+        if os.path.lexists(place) and not (place / CONFIG_FILE).is_file():
+            raise ExportError(f"{place} is there and is no Triton model")
+
+
+def _write_models(
+    folder: Path, bundle: Bundle, encoder: onnx.ModelProto, heads: Sequence[_Head]
+) -> None:
+    name, contract = bundle.card.name, bundle.card.input
+    images = Tensor("images", "TYPE_UINT8", (contract.height, contract.width, 3))
+    tokens = Tensor("tokens", "TYPE_FP32", _read_sizes(encoder.graph.output[0]))
+    config = write_model_config(f"{name}_encoder", images, tokens, queue=True)
+    _write_model(folder / f"{name}_encoder", config, encoder)
+    steps = [Step(f"{name}_encoder", {"images": "images"}, {"tokens": "tokens"})]
+    outputs = []
+    for head in heads:
+        scores = Tensor("scores", "TYPE_FP32", (len(head.labels),), LABELS_FILE)
+        config = write_model_config(head.model, tokens, scores, queue=False)
+        _write_model(folder / head.model, config, head.graph)
+        _write_labels(folder / head.model / LABELS_FILE, head.labels)
+        steps.append(Step(head.model, {"tokens": "tokens"}, {"scores": head.output}))
+        labels_file = f"{head.output}.{LABELS_FILE}"
+        outputs.append(Tensor(head.output, "TYPE_FP32", (len(head.labels),), labels_file))
+    (folder / name / "1").mkdir(parents=True)  # Triton wants a version of an ensemble, empty
+    (folder / name / CONFIG_FILE).write_text(write_ensemble_config(name, images, outputs, steps))
+    for head in heads:
+        _write_labels(folder / name / f"{head.output}.{LABELS_FILE}", head.labels)
+
+
+def _write_model(folder: Path, config: str, graph: onnx.ModelProto) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / CONFIG_FILE).write_text(config)
+    (folder / "1" / "model.onnx").write_bytes(graph.SerializeToString())
+
+
+def _write_labels(path: Path, labels: Sequence[str]) -> None:
+    path.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+
+
+def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
+    head = bundle.card.trained_head
+    if head is None:
+        return []
+    graph = _read_head(bundle, "trained_head", precision)
+    names = tuple(label.name for label in bundle.labels)
+    scoring = _score(graph, head.activation, len(names))
+    return [_Head(f"{bundle.card.name}_trained", "scores", names, scoring)]
+
+
+def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
+    definitions = bundle.read_label_sets()
+    encoding = open_encoding(
+        bundle, threads=os.cpu_count() or 1, remembered=0, queue_size=len(definitions) + 1
+    )
+    if encoding is None:
+        return []
+    heads = []
+    for definition in definitions:
+        graph = _read_head(bundle, "open_head", precision)
+        _fix_queries(graph, _encode(definition, encoding))
+        heads.append(
+            _Head(
+                f"{bundle.card.name}_set_{definition.name}",
+                f"scores_{definition.name}",
+                definition.names,
+                _score(graph, "sigmoid", len(definition.names)),
+            )
+        )
+    encoding.close()
+    return heads
+
+
+def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.ModelProto:
+    return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
+
+
+def _encode(definition: Definition, encoding: Encoding) -> NDArray[np.float32]:
+    async def encode() -> NDArray[np.float32]:
+        return await encoding.project(await encoding.embed(definition))
+
+    try:
+        encoding.check(definition)
+        return asyncio.run(encode())
+    except ServiceError as error:
+        raise ExportError(f"label set {definition.name} cannot be encoded") from error
+
+
+def _fix_queries(graph: onnx.ModelProto, queries: NDArray[np.float32]) -> None:
+    """Makes the input `queries` [L, K] a constant."""
+    left = [value for value in graph.graph.input if value.name != "queries"]
+    del graph.graph.input[:]
+    graph.graph.input.extend(left)
+    graph.graph.initializer.append(numpy_helper.from_array(queries, "queries"))
+
+
+def _score(graph: onnx.ModelProto, activation: Activation, num_labels: int) -> onnx.ModelProto:
+    """Ends a head's graph in `scores` [B, L], 0..1, instead of `logits`."""
+    graph.graph.node.append(
+        helper.make_node(_ACTIVATIONS[activation], ["logits"], ["scores"], name="scores")
+    )
+    del graph.graph.output[:]
+    graph.graph.output.append(
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", num_labels])
+    )
+    onnx.checker.check_model(graph)
+    return graph
+
+
+def _read_sizes(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Returns the sizes after the batch's; -1 where the graph leaves one open."""
+    sizes = value.type.tensor_type.shape.dim[1:]
+    return tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)

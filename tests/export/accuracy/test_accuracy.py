@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.accuracy.accuracy import measure_map, predict_logits, to_scores
+from export.graphs.graph import Chain, Graphs
+from export.sources.photos import LabelledPhotos, read_pixels, read_splits
+from service.bundle.card import InputContract
+from tests.export.tiny_network import INPUT, LABELS
+
+CONTRACT = InputContract(
+    height=INPUT.height, width=INPUT.width, resize_mode="squash", interpolation="bilinear"
+)
+
+
+def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
+    photos = read_splits(folder, LABELS).test  # more than one batch
+    logits = predict_logits(graphs, photos, CONTRACT)
+    chain = Chain(graphs)
+    for row in (0, 11, len(photos.paths) - 1):
+        alone = chain.predict(read_pixels(photos.paths[row : row + 1], CONTRACT))[0]
+        assert np.allclose(logits[row], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
+    targets = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
+    photos = LabelledPhotos("made/up", tuple(Path(f"{i}.png") for i in range(4)), targets)
+    logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
+    # First label: right at ranks 1 and 3; second: right at rank 3.
+    expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
+    assert measure_map(logits, photos, "sigmoid") == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_of_single_labels_are_a_softmax_and_rank_the_photos_so() -> None:
+    logits = np.array([[3, 5], [2, 0], [1, 900]], np.float32)
+    scores = to_scores(logits, "softmax")
+    assert scores[0] == pytest.approx([1 / (1 + np.e**2), 1 / (1 + np.e**-2)])
+    assert scores.sum(axis=1) == pytest.approx(1.0)
+    photos = LabelledPhotos("made/up", (Path("a.png"),) * 3, np.array([[0, 1], [1, 0], [0, 1]]))
+    assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
+    assert measure_map(logits, photos, "sigmoid") < 100.0

@@ -1,0 +1,65 @@
+"""The authors' recorded logits, through checkpoint file, reader, bundle and ONNX Runtime.
+
+Heads alone are held against the record itself. Whole networks take the pixels that a bundle
+takes, whole numbers: their bundle is held against torch, which is held against the record in
+`tests/models/heads/test_goldens.py`.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export.build import ExportRequest, build_bundle
+from export.graphs.graph import open_session
+from export.sources.trained import SourceHints, read_source
+from export.variants import trace_heads
+from models import load_checkpoint
+from models.heads.tokens import to_tokens
+from tests.bundles import run_bundle
+from tests.goldens import golden_names, read_golden
+from tests.models.heads.test_goldens import hints, write_official
+
+HEADS = [*golden_names("mld_"), *golden_names("zsl_"), *golden_names("q2l_")]
+WHOLE = [
+    pytest.param("timm_resnet50_20_g7_224_b2"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "timm_resnet50_80_224_b2", "tresnet_m_224_model_b2", "tresnet_l_448_statedict_b1"
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_head_in_onnx_runtime_gives_the_authors_logits(name: str, tmp_path: Path) -> None:
+    golden = read_golden(name)
+    head = load_checkpoint(write_official(golden, tmp_path / "official.pth"), **hints(golden))
+    tokens = to_tokens(torch.from_numpy(golden.inputs[0])).contiguous().numpy()
+    graphs = {k: open_session(v) for k, v in trace_heads(head, *tokens.shape[1:]).items()}
+    if "trained_head" in graphs:
+        logits = graphs["trained_head"].run(None, {"tokens": tokens})[0]
+    else:
+        queries = graphs["label_encoder"].run(None, {"embeddings": golden.inputs[1]})[0]
+        logits = graphs["open_head"].run(None, {"tokens": tokens, "queries": queries})[0]
+    assert np.abs(logits - golden.expected).max() <= golden.tolerance
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_bundle_of_a_whole_network_equals_torch(name: str, tmp_path: Path) -> None:
+    golden = read_golden(name)
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"label {i}" for i in range(golden.expected.shape[1])))
+    told = SourceHints(
+        write_official(golden, tmp_path / "official.pth"), label_names=names, **hints(golden)
+    )
+    bundle = build_bundle(ExportRequest(told, tmp_path / "model"))
+    network, spec = read_source(told).network, read_source(told).config.input
+    pixels = np.rint(golden.inputs[0].transpose(0, 2, 3, 1) * 255).astype(np.uint8)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+    with torch.inference_mode():
+        images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
+        expected = network(images).numpy()
+    assert np.abs(run_bundle(bundle, pixels) - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -1,0 +1,139 @@
+"""Every kind of head, from checkpoint file to bundle, computes in ONNX Runtime what torch does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export.build import ExportRequest, build_bundle
+from export.errors import ExportError, UnusableCheckpointError, VerificationError
+from export.graphs.graph import open_session
+from export.graphs.optimise import optimise
+from export.graphs.trace import trace_label_encoder, trace_open_head
+from export.graphs.verify import FP32_TOLERANCE, verify_open_head
+from export.sources.trained import SourceHints
+from models.checkpoints.checkpoint import write_checkpoint
+from models.config import (
+    GapConfig,
+    HeadConfig,
+    InputConfig,
+    MLDecoderConfig,
+    NetworkConfig,
+    Query2LabelConfig,
+    TransformerDecoderConfig,
+    ZeroShotMLDecoderConfig,
+)
+from models.heads.zero_shot import ZeroShotMLDecoder
+from models.network import Network
+from tests.bundles import run_bundle
+
+WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
+TRAINED: dict[str, HeadConfig] = {
+    "gap": GapConfig(num_classes=5, encoder_width=256),
+    "full": MLDecoderConfig(num_classes=5, **WIDTHS),
+    "group": MLDecoderConfig(num_classes=5, num_groups=2, **WIDTHS),
+    "query2label": Query2LabelConfig(num_classes=5, grid=(2, 3), **WIDTHS),
+    "query2label-pre-norm": Query2LabelConfig(
+        num_classes=5, grid=(2, 3), pre_norm=True, self_attention=(True, True), **WIDTHS
+    ),
+    "transformer-decoder": TransformerDecoderConfig(num_classes=5, **WIDTHS),
+}
+OPEN = ZeroShotMLDecoderConfig(
+    embedding_width=7, embedding_encoder="letters", embedding_template="a photo of {}", **WIDTHS
+)
+
+
+def make_network(head: HeadConfig) -> Network:
+    torch.manual_seed(0)
+    prepared = InputConfig(height=64, width=96)
+    return Network(NetworkConfig(backbone="test_efficientnet", input=prepared, head=head)).eval()
+
+
+def write(network: Network, path: Path) -> Path:
+    names = ("a", "b", "c", "d", "e") if network.config.num_classes else ()
+    write_checkpoint(path, network, names, {})
+    return path
+
+
+def make_pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_bundle_of_a_trained_head_equals_torch(kind: str, tmp_path: Path) -> None:
+    network = make_network(TRAINED[kind])
+    hints = SourceHints(write(network, tmp_path / "own.safetensors"))
+    bundle = build_bundle(ExportRequest(hints, tmp_path / "model"))
+    head = bundle.card.trained_head
+    assert head is not None
+    assert (head.kind, head.num_labels) == (network.config.head.kind, 5)
+    pixels = make_pixels()
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
+    assert np.abs(run_bundle(bundle, pixels) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
+    network = make_network(OPEN)
+    hints = SourceHints(write(network, tmp_path / "own.safetensors"))
+    bundle = build_bundle(ExportRequest(hints, tmp_path / "model", precisions=frozenset({"fp16"})))
+    assert bundle.card.trained_head is None
+    assert bundle.labels == ()
+    assert bundle.precisions() == ("fp32", "fp16")
+    assert set(bundle.manifest.graphs["label_encoder"]) == {"fp32"}
+    assert bundle.card.open_head is not None
+    space = bundle.card.open_head.embedding_space
+    assert (space.encoder, space.width, space.template) == ("letters", 7, "a photo of {}")
+    pixels, embeddings = make_pixels(), torch.randn(11, 7)
+    with torch.inference_mode():
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+        expected = network(images, embeddings).numpy()
+    found = run_bundle(bundle, pixels, embeddings.numpy())
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_open_heads_graphs_take_any_number_of_labels_tokens_and_images() -> None:
+    head = make_network(OPEN).head
+    assert isinstance(head, ZeroShotMLDecoder)
+    graphs = {
+        "label_encoder": optimise(trace_label_encoder(head)),
+        "open_head": optimise(trace_open_head(head, 6)),
+    }
+    assert verify_open_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE  # type: ignore[arg-type]
+    scorer = open_session(graphs["open_head"])
+    assert [port.shape for port in scorer.get_inputs()] == [["B", "S", 256], ["L", 32]]
+    head.pool.weight.data *= 1.01
+    with pytest.raises(VerificationError, match="logits of 1 labels"):
+        verify_open_head(head, graphs, FP32_TOLERANCE)  # type: ignore[arg-type]
+
+
+def test_single_label_mode_reaches_the_card(tmp_path: Path) -> None:
+    path = write(make_network(TRAINED["gap"]), tmp_path / "own.safetensors")
+    for single, activation in ((True, "softmax"), (False, "sigmoid")):
+        hints = SourceHints(path, single_label=single)
+        head = build_bundle(ExportRequest(hints, tmp_path / "model")).card.trained_head
+        assert head is not None
+        assert head.activation == activation
+
+
+def test_what_does_not_fit_the_head_is_refused(tmp_path: Path) -> None:
+    trained = write(make_network(TRAINED["gap"]), tmp_path / "trained.safetensors")
+    opened = write(make_network(OPEN), tmp_path / "open.safetensors")
+    names = tmp_path / "names.txt"
+    names.write_text("a\n")
+    for hints, reason in (
+        (SourceHints(trained, embedding_encoder="letters"), "takes no embeddings"),
+        (SourceHints(opened, label_names=names), "open labels"),
+        (SourceHints(opened, single_label=True), "no softmax"),
+    ):
+        with pytest.raises(UnusableCheckpointError, match=reason):
+            build_bundle(ExportRequest(hints, tmp_path / "model"))
+    assert build_bundle(ExportRequest(SourceHints(opened), tmp_path / "model"))
+
+
+def test_photos_cannot_measure_an_open_head(folder: Path, tmp_path: Path) -> None:
+    hints = SourceHints(write(make_network(OPEN), tmp_path / "own.safetensors"))
+    with pytest.raises(ExportError, match="trained labels"):
+        build_bundle(ExportRequest(hints, tmp_path / "model", photos=folder))
+    assert build_bundle(ExportRequest(hints, tmp_path / "model"))

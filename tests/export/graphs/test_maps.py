@@ -1,0 +1,111 @@
+"""Maps in a bundle: those of torch, in every precision nearly the same, and small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from export.build import ExportRequest, build_bundle
+from export.errors import VerificationError
+from export.graphs.graph import Graphs, hide_outputs, open_session
+from export.graphs.half import halve
+from export.graphs.verify import FP32_TOLERANCE, verify_maps
+from export.int8.quantise import Quantiser
+from export.int8.search import signal_to_noise
+from export.sources.trained import SourceHints
+from export.variants import trace_heads
+from models.config import GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
+from models.heads.gap import Gap
+from models.heads.ml_decoder import MLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
+
+GRID = (2, 3)
+TOKENS, WIDTH = 6, 24
+WIDTHS = {"encoder_width": WIDTH, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
+
+
+def make_heads() -> dict[str, MLDecoder | ZeroShotMLDecoder]:
+    torch.manual_seed(0)
+    heads: dict[str, MLDecoder | ZeroShotMLDecoder] = {
+        "full": MLDecoder(MLDecoderConfig(num_classes=7, **WIDTHS)),
+        "group": MLDecoder(MLDecoderConfig(num_classes=7, num_groups=3, **WIDTHS)),
+        "open": ZeroShotMLDecoder(ZeroShotMLDecoderConfig(embedding_width=5, **WIDTHS)),
+        "votes": ZeroShotMLDecoder(
+            ZeroShotMLDecoderConfig(embedding_width=5, num_prototypes=6, **WIDTHS)
+        ),
+    }
+    for head in heads.values():
+        for parameter in head.parameters():
+            if parameter.dim() == 1:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        head.eval()
+    return heads
+
+
+@pytest.mark.parametrize("kind", ["full", "group", "open", "votes"])
+def test_maps_of_any_labels_and_images_equal_torch(kind: str) -> None:
+    head = make_heads()[kind]
+    graphs = trace_heads(head, TOKENS, WIDTH, GRID)
+    assert 0 < verify_maps(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
+    head.layer.attention.value.weight.data[0] *= 2
+    with pytest.raises(VerificationError, match="maps of"):
+        verify_maps(head, graphs, FP32_TOLERANCE)
+
+
+def test_heads_that_have_no_maps_are_exported_without() -> None:
+    gap = Gap(GapConfig(num_classes=3, encoder_width=WIDTH)).eval()
+    assert set(trace_heads(gap, TOKENS, WIDTH, GRID)) == {"trained_head"}
+    head = make_heads()["full"]
+    graphs = trace_heads(head, TOKENS, WIDTH, None)
+    assert set(graphs) == {"trained_head"}
+    assert [port.name for port in graphs["trained_head"].graph.output] == ["logits"]
+
+
+def make_tokens(count: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, TOKENS, WIDTH), dtype=np.float32)
+
+
+def draw(graphs: Graphs, scorer: onnx.ModelProto, tokens: np.ndarray) -> np.ndarray:
+    """Returns the maps of every trained label, made of the memory that `scorer` gives."""
+    memory = open_session(scorer).run(["memory"], {"tokens": tokens})[0]
+    feeds = {"memory": memory.astype(np.float32), "labels": np.arange(7)}
+    return np.asarray(open_session(graphs["trained_head_maps"]).run(["maps"], feeds)[0])
+
+
+def test_maps_of_small_number_formats_are_close(tmp_path: Path) -> None:
+    graphs = trace_heads(make_heads()["full"], TOKENS, WIDTH, GRID)
+    exact, tokens = graphs["trained_head"], make_tokens(32)
+    int8 = Quantiser(exact, ({"tokens": t[None]} for t in tokens), tmp_path).quantise()
+    half = halve(exact)
+    expected = draw(graphs, exact, tokens)
+    for variant, floor in ((int8, 12), (half, 35)):
+        assert [port.name for port in variant.graph.output] == ["logits", "memory"]
+        assert signal_to_noise(expected, draw(graphs, variant, tokens)) > floor
+
+
+def test_memory_leaves_the_int8_heads_logits_as_they_are(tmp_path: Path) -> None:
+    exact = trace_heads(make_heads()["full"], TOKENS, WIDTH, GRID)["trained_head"]
+    tokens, logits, nodes = make_tokens(16), [], []
+    for name, model in (("with", exact), ("without", hide_outputs(exact)[0])):
+        (tmp_path / name).mkdir()
+        feeds = ({"tokens": photo[None]} for photo in tokens)
+        int8 = Quantiser(model, feeds, tmp_path / name).quantise()
+        logits.append(open_session(int8).run(["logits"], {"tokens": tokens})[0])
+        nodes.append([node.name for node in int8.graph.node])
+    np.testing.assert_array_equal(*logits)
+    assert nodes[0] == nodes[1]
+
+
+def test_bundle_of_a_decoder_has_maps_in_float32_alone(checkpoint: Path, tmp_path: Path) -> None:
+    request = ExportRequest(
+        SourceHints(checkpoint), tmp_path / "model", precisions=frozenset({"fp16"})
+    )
+    bundle = build_bundle(request)
+    assert set(bundle.manifest.graphs["trained_head_maps"]) == {"fp32"}
+    assert bundle.precisions() == ("fp32", "fp16")
+    sizes = {file: record.bytes for file, record in bundle.manifest.files.items()}
+    assert sizes["trained_head_maps.fp32.onnx"] < 0.5 * sizes["trained_head.fp32.onnx"]

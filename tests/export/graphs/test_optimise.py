@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import resource
+import tempfile
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from export.errors import ExportError
+from export.graphs.graph import Graphs, constant_names, open_session
+from export.graphs.optimise import compact_weights, optimise
+from export.graphs.trace import trace_head
+from models.network import Network
+from tests.export.tiny_network import ENCODER_WIDTH, NUM_TOKENS
+
+
+def test_what_depends_on_fixed_queries_alone_is_a_constant(
+    network: Network, graphs: Graphs
+) -> None:
+    traced = trace_head(network.head, NUM_TOKENS, ENCODER_WIDTH)
+    assert _count_constant_nodes(optimise(traced)) == 0
+    # The trace holds the norm of the queries and their projection, so it can fail.
+    assert _count_constant_nodes(traced) > 0
+    assert _count_constant_nodes(graphs["encoder"]) == 0
+
+
+def test_graphs_hold_standard_operators_only(graphs: Graphs) -> None:
+    for model in graphs.values():
+        assert {node.domain for node in model.graph.node} == {""}
+        assert [entry.domain for entry in model.opset_import] == [""]
+
+
+def test_temporary_folder_that_takes_no_graph_is_one_line(graphs: Graphs) -> None:
+    model = graphs["encoder"]
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))  # a full disk, to this process
+    try:
+        with pytest.raises(ExportError, match=rf"MB can be written to {tempfile.gettempdir()}/"):
+            optimise(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    assert optimise(model).graph.node
+
+
+def test_compact_weights_compute_what_rounded_weights_do(graphs: Graphs) -> None:
+    rounded = onnx.ModelProto()
+    rounded.CopyFrom(graphs["trained_head"])
+    for tensor in rounded.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.size >= 1024:
+            halves = values.astype(np.float16).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(halves, tensor.name))
+    tokens = np.random.default_rng(0).standard_normal((2, 5, ENCODER_WIDTH), dtype=np.float32)
+    compact = compact_weights(graphs["trained_head"])
+    found, expected, exact = (
+        open_session(model).run(["logits"], {"tokens": tokens})[0]
+        for model in (compact, rounded, graphs["trained_head"])
+    )
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, exact)
+
+
+def test_compact_weights_halve_a_graph_and_leave_the_original(graphs: Graphs) -> None:
+    before = graphs["encoder"].SerializeToString(deterministic=True)
+    compact = compact_weights(graphs["encoder"])
+    assert compact.ByteSize() < 0.65 * len(before)
+    assert graphs["encoder"].SerializeToString(deterministic=True) == before
+    types = {tensor.data_type for tensor in compact.graph.initializer}
+    assert TensorProto.FLOAT16 in types
+
+
+def _count_constant_nodes(model: onnx.ModelProto) -> int:
+    constants = constant_names(model)
+    return sum(1 for node in model.graph.node if constants.issuperset(node.output))

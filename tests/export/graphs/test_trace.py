@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from torch import Tensor
+
+from export.errors import TracingError
+from export.graphs.graph import Graphs, open_session
+from export.graphs.optimise import optimise
+from export.graphs.trace import PixelEncoder, trace_encoder, trace_head
+from export.graphs.verify import FP32_TOLERANCE
+from models.backbones.backbone import Backbone
+from models.config import InputConfig, MLDecoderConfig
+from models.heads.ml_decoder import MLDecoder
+from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS
+
+
+def _describe(port: onnx.ValueInfoProto) -> tuple[str, int, list[str | int]]:
+    tensor = port.type.tensor_type
+    return port.name, tensor.elem_type, [d.dim_param or d.dim_value for d in tensor.shape.dim]
+
+
+def test_encoder_takes_pixels_and_gives_float32_tokens(graphs: Graphs) -> None:
+    graph = graphs["encoder"].graph
+    size = [INPUT.height, INPUT.width, 3]
+    assert _describe(graph.input[0]) == ("images", TensorProto.UINT8, ["B", *size])
+    expected = ("tokens", TensorProto.FLOAT, ["B", NUM_TOKENS, ENCODER_WIDTH])
+    assert _describe(graph.output[0]) == expected
+
+
+def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
+    graph = graphs["trained_head"].graph
+    assert _describe(graph.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
+    assert _describe(graph.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "widths"),
+    [
+        # 4 attention heads * 5 queries < a width of 16 + 5: one matrix from a token to all scores.
+        (5, {"value": 16, "scores": 20}),
+        (6, {"value": 16, "key": 16}),
+    ],
+)
+def test_fixed_queries_replace_the_keys_projection_where_they_are_few(
+    num_queries: int, widths: dict[str, int]
+) -> None:
+    config = MLDecoderConfig(
+        num_classes=num_queries,
+        encoder_width=ENCODER_WIDTH,
+        decoder_width=16,
+        num_heads=4,
+        feedforward_width=24,
+    )
+    model = optimise(trace_head(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH))
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
+    readers = [node for node in model.graph.node if relu.output[0] in node.input]
+    assert {node.op_type for node in readers} == {"MatMul"}
+    found = [shapes[node.input[1]] for node in readers]
+    assert sorted(found) == sorted((16, width) for width in widths.values())
+
+
+def test_normalisation_equals_its_definition() -> None:
+    images = torch.randint(0, 256, (2, INPUT.height, INPUT.width, 3), dtype=torch.uint8)
+    found = PixelEncoder(torch.nn.Identity(), INPUT)(images)
+    mean, std = torch.tensor(INPUT.mean), torch.tensor(INPUT.std)
+    expected = ((images.double() / 255 - mean) / std).permute(0, 3, 1, 2)
+    assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_other_kinds_of_backbone_trace_to_equal_graphs(name: str) -> None:
+    torch.manual_seed(0)
+    spec = InputConfig(height=64, width=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    backbone = Backbone(name, (64, 64)).eval()
+    session = open_session(optimise(trace_encoder(backbone, spec)))
+    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    tokens = session.run(["tokens"], {"images": images})[0]
+    with torch.inference_mode():
+        expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
+    assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+
+
+def test_fused_attention_is_traced_in_plain_steps_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    spec = InputConfig(height=64, width=64)
+    backbone = Backbone("test_vit_relpos", (64, 64)).eval()
+    fused = [m for m in backbone.modules() if getattr(m, "fused_attn", False)]
+    assert fused
+    session = open_session(optimise(trace_encoder(backbone, spec)))
+    assert all(module.fused_attn for module in fused)
+    for batch in (1, 3):
+        images = np.random.default_rng(0).integers(0, 256, (batch, 64, 64, 3), dtype=np.uint8)
+        tokens = session.run(["tokens"], {"images": images})[0]
+        with torch.inference_mode():
+            expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
+        assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+
+
+class _Untraceable(torch.nn.Module):
+    """Branches on its pixels, which no graph can."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(2) if images.sum() > 0 else images.flatten(2) + 1
+
+
+def test_what_cannot_be_traced_is_told_in_one_line() -> None:
+    spec = InputConfig(height=8, width=8)
+    with pytest.raises(TracingError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
+        trace_encoder(_Untraceable(), spec)
+
+
+def test_rows_of_a_batch_equal_single_images(graphs: Graphs) -> None:
+    session = open_session(graphs["encoder"])
+    images = np.random.default_rng(0).integers(
+        0, 256, (4, INPUT.height, INPUT.width, 3), dtype=np.uint8
+    )
+    together = session.run(["tokens"], {"images": images})[0]
+    alone = [session.run(["tokens"], {"images": image[np.newaxis]})[0][0] for image in images]
+    assert np.allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)

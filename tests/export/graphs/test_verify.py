@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from export.errors import VerificationError
+from export.graphs.graph import Chain, GraphName, Graphs, PixelArray
+from export.graphs.half import halve
+from export.graphs.verify import FP32_TOLERANCE, make_noise, verify_graphs
+from models.network import Network
+from tests.export.tiny_network import INPUT
+
+
+def _with_weights(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
+    """Scales the largest weight of a graph."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    tensor = max(changed.graph.initializer, key=lambda tensor: tensor.ByteSize())
+    values = numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    return changed
+
+
+def test_traced_graphs_equal_torch(network: Network, graphs: Graphs, pixels: PixelArray) -> None:
+    worst = verify_graphs(network, graphs, INPUT, pixels, FP32_TOLERANCE)
+    assert 0 < worst.value <= FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["encoder", "trained_head"])
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_graph_with_a_wrong_weight_is_refused(
+    network: Network, graphs: Graphs, pixels: PixelArray, name: GraphName, factor: float
+) -> None:
+    wrong = {**graphs, name: _with_weights(graphs[name], factor)}
+    with pytest.raises(VerificationError, match="deviates from torch"):
+        verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
+    verify_graphs(network, graphs, INPUT, pixels, FP32_TOLERANCE)
+
+
+def _wrong_at_other_counts(model: onnx.ModelProto, right_count: int) -> onnx.ModelProto:
+    """Adds to the logits by how much the number of tokens is not the right one."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    (last,) = (node for node in changed.graph.node if "logits" in node.output)
+    last.output[list(last.output).index("logits")] = "right_logits"
+    for name, value in (("one", 1), ("right_count", right_count)):
+        changed.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    changed.graph.node.extend(
+        [
+            helper.make_node("Shape", ["tokens"], ["shape"]),
+            helper.make_node("Gather", ["shape", "one"], ["count"]),
+            helper.make_node("Sub", ["count", "right_count"], ["excess"]),
+            helper.make_node("Cast", ["excess"], ["error"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Add", ["right_logits", "error"], ["logits"]),
+        ]
+    )
+    return changed
+
+
+def test_head_that_is_right_at_the_encoders_tokens_alone_is_refused(
+    network: Network, graphs: Graphs, pixels: PixelArray
+) -> None:
+    count = Chain(graphs).encode(pixels[:1]).shape[1]
+    wrong = {**graphs, "trained_head": _wrong_at_other_counts(graphs["trained_head"], count)}
+    with pytest.raises(VerificationError, match="logits of tokens"):
+        verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
+
+
+def test_graph_with_another_normalisation_is_refused(
+    network: Network, graphs: Graphs, pixels: PixelArray
+) -> None:
+    other = INPUT.model_copy(update={"mean": (0.5, 0.4, 0.31)})
+    with pytest.raises(VerificationError, match="tokens of 1 images"):
+        verify_graphs(network, graphs, other, pixels, FP32_TOLERANCE)
+
+
+def test_float16_is_not_taken_for_float32(
+    network: Network, graphs: Graphs, pixels: PixelArray
+) -> None:
+    half = {name: halve(model) for name, model in graphs.items()}
+    with pytest.raises(VerificationError):
+        verify_graphs(network, half, INPUT, pixels, FP32_TOLERANCE)
+
+
+def test_noise_is_seeded_and_uses_the_whole_range() -> None:
+    noise = make_noise(8, INPUT)
+    assert noise.shape == (8, INPUT.height, INPUT.width, 3)
+    assert np.array_equal(noise, make_noise(8, INPUT))
+    assert (noise.min(), noise.max()) == (0, 255)

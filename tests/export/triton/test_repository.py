@@ -1,0 +1,242 @@
+"""Tests of the Triton repository: Triton's own schema, and the service's own scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
+
+from export.__main__ import main
+from export.errors import ExportError
+from export.triton.repository import write_repository
+from service.bundle.reader import Bundle, load_bundle
+from service.errors import BundleError
+from service.images.decode import decode_image
+from tests.photos import make_photo
+from tests.serving import labels_of, send_image, serve_app
+from tests.tiny_bundle import (
+    Graphs,
+    tiny_card,
+    tiny_graphs,
+    write_open_bundle,
+    write_tiny_bundle,
+)
+
+Array = NDArray[Any]
+# The service computes scores from the same logits in float64.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def repository(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("triton")
+    write_repository(folder, open_bundle)
+    return folder
+
+
+def read_config(repository: Path, model: str) -> Any:
+    text = (repository / model / "config.pbtxt").read_text()
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def run_model(repository: Path, model: str, inputs: dict[str, Array]) -> dict[str, Array]:
+    session = onnxruntime.InferenceSession(
+        (repository / model / "1" / "model.onnx").read_bytes(), providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def run_ensemble(repository: Path, name: str, images: Array) -> dict[str, Array]:
+    """Does what Triton does with an ensemble: the steps, by the names that connect them."""
+    config = read_config(repository, name)
+    tensors = {config.input[0].name: images}
+    for step in config.ensemble_scheduling.step:
+        inputs = {theirs: tensors[ours] for theirs, ours in step.input_map.items()}
+        given = run_model(repository, step.model_name, inputs)
+        tensors |= {ours: given[theirs] for theirs, ours in step.output_map.items()}
+    return {output.name: tensors[output.name] for output in config.output}
+
+
+def read_labels(repository: Path, model: str, output: Any) -> list[str]:
+    return (repository / model / output.label_filename).read_text().splitlines()
+
+
+def decode_all(bundle: Bundle, photos: list[bytes]) -> Array:
+    decoded = [decode_image(photo, bundle.card.input, 1_000_000) for photo in photos]
+    return np.stack([image.pixels for image in decoded])
+
+
+@pytest.mark.parametrize(
+    ("output", "label_set"), [("scores", "trained"), ("scores_everyday", "everyday")]
+)
+def test_ensemble_gives_the_scores_of_the_service(
+    repository: Path, open_bundle: Bundle, output: str, label_set: str
+) -> None:
+    photos = [make_photo(seed) for seed in range(3)]
+    name = open_bundle.card.name
+    scores = run_ensemble(repository, name, decode_all(open_bundle, photos))[output]
+    (described,) = (o for o in read_config(repository, name).output if o.name == output)
+    names = read_labels(repository, name, described)
+    asked = {"threshold": 0, "label_set": label_set}
+    with serve_app(open_bundle.path) as client:
+        for photo, row in zip(photos, scores, strict=True):
+            served = dict(labels_of(send_image(client, photo, params=asked)))
+            assert dict(zip(names, row, strict=True)) == pytest.approx(served, abs=TOLERANCE)
+
+
+def fits(described: int, own: int | str | None) -> bool:
+    # A size that the graph leaves open may be described; it is then checked by Triton.
+    return described == own if isinstance(own, int) else True
+
+
+def test_every_model_is_described_as_its_graph_is(repository: Path) -> None:
+    for folder in repository.iterdir():
+        config = read_config(repository, folder.name)
+        assert config.name == folder.name
+        if config.platform == "ensemble":
+            assert list((folder / "1").iterdir()) == []
+            continue
+        assert config.HasField("dynamic_batching")
+        graph = onnxruntime.InferenceSession((folder / "1" / "model.onnx").read_bytes())
+        for described, found in (
+            (config.input, graph.get_inputs()),
+            (config.output, graph.get_outputs()),
+        ):
+            assert [tensor.name for tensor in described] == [tensor.name for tensor in found]
+            for tensor, own in zip(described, found, strict=True):
+                assert all(fits(*sizes) for sizes in zip(tensor.dims, own.shape[1:], strict=True))
+            assert all(not isinstance(f.shape[0], int) for f in found)
+
+
+def test_ensemble_connects_what_fits(repository: Path, open_bundle: Bundle) -> None:
+    config = read_config(repository, open_bundle.card.name)
+    known = {config.input[0].name: list(config.input[0].dims)}
+    for step in config.ensemble_scheduling.step:
+        model = read_config(repository, step.model_name)
+        assert model.max_batch_size == config.max_batch_size
+        for tensor in model.input:
+            assert known[step.input_map[tensor.name]] == list(tensor.dims)
+        known |= {step.output_map[tensor.name]: list(tensor.dims) for tensor in model.output}
+    for output in config.output:
+        assert known[output.name] == list(output.dims)
+        assert len(read_labels(repository, config.name, output)) == output.dims[0]
+
+
+def test_warm_up_and_queue_limit_are_where_requests_enter(
+    repository: Path, open_bundle: Bundle
+) -> None:
+    config = read_config(repository, f"{open_bundle.card.name}_encoder")
+    assert config.dynamic_batching.default_queue_policy.max_queue_size == 64
+    assert [entry.batch_size for entry in config.model_warmup] == [1, config.max_batch_size]
+
+
+def test_softmax_head_gives_a_softmax(tmp_path: Path) -> None:
+    bundle = write_tiny_bundle(tmp_path, card=tiny_card(activation="softmax"))
+    write_repository(tmp_path / "repository", bundle)
+    images = decode_all(bundle, [make_photo(1), make_photo(2)])
+    scores = run_ensemble(tmp_path / "repository", "tiny", images)
+    assert set(scores) == {"scores"}
+    assert scores["scores"].sum(axis=1) == pytest.approx([1.0, 1.0])
+
+
+def test_command_writes_the_repository_of_a_bundle_and_leaves_other_models(
+    open_bundle: Bundle, repository: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "theirs" / "config.pbtxt"
+    other.parent.mkdir()
+    other.write_text("")
+    for _ in range(2):  # the second time it replaces its own
+        assert main(["--bundle", str(open_bundle.path), "--triton", str(tmp_path)]) == 0
+    written = {folder.name for folder in repository.iterdir()}
+    assert {folder.name for folder in tmp_path.iterdir()} == written | {"theirs"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bundle", "x"],
+        ["--triton", "x"],
+        ["--bundle", "x", "--triton", "y", "--checkpoint", "z"],
+        ["--bundle", "x", "--triton", "y", "--precision", "fp32"],
+        ["--bundle", "x", "--triton", "y", "--compact-weights"],
+        ["--checkpoint", "x", "--out", "y", "--triton-precision", "fp16"],
+        ["--checkpoint", "x", "--out", "y", "--triton", "z", "--triton-precision", "int8"],
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+def test_precision_that_the_bundle_lacks_writes_nothing(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with pytest.raises(BundleError, match="fp16"):
+        write_repository(tmp_path / "repository", open_bundle, "fp16")
+    assert not (tmp_path / "repository").exists()
+    assert load_bundle(open_bundle.path) == open_bundle
+
+
+def test_head_that_lacks_the_precision_is_written_in_fp32(tmp_path: Path) -> None:
+    graphs: Graphs = {
+        **tiny_graphs(),
+        "trained_head": {"fp32": tiny_graphs()["trained_head"]["fp32"]},
+    }
+    bundle = write_tiny_bundle(tmp_path, graphs=graphs)
+    write_repository(tmp_path / "repository", bundle, "int8")
+    for model, graph, precision in (
+        ("tiny_encoder", "encoder", "int8"),
+        ("tiny_trained", "trained_head", "fp32"),
+    ):
+        written = onnx.load(tmp_path / "repository" / model / "1" / "model.onnx")
+        expected = onnx.load_from_string(bundle.read_graph(graph, precision))
+        assert written.graph.initializer == expected.graph.initializer
+
+
+def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
+    bundle = write_open_bundle(tmp_path, trained=False, encodes_text=False)
+    with pytest.raises(ExportError, match="no labels"):
+        write_repository(tmp_path / "repository", bundle)
+    assert not (tmp_path / "repository").exists()
+    write_repository(tmp_path / "repository", write_open_bundle(tmp_path, trained=False))
+    assert (tmp_path / "repository" / "tiny-open_set_everyday").exists()
+
+
+@pytest.mark.parametrize("place", ["tiny", "tiny_trained"])
+def test_what_is_no_model_is_never_replaced(tmp_path: Path, place: str) -> None:
+    bundle = write_tiny_bundle(tmp_path / "bundles")
+    other = tmp_path / "repository" / place / "model.safetensors"
+    other.parent.mkdir(parents=True)
+    other.write_text("kept")
+    with pytest.raises(ExportError, match=f"{place} is there and is no Triton model"):
+        write_repository(tmp_path / "repository", bundle)
+    assert [path.name for path in (tmp_path / "repository").iterdir()] == [place]
+    assert other.read_text() == "kept"
+    other.rename(tmp_path / "moved")
+    other.parent.rmdir()
+    write_repository(tmp_path / "repository", bundle)
+
+
+def test_bundle_inside_the_repository_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_tiny_bundle(tmp_path)
+    with pytest.raises(ExportError, match="lies where the Triton model tiny goes"):
+        write_repository(tmp_path, bundle)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    assert load_bundle(bundle.path) == bundle
+    # A new one is refused before its checkpoint is looked for.
+    new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
+    assert main([*new, "--triton", str(tmp_path)]) == 2
+    assert "lies where the Triton model new goes" in capsys.readouterr().err
+    assert main([*new, "--triton", str(tmp_path / "models")]) == 2
+    assert "no checkpoint file" in capsys.readouterr().err
