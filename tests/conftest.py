@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from service.bundle.reader import Bundle
-from tests.postgres import Postgres, find_missing
-from tests.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
+from tests.support.postgres import Postgres, find_missing
+from tests.support.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
 
 # A busy machine is no failure, so no example has a time limit.
 settings.register_profile("no_deadline", deadline=None)

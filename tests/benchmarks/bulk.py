@@ -23,7 +23,7 @@ from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.pipeline.selection import Question
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
-from tests.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_picture
 
 CLIENTS = 16
 WARM_UP = 32

@@ -26,7 +26,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.sessions import Place, open_session
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
-from tests.engines import why_no_gpu
+from tests.support.engines import why_no_gpu
 
 _TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}
 _SIZES = (1, 2, 4, 8, 16, 32)

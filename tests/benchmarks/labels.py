@@ -27,7 +27,7 @@ from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.selection import Question
 from service.settings import MIB, Settings
 from tests.benchmarks.limit import count_a_second
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 SIZES = (1, 1_000, 10_000, 50_000)
 WARM_UP = 2

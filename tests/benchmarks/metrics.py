@@ -26,8 +26,8 @@ from service.http.app import create_app
 from service.http.host import PipelineHost
 from service.http.telemetry.access import Access
 from service.settings import Settings
-from tests.photos import make_photo
-from tests.tiny_bundle import write_tiny_bundle
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import write_tiny_bundle
 
 WARM_UP = 200
 Call = Callable[[], Awaitable[float]]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.benchmarks.asking import Client, make_request, percentile
 from tests.e2e.server_process import ServerProcess
-from tests.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_picture
 
 SIZES = ((32, 32), (320, 240), (1, 900), (1024, 768), (2000, 1500), (3000, 400), (640, 1800))
 FORMATS = ("JPEG", "PNG", "WEBP")

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import MAP, Visit, answer_map
 from tests.e2e.server_process import ROOT
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 
 def rows(page: Page, column: int = 0) -> dict[str, float]:

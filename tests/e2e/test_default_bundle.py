@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.e2e.server_process import ROOT, ServerProcess
-from tests.engines import needs_bf16, needs_openvino
+from tests.support.engines import needs_bf16, needs_openvino
 
 SHARED = ROOT.parent / "shared" / "data" / "photos"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared photos are not here")

@@ -16,8 +16,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.photos import make_photo
-from tests.postgres import Postgres
+from tests.support.photos import make_photo
+from tests.support.postgres import Postgres
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 LABELS = [f"label {i}" for i in range(30)]

@@ -9,7 +9,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 
 def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle: Bundle) -> None:

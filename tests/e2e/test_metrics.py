@@ -14,7 +14,7 @@ import httpx2 as httpx
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 PATIENCE_SECONDS = 60.0
 PREDICTIONS = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'

@@ -15,8 +15,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.photos import encode_picture, make_photo, make_picture
-from tests.scheduling import needs_policies
+from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.scheduling import needs_policies
 
 
 @pytest.fixture(scope="module")

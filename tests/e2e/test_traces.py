@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 PATIENCE_SECONDS = 60.0
 

@@ -13,8 +13,8 @@ from tritonclient.utils import InferenceServerException
 from service.bundle.reader import Bundle
 from service.images.decode import decode_image
 from tests.e2e.server_process import ServerProcess
-from tests.photos import make_photo
-from tests.serving import to_base64
+from tests.support.photos import make_photo
+from tests.support.serving import to_base64
 
 MODEL = "tiny-open"
 PHOTOS = [make_photo(seed) for seed in range(3)]

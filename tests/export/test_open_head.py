@@ -35,9 +35,9 @@ from service.labels.calibration import find_best_f1
 from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.pipeline.scoring import compute_scores
-from tests.bundles import run_bundle
 from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
+from tests.support.bundles import run_bundle
 
 TEMPLATE = "a photo of {}"
 NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced

@@ -10,7 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.serving import assert_still_serving
+from tests.support.serving import assert_still_serving
 
 MAX_BODY_BYTES = 500_000
 

@@ -24,7 +24,7 @@ from service.errors import InferenceFailed, OutOfMemory
 from service.pipeline import pipeline
 from service.pipeline.loading import Graphs, open_graphs
 from service.settings import Settings
-from tests.photos import encode_picture
+from tests.support.photos import encode_picture
 
 PATIENCE_SECONDS = 120.0
 _COLOURS = {

@@ -13,7 +13,7 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import MAX_BODY_BYTES, serve_command
-from tests.serving import PHOTO, assert_problem, assert_still_serving
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving
 
 # After every test a good request has to be answered.
 pytestmark = pytest.mark.usefixtures("client")

@@ -13,7 +13,13 @@ from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
-from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, send_images
+from tests.support.serving import (
+    PHOTO,
+    assert_problem,
+    assert_still_serving,
+    send_image,
+    send_images,
+)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from tests.e2e.server_process import ServerProcess
-from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
-from tests.serving import assert_problem, labels_of, send_image
+from tests.support.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
+from tests.support.serving import assert_problem, labels_of, send_image
 
 MIB = 1024 * 1024
 ALL = {"top_k": 5}

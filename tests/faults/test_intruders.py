@@ -11,7 +11,7 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
-from tests.serving import assert_problem, assert_still_serving, send_image
+from tests.support.serving import assert_problem, assert_still_serving, send_image
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
 PETS = {"name": "pets", "labels": ["cat"]}

@@ -21,8 +21,8 @@ from tests.faults.conftest import serve_command
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_connections import read_reply
-from tests.photos import encode_picture, make_picture
-from tests.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
+from tests.support.photos import encode_picture, make_picture
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
 
 QUEUE_SIZE = 4
 # One thread, so that one photo that holds the engine holds all of it.

@@ -11,8 +11,8 @@ from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
 from tests.fuzz.seeds import make_seeds
-from tests.photos import encode_picture, make_picture
-from tests.serving import assert_still_serving, send_image
+from tests.support.photos import encode_picture, make_picture
+from tests.support.serving import assert_still_serving, send_image
 
 MIB = 1024 * 1024
 SIZES = ((8, 8), (320, 240), (1, 3000), (1600, 1200), (2500, 300))

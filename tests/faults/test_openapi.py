@@ -19,7 +19,7 @@ from schemathesis import GenerationMode
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
-from tests.serving import assert_still_serving
+from tests.support.serving import assert_still_serving
 
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "8"))
 # What a busy or draining service answers on purpose.

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.serving import (
+from tests.support.serving import (
     PHOTO,
     PROBLEM_JSON,
     assert_method_refused,

@@ -16,7 +16,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.test_connections import HEAD, MIB, read_reply
 from tests.faults.test_load import occupy, post, run_alone
-from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
 
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 LAST = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"

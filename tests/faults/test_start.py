@@ -15,8 +15,8 @@ from onnx import TensorProto
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
-from tests.serving import assert_still_serving
-from tests.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
+from tests.support.serving import assert_still_serving
+from tests.support.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
 
 
 def flip_a_byte(bundle: Path) -> None:

@@ -21,8 +21,8 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
-from tests.postgres import Postgres
-from tests.serving import assert_problem, assert_still_serving, labels_of, send_image
+from tests.support.postgres import Postgres
+from tests.support.serving import assert_problem, assert_still_serving, labels_of, send_image
 
 PETS = {"name": "pets", "labels": ["red panda", "axolotl"]}
 

@@ -19,8 +19,8 @@ import httpx2 as httpx
 
 from tests.e2e.server_process import ServerProcess
 from tests.fuzz.seeds import make_seeds, spoil
-from tests.photos import make_photo
-from tests.tiny_bundle import write_open_bundle
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import write_open_bundle
 
 _MULTIPART = "multipart/form-data; boundary=frontier"
 _SERVER_ERROR = 500

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from service.images.formats import FORMATS
-from tests.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_picture
 
 _MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),
           "GIF": ("P",), "BMP": ("1", "L", "P", "RGB"), "WEBP": ("RGB", "RGBA"),

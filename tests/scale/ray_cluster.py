@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.nginx import find_free_port
+from tests.support.nginx import find_free_port
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 300.0

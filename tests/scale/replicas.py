@@ -14,8 +14,8 @@ from typing import Self
 import httpx2 as httpx
 
 from tests.e2e.server_process import ServerProcess
-from tests.nginx import Nginx, find_free_port
-from tests.photos import make_photo
+from tests.support.nginx import Nginx, find_free_port
+from tests.support.photos import make_photo
 
 PATIENCE_SECONDS = 120.0
 

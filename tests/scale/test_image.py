@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nginx import find_free_port
+from tests.support.nginx import find_free_port
 
 ROOT = Path(__file__).parents[2]
 MOST_MB = 450

@@ -16,8 +16,8 @@ import pytest
 
 from service.http.requests.errors import BodyTooLarge
 from service.http.responses.problems import PROBLEM_KINDS
-from tests import nginx
-from tests.serving import assert_problem
+from tests.support import nginx
+from tests.support.serving import assert_problem
 
 COUNT = 3
 TOO_LARGE = b"x" * (33 * 1024 * 1024)

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from service.bundle.reader import Bundle
-from tests.nginx import find_free_port
-from tests.photos import make_photo
 from tests.scale.ray_cluster import ROOT, START_SECONDS, RayCluster
+from tests.support.nginx import find_free_port
+from tests.support.photos import make_photo
 
 CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
 PHOTOS = 24

@@ -17,11 +17,11 @@ import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests import nginx
-from tests.photos import make_photo
-from tests.postgres import Postgres
 from tests.scale.replicas import Load, Replicas
-from tests.serving import assert_problem
+from tests.support import nginx
+from tests.support.photos import make_photo
+from tests.support.postgres import Postgres
+from tests.support.serving import assert_problem
 
 FULL = os.environ.get("SCALE_TEST") == "full"
 COUNT = 3

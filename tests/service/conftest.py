@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.serving import (
+from tests.support.serving import (
     MAX_BODY_BYTES,
     assert_still_serving,
     serve_app,

@@ -20,7 +20,7 @@ from service.errors import BundleError
 from service.http.host import PipelineHost
 from service.http.telemetry import exposition
 from service.http.telemetry.metrics import Metrics
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 pytestmark = pytest.mark.anyio
 

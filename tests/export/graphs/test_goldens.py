@@ -17,9 +17,9 @@ from export.sources.trained import SourceHints, read_source
 from export.variants import trace_heads
 from models import load_checkpoint
 from models.heads.tokens import to_tokens
-from tests.bundles import run_bundle
 from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
+from tests.support.bundles import run_bundle
 
 HEADS = [*golden_names("mld_"), *golden_names("zsl_"), *golden_names("q2l_")]
 WHOLE = [

@@ -19,9 +19,9 @@ from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
-from tests.photos import make_photo
-from tests.serving import labels_of, send_image, serve_app
-from tests.tiny_bundle import (
+from tests.support.photos import make_photo
+from tests.support.serving import labels_of, send_image, serve_app
+from tests.support.tiny_bundle import (
     Graphs,
     tiny_card,
     tiny_graphs,

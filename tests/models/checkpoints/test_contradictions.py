@@ -11,7 +11,7 @@ from models.checkpoints.contradictions import check_hints
 from models.checkpoints.layouts import CheckpointError, Hints
 from models.evaluate import main
 from tests.models.test_average import LABELS, write_network
-from tests.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_picture
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from models.evaluate import main as evaluate
 from models.train.__main__ import main
 from models.train.recipe import read_recipe
 from service.bundle.reader import load_bundle
-from tests.serving import labels_of, send_image, serve_app
-from tests.small_datasets import (
+from tests.support.serving import labels_of, send_image, serve_app
+from tests.support.small_datasets import (
     Pictures,
     choose_photos,
     paint_pictures,

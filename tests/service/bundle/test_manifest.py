@@ -11,7 +11,7 @@ import pytest
 
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from tests.tiny_bundle import copy_bundle, edit_manifest
+from tests.support.tiny_bundle import copy_bundle, edit_manifest
 
 
 def make_metric(value: float) -> dict[str, Any]:

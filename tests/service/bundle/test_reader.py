@@ -12,7 +12,7 @@ from service.bundle.card import Label
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     TINY_LABELS,
     Graphs,
     copy_bundle,

@@ -12,7 +12,7 @@ from service.bundle import writer as draft_module
 from service.bundle.reader import load_bundle
 from service.bundle.writer import check_target
 from service.errors import BundleError
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     TINY_LABELS,
     Graphs,
     tiny_card,

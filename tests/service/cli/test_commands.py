@@ -16,10 +16,10 @@ from service.cli import commands as cli
 from service.cli import serve as serving
 from service.cli.options import name_flag, name_variable
 from service.settings import Settings
-from tests.fake_service import run_fake
-from tests.photos import make_photo
 from tests.service.cli.conftest import Run
-from tests.tiny_bundle import tiny_card, write_tiny_bundle
+from tests.support.fake_service import run_fake
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import tiny_card, write_tiny_bundle
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from service.cli import calibrate as calibrating
 from service.cli.label_store import add_set, define_set
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Question
-from tests.photos import make_photo
 from tests.service.cli.conftest import Run
+from tests.support.photos import make_photo
 
 
 @pytest.fixture

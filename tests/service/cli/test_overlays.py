@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from service.bundle.reader import Bundle
-from tests.photos import make_picture
 from tests.service.cli.conftest import Run
+from tests.support.photos import make_picture
 
 
 @pytest.fixture

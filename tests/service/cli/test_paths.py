@@ -13,8 +13,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.images.folders import find_photos
-from tests.photos import make_photo
 from tests.service.cli.conftest import Run
+from tests.support.photos import make_photo
 
 _NOBODY = 65534
 

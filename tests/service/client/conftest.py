@@ -11,7 +11,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.client import AsyncClient, Client
 from tests.e2e.server_process import ServerProcess
-from tests.fake_service import FakeService, run_fake
+from tests.support.fake_service import FakeService, run_fake
 
 Fake = tuple[FakeService, str]
 LABEL_SET = {

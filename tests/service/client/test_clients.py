@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from service.client import Answer, NewLabel, ServiceProblem
-from tests.photos import make_photo
-from tests.tiny_bundle import EMBEDDING_WIDTH
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 PHOTO = make_photo()
 

@@ -17,8 +17,8 @@ import pytest
 
 from service.client import AsyncClient, ServiceUnreachable
 from tests.e2e.server_process import ROOT
-from tests.photos import make_photo
 from tests.service.client.conftest import LABEL_SET, Fake
+from tests.support.photos import make_photo
 
 PHOTO = make_photo()
 NAMES = [f"name {number}" for number in range(1000)]

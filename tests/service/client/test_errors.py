@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from service.client import Answer, ClientError, ServiceProblem, UnreadableAnswer
-from tests.fake_service import ANSWER
-from tests.photos import make_photo
 from tests.service.client.conftest import Fake
+from tests.support.fake_service import ANSWER
+from tests.support.photos import make_photo
 
 PHOTO = make_photo()
 

@@ -11,9 +11,9 @@ import pytest
 
 from service.client import ServiceProblem, ServiceUnreachable, tries
 from service.client.tries import make_tries
-from tests.fake_service import ANSWER
-from tests.photos import make_photo
 from tests.service.client.conftest import LABEL_SET, Fake
+from tests.support.fake_service import ANSWER
+from tests.support.photos import make_photo
 
 PHOTO = make_photo()
 GONE = json.dumps({"title": "There is no such label set", "code": "label_set_not_found"}).encode()

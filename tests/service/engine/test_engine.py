@@ -24,13 +24,13 @@ from service.engine.engine import Engine, open_engine
 from service.engine.lanes import HeadResults, Lane, LogitsArray
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
-from tests.engines import (
+from tests.support.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,
     needs_openvino,
     pretend_gpu,
 )
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     QUERY_WIDTH,
     SIDE,
     WIDTH,

@@ -13,12 +13,12 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.engine.engine import Engine, open_engine
-from tests.engines import (
+from tests.support.engines import (
     assert_gives_the_cpus_logits,
     assert_gives_the_cpus_memories,
     why_no_gpu,
 )
-from tests.tiny_bundle import QUERY_WIDTH, mapped_graphs, open_card, open_draft
+from tests.support.tiny_bundle import QUERY_WIDTH, mapped_graphs, open_card, open_draft
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from service.engine import kept_queries
 from service.engine.kept_queries import KeptQueries
 from service.engine.tensors import Tensor
 from service.labels.label_set import QueryArray
-from tests.tiny_bundle import QUERY_WIDTH, random_queries
+from tests.support.tiny_bundle import QUERY_WIDTH, random_queries
 
 LABELS = 10
 NUM_BYTES = LABELS * QUERY_WIDTH * 4

@@ -13,7 +13,7 @@ from service.bundle.writer import write_bundle
 from service.engine import label_encoder as queries
 from service.engine.label_encoder import LabelEncoder, open_label_encoder
 from service.errors import BundleError
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,
     open_draft,

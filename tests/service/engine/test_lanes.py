@@ -22,7 +22,7 @@ from service.engine.sessions import Place
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
 from service.pipeline.selection import Head, SomeQueries
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     QUERY_WIDTH,
     open_card,
     open_draft,

@@ -15,8 +15,8 @@ from service.engine.openvino import is_installed, multiplies_bf16
 from service.errors import BundleError, StartError
 from service.images.decode import PixelArray, decode_image
 from service.settings import Settings
-from tests.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
-from tests.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
+from tests.support.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
+from tests.support.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
 
 ROOT = Path(__file__).parents[3]
 PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))

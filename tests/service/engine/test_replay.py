@@ -17,7 +17,7 @@ from service.engine.lanes import open_encoder
 from service.engine.replay import Replay
 from service.engine.sessions import Place
 from service.errors import StartError
-from tests.tiny_bundle import random_images, tiny_encoder
+from tests.support.tiny_bundle import random_images, tiny_encoder
 
 PLACE = Place("cpu", "fp32")
 

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
 from service.engine.sessions import SLOWER_ON_CPU, Place, first_line, list_providers, open_session
-from tests.engines import pretend_gpu
-from tests.tiny_bundle import serialize_graph
+from tests.support.engines import pretend_gpu
+from tests.support.tiny_bundle import serialize_graph
 
 WIDTH = 8
 

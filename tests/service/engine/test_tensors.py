@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 
 from service.engine.tensors import cut_rows, run_graph
-from tests.tiny_bundle import TOKENS, WIDTH, tiny_head
+from tests.support.tiny_bundle import TOKENS, WIDTH, tiny_head
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 0), (2, 2), (1, 3), (4, 4)])

@@ -13,7 +13,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.engine.text_encoder import MAX_TOKENS, TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from service.errors import BundleError
-from tests.tiny_bundle import (
+from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     open_draft,
     open_graphs,

@@ -25,7 +25,7 @@ from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 from service.settings import Settings
-from tests.serving import (
+from tests.support.serving import (
     PHOTO,
     assert_method_refused,
     assert_problem,

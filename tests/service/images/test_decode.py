@@ -21,7 +21,7 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.decode import PixelArray, decode_image, resize_image
 from service.images.jpeg import is_quick
-from tests.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
+from tests.support.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 
 # On damaged files Pillow warns about what it repairs; the service logs that and goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")

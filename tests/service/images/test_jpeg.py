@@ -15,7 +15,7 @@ from PIL import Image
 from service.bundle.card import InputContract, Interpolation
 from service.images import jpeg
 from service.images.decode import decode_image
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
 

@@ -29,7 +29,7 @@ from service.labels.store.database import open_database
 from service.labels.store.order import Kept, Order
 from service.labels.store.store import LabelStore, Limits, Mark
 from service.pipeline.selection import Question
-from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 

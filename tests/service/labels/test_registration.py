@@ -23,7 +23,7 @@ from service.labels.store.database import open_database
 from service.labels.store.order import ABSENT, Order
 from service.labels.store.store import LabelStore, Limits, Written
 from service.labels.stored_sets import StoredSets
-from tests.tiny_bundle import SPACE
+from tests.support.tiny_bundle import SPACE
 
 pytestmark = pytest.mark.anyio
 

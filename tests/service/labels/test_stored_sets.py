@@ -26,8 +26,8 @@ from service.labels.store.database import open_database
 from service.labels.store.order import Kept, Order
 from service.labels.store.store import LabelStore, Limits, Mark
 from service.labels.stored_sets import StoredSets
-from tests.postgres import Postgres
-from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
+from tests.support.postgres import Postgres
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
 
 pytestmark = pytest.mark.anyio
 

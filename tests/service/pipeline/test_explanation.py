@@ -22,8 +22,8 @@ from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import Question, select_labels
 from service.settings import Settings
-from tests.photos import make_photo
-from tests.tiny_bundle import (
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import (
     PATCH,
     QUERY_WIDTH,
     SIDE,

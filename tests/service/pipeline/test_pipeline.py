@@ -48,8 +48,8 @@ from service.scheduling.drain_rate import DrainRate
 from service.scheduling.stages import Stage
 from service.scheduling.tasks import run_together
 from service.settings import Settings
-from tests.photos import encode_picture, make_photo, make_picture
-from tests.tiny_bundle import TINY_LABELS, write_tiny_bundle
+from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.tiny_bundle import TINY_LABELS, write_tiny_bundle
 
 pytestmark = pytest.mark.anyio
 

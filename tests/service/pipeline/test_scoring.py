@@ -14,7 +14,7 @@ from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import Question, select_labels
-from tests.tiny_bundle import random_label_set
+from tests.support.tiny_bundle import random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),

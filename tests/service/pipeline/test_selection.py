@@ -13,7 +13,7 @@ from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import Question, SomeQueries, select_labels
-from tests.tiny_bundle import SIDE, TINY_LABELS, random_label_set
+from tests.support.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5

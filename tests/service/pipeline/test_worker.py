@@ -20,7 +20,7 @@ from service.errors import (
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline.worker import Found, Inference, Item
 from service.scheduling.stages import Stage
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 MAX_PIXELS = 48 * 32
 

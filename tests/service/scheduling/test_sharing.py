@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from service.scheduling.sharing import share_cores
-from tests.scheduling import needs_policies
+from tests.support.scheduling import needs_policies
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="schedules threads otherwise")
 

@@ -13,8 +13,8 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.cli.bulk import command
-from tests.photos import make_photo
 from tests.service.cli.conftest import Run
+from tests.support.photos import make_photo
 
 
 @pytest.fixture

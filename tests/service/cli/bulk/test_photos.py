@@ -9,7 +9,7 @@ import pytest
 
 from service.cli.bulk.photos import open_photos
 from service.errors import StartError
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.pipeline.selection import Question
 from service.settings import Settings
-from tests.photos import encode_picture, make_photo, make_picture
+from tests.support.photos import encode_picture, make_photo, make_picture
 
 ROOT = Path(__file__).parents[4]
 # Files hold float32, and a photo's batch may be of any size.

@@ -23,9 +23,9 @@ from service.images.decode import DecodedImage, decode_image
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.settings import Settings
-from tests.photos import make_photo
-from tests.serving import PHOTO, labels_of, send_image, serve_app, to_base64
-from tests.turns import count_turns
+from tests.support.photos import make_photo
+from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
+from tests.support.turns import count_turns
 
 MODEL = "/v2/models/tiny-open"
 INFER = f"{MODEL}/infer"

@@ -7,7 +7,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.errors import QueueFull, StartError
 from service.http.requests.budget import BodyBudget, HeldBody
-from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 
 def test_what_one_holds_others_cannot_until_it_is_released() -> None:

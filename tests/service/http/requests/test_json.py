@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
 from service.http.requests.json import MOST_PARTS, parse_json
-from tests.serving import (
+from tests.support.serving import (
     PHOTO,
     assert_problem,
     assert_still_serving,
@@ -22,8 +22,8 @@ from tests.serving import (
     serve_app,
     to_base64,
 )
-from tests.tiny_bundle import EMBEDDING_WIDTH
-from tests.turns import count_turns
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
+from tests.support.turns import count_turns
 
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
           ("PUT", "/labels/pets")]  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.requests.multipart import MAX_TEXT_PARTS
-from tests.photos import make_photo
-from tests.serving import (
+from tests.support.photos import make_photo
+from tests.support.serving import (
     MAX_BODY_BYTES,
     PHOTO,
     assert_problem,

@@ -18,8 +18,8 @@ from service.errors import QueueFull
 from service.http.requests.budget import BodyBudget, HeldBody
 from service.http.requests.errors import BodyTooLarge, OriginTimeout, UrlNotUsable
 from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
-from tests.photos import make_photo
-from tests.serving import assert_problem, assert_still_serving, serve_app
+from tests.support.photos import make_photo
+from tests.support.serving import assert_problem, assert_still_serving, serve_app
 
 PHOTO = make_photo()
 PUBLIC = "93.184.216.34"

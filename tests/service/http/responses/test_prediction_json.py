@@ -15,7 +15,7 @@ from service.http.requests.parameters import Parameters, merge_parameters
 from service.http.responses.prediction_json import write_batch
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
 from service.pipeline.pipeline import Pipeline
-from tests.serving import PHOTO, send_image, send_images, serve_app
+from tests.support.serving import PHOTO, send_image, send_images, serve_app
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Question, Selection
 from service.settings import Settings
-from tests.serving import PHOTO, serve_app, to_base64
+from tests.support.serving import PHOTO, serve_app, to_base64
 
 SIDE = 16
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
-from tests.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 ORIGIN = "https://a.example"
 

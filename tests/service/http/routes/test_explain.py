@@ -13,8 +13,8 @@ from PIL import Image
 
 from service.bundle.reader import Bundle
 from service.pipeline.explanation import MOST_EXPLAINED
-from tests.photos import make_photo
-from tests.serving import (
+from tests.support.photos import make_photo
+from tests.support.serving import (
     PHOTO,
     assert_problem,
     assert_still_serving,

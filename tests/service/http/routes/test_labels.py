@@ -19,7 +19,7 @@ from service.bundle.reader import Bundle
 from service.http.requests import uploads
 from service.labels.store import database as database_module
 from service.labels.store.store import LabelStore
-from tests.serving import (
+from tests.support.serving import (
     PHOTO,
     assert_problem,
     assert_still_serving,
@@ -29,7 +29,7 @@ from tests.serving import (
     serve_app,
     to_base64,
 )
-from tests.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
 
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.routes.page import PAGE_FOLDER
-from tests.serving import assert_method_refused, assert_problem
+from tests.support.serving import assert_method_refused, assert_problem
 
 FILES = sorted(
     path.relative_to(PAGE_FOLDER).as_posix() for path in PAGE_FOLDER.rglob("*") if path.is_file()

@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.photos import encode_picture, make_photo, make_picture
-from tests.serving import (
+from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.serving import (
     PHOTO,
     assert_problem,
     labels_of,

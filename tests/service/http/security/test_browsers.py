@@ -9,7 +9,7 @@ from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.open_inference.request import HEADER_LENGTH
 from service.http.security.browsers import read_origins
-from tests.serving import send_image, serve_app
+from tests.support.serving import send_image, serve_app
 
 ORIGIN = "https://app.example"
 

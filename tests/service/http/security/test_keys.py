@@ -14,7 +14,7 @@ from service.errors import StartError
 from service.http.requests.errors import Unauthorized
 from service.http.security.keys import KeyRing
 from service.settings import Settings
-from tests.serving import assert_problem, assert_still_serving, send_image, serve_app
+from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
 
 PREDICT, OTHER, ADMIN = "predict-key-000001", "predict-key-000002", "admin-key-00000001"
 PETS = {"name": "pets", "labels": ["cat"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.serving import PHOTO, assert_problem, send_image, serve_app
+from tests.support.serving import PHOTO, assert_problem, send_image, serve_app
 
 
 def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundle: Bundle) -> None:

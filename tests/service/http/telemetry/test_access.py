@@ -13,7 +13,7 @@ from service.http.telemetry.access import Access, choose_request_id
 from service.http.telemetry.logs import make_formatter
 from service.http.telemetry.metrics import Metrics
 from service.settings import Settings
-from tests.serving import assert_problem
+from tests.support.serving import assert_problem
 
 
 async def fail(_scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -16,8 +16,8 @@ from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 from service.settings import Settings
-from tests.photos import make_photo
-from tests.serving import assert_still_serving, send_image, send_images, serve_app
+from tests.support.photos import make_photo
+from tests.support.serving import assert_still_serving, send_image, send_images, serve_app
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from service.http.app import create_app
 from service.http.host import PipelineHost
 from service.http.telemetry.traces import TraceIdFilter, open_provider
 from service.settings import Settings
-from tests.photos import make_photo
-from tests.serving import assert_still_serving, send_image, send_images
+from tests.support.photos import make_photo
+from tests.support.serving import assert_still_serving, send_image, send_images
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"

@@ -25,7 +25,7 @@ from service.labels.definition import Definition
 from service.labels.store.database import open_database
 from service.labels.store.order import PRESENT, Order
 from service.labels.store.store import LabelStore, Limits
-from tests.postgres import Postgres
+from tests.support.postgres import Postgres
 
 SPACE = "a" * 64
 

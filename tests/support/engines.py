@@ -22,7 +22,7 @@ from service.engine.openvino import multiplies_bf16
 from service.engine.sessions import PROVIDERS, first_line
 from service.errors import StartError
 from service.pipeline.selection import Head
-from tests.tiny_bundle import random_images, random_queries
+from tests.support.tiny_bundle import random_images, random_queries
 
 
 def _why_no_openvino() -> str:

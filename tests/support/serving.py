@@ -14,7 +14,7 @@ from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
-from tests.photos import make_photo
+from tests.support.photos import make_photo
 
 PROBLEM_JSON = "application/problem+json"
 MAX_BODY_BYTES = 300_000

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-TEMPLATE = Path(__file__).parents[1] / "deploy" / "nginx" / "default.conf.template"
+TEMPLATE = Path(__file__).parents[2] / "deploy" / "nginx" / "default.conf.template"
 _PATIENCE_SECONDS = 60.0
 # What an image brings around our part: where it may write, and who it is.
 _MAIN = """{user}
