@@ -18,9 +18,9 @@ from service.bundle.card import tell_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
+from service.labels.question import Question
 from service.labels.text import LabelText
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.selection import Question
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
 from service.http.responses.problems import describe_failure
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Question, Selection
+from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 

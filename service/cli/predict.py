@@ -21,7 +21,7 @@ from service.cli.console import (
 )
 from service.cli.overlays import write_overlays
 from service.cli.photos import label_photos
-from service.pipeline.selection import Question
+from service.labels.question import Question
 from service.settings import Settings
 
 

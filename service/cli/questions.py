@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from service.pipeline.selection import Question
+    from service.labels.question import Question
 
 TopK = Annotated[str | None, typer.Option(metavar="INT", help="Most labels a photo.")]
 Threshold = Annotated[

@@ -18,11 +18,11 @@ import numpy as np
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
 from service.engine.devices import check_device, choose_precision
+from service.engine.heads import Head
 from service.engine.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
 from service.engine.sessions import PROVIDERS, Place, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
-from service.pipeline.selection import Head
 
 _log = logging.getLogger(__name__)
 

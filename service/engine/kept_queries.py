@@ -14,8 +14,8 @@ from threading import Lock
 import numpy as np
 import onnxruntime as ort
 
+from service.engine.heads import QueryArray
 from service.engine.tensors import Tensor
-from service.labels.label_set import QueryArray
 
 _MOST_BYTES = 512 * 2**20
 """Room for 88,000 labels of the default bundle. ONNX Runtime takes such memory in blocks that

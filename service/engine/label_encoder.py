@@ -10,10 +10,9 @@ import numpy as np
 import onnxruntime as ort
 
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings, QueryArray
 from service.engine.sessions import Place, check_tensors, open_session
 from service.errors import BundleError
-from service.labels.definition import Embeddings
-from service.labels.label_set import QueryArray
 
 LABELS_PER_RUN = 1024
 

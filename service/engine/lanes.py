@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from service.bundle.card import CPU_DEVICES
 from service.bundle.manifest import MAP_GRAPHS
 from service.bundle.reader import Bundle
+from service.engine.heads import Head, QueryArray, SomeQueries
 from service.engine.kept_queries import KeptQueries
 from service.engine.replay import Replay
 from service.engine.sessions import Place, check_tensors, open_session
 from service.engine.tensors import Tensor, cut_rows, run_bound, run_graph
 from service.images.decode import PixelArray
-from service.labels.label_set import QueryArray
-from service.pipeline.selection import Head, SomeQueries
 from service.scheduling.stages import time_stage
 
 _Description = tuple[str, tuple[int | None, ...]]

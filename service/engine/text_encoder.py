@@ -13,9 +13,9 @@ import onnxruntime as ort
 from tokenizers import Encoding, Tokenizer
 
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.engine.sessions import Place, check_tensors, open_session
 from service.errors import BundleError
-from service.labels.definition import Embeddings
 
 MAX_TOKENS = 128
 """Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""

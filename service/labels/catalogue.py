@@ -23,11 +23,11 @@ from service.labels.definition import Definition, check_candidates, refuse_dupli
 from service.labels.encoding import Encoding
 from service.labels.fixed_sets import FixedSet, encode_fixed_set
 from service.labels.label_set import CANDIDATE_SET, RESERVED_NAMES, LabelSet
+from service.labels.question import Question
 from service.labels.registration import Registration
 from service.labels.store.order import Order
 from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets
-from service.pipeline.selection import Question
 
 _NAMES_SHOWN = 10
 

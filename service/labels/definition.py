@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.bundle.card import EmbeddingSpace, Record
+from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
 from service.labels.text import LabelSetName, LabelText, PromptText
 
@@ -34,7 +35,6 @@ MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
 """Shortest and longest embedding (Euclidean): those of text encoders and word vectors are between 1
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
-Embeddings = NDArray[np.float32]
 
 
 def _refuse_truth(value: object) -> object:

@@ -18,6 +18,7 @@ import numpy as np
 
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings, QueryArray
 from service.engine.label_encoder import LabelEncoder, open_label_encoder
 from service.engine.text_encoder import TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from service.errors import (
@@ -26,8 +27,8 @@ from service.errors import (
     InvalidLabelSet,
     QueueFull,
 )
-from service.labels.definition import Definition, Embeddings, check_fit
-from service.labels.label_set import LabelSet, Origin, QueryArray, make_open_set
+from service.labels.definition import Definition, check_fit
+from service.labels.label_set import LabelSet, Origin, make_open_set
 
 ResultT = TypeVar("ResultT")
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation, Label
+from service.engine.heads import QueryArray
 from service.labels.definition import Definition
 
 FALLBACK_THRESHOLD = 0.5
@@ -25,7 +26,6 @@ TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
 RESERVED_NAMES = frozenset({TRAINED_SET, CANDIDATE_SET})
 
-QueryArray = NDArray[np.float32]
 Source = Literal["trained", "zero_shot"]
 Origin = Literal["model", "bundle", "folder", "store", "request"]
 

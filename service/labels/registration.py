@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from service.engine.heads import Embeddings, QueryArray
 from service.errors import InvalidLabelSet, LabelSetNotFound
-from service.labels.definition import Definition, Embeddings
+from service.labels.definition import Definition
 from service.labels.encoding import Encoding
-from service.labels.label_set import LabelSet, QueryArray
+from service.labels.label_set import LabelSet
 from service.labels.store.order import Order, check_version
 from service.labels.store.store import LabelStore
 from service.labels.stored_sets import StoredSets

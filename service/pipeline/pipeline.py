@@ -23,11 +23,12 @@ from service.images.jpeg import is_quick
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
+from service.labels.question import Question
 from service.pipeline.explanation import Explainer, Explanation
 from service.pipeline.loading import Graphs, open_graphs
 from service.pipeline.prediction import Prediction, add_up_timings
 from service.pipeline.scoring import ScoredLabel, score_labels
-from service.pipeline.selection import Question, Selection, select_labels
+from service.pipeline.selection import Selection, select_labels
 from service.pipeline.worker import Found, Inference, Item
 from service.scheduling.admission import Admission, State
 from service.scheduling.batcher import Batcher

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.labels.label_set import Source
-from service.pipeline.selection import Part, Selection, Threshold
+from service.labels.question import Threshold
+from service.pipeline.selection import Part, Selection
 
 # Its exponential is near the end of float64; the score is 0 to a hundred places.
 _LARGEST_EXPONENT = 700.0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
+from service.engine.heads import Head
 from service.engine.lanes import LogitsArray
 from service.errors import (
     ImageError,
@@ -24,7 +25,6 @@ from service.errors import (
     without_frames,
 )
 from service.images.decode import DecodedImage, PixelArray, decode_image
-from service.pipeline.selection import Head
 from service.scheduling.batcher import IsAlone
 from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
 

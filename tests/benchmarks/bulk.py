@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx2 as httpx
 
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
-from service.pipeline.selection import Question
+from service.labels.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ServerProcess
 from tests.support.photos import encode_picture, make_picture

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from service.http.responses.prediction_json import write_prediction
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.selection import Question
 from service.settings import Settings
 
 SETS: dict[str, tuple[str, ...]] = {

@@ -23,8 +23,8 @@ from service.bundle.reader import load_bundle
 from service.engine.lanes import LABELS_PER_RUN
 from service.images.decode import decode_image
 from service.labels.definition import Definition
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.selection import Question
 from service.settings import MIB, Settings
 from tests.benchmarks.limit import count_a_second
 from tests.support.photos import make_photo

@@ -36,8 +36,8 @@ from models.heads.ml_decoder import MLDecoder
 from models.network import Network
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.selection import Question
 from service.settings import Settings
 
 Box = tuple[float, float, float, float]

@@ -31,8 +31,9 @@ from models.network import Network
 from models.text import TextEncoder, read_text_encoder
 from models.train_open.teacher import read_imagenet_names
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.labels.calibration import find_best_f1
-from service.labels.definition import Embeddings, LabelSetRecord, define_label_set
+from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from service.pipeline.selection import Question
+from service.labels.question import Question
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ from service.bundle.reader import Bundle
 from service.engine import lanes
 from service.engine.devices import check_device
 from service.engine.engine import Engine, open_engine
+from service.engine.heads import Head
 from service.engine.lanes import HeadResults
 from service.engine.openvino import multiplies_bf16
 from service.engine.sessions import PROVIDERS, first_line
 from service.errors import StartError
-from service.pipeline.selection import Head
 from tests.support.tiny_bundle import random_images, random_queries
 
 

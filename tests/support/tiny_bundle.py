@@ -36,9 +36,10 @@ from service.bundle.card import (
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
+from service.engine.heads import QueryArray
 from service.images.decode import PixelArray
 from service.labels.definition import Definition, LabelSetRecord
-from service.labels.label_set import LabelSet, QueryArray, make_open_set
+from service.labels.label_set import LabelSet, make_open_set
 
 SIDE = 16
 PATCH = 4

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photos import open_photos
 from service.cli.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.labels.question import Question
 from service.pipeline.pipeline import open_pipeline
-from service.pipeline.selection import Question
 from service.settings import Settings
 
 Report = Callable[["Totals", int], None]

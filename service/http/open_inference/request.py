@@ -26,7 +26,7 @@ from service.http.requests.errors import InvalidTensors
 from service.http.requests.json import MOST_PARTS, parse_json
 from service.http.requests.parameters import Parameters, merge_parameters
 from service.images.decode import DecodedImage
-from service.pipeline.selection import Question
+from service.labels.question import Question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SCORES = "scores"

@@ -27,9 +27,9 @@ from starlette.requests import Request
 
 from service.http.requests.errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import NoTruth, check_candidates
+from service.labels.question import Explain, Question, Threshold
 from service.labels.text import LabelSetName, LabelText
 from service.pipeline.explanation import MOST_EXPLAINED
-from service.pipeline.selection import Explain, Question, Threshold
 
 
 def _check_threshold(value: object, check: ValidatorFunctionWrapHandler) -> Threshold:

@@ -33,9 +33,10 @@ from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAns
 from service.http.routes.direct import DirectRoute
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Question, Selection
+from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_together
 from service.settings import Settings
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, StoreIncompatible
-from service.labels.definition import Definition, Embeddings
+from service.labels.definition import Definition
 from service.labels.store.database import name_place
 
 SCHEMA_VERSION = 1

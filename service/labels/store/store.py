@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from service.engine.heads import Embeddings
 from service.errors import LabelSetNotFound, StoreUnavailable, TooManyLabelSets
-from service.labels.definition import Definition, Embeddings
+from service.labels.definition import Definition
 from service.labels.store.database import Database
 from service.labels.store.order import Kept, Order, check_version
 from service.labels.store.rows import SETS, STATE, StoredSet, decode_set, encode_set, make_tables

@@ -11,8 +11,8 @@ import pytest
 from service.bundle.reader import Bundle
 from service.cli import calibrate as calibrating
 from service.cli.label_store import add_set, define_set
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.selection import Question
 from tests.service.cli.conftest import Run
 from tests.support.photos import make_photo
 

@@ -11,9 +11,9 @@ import onnxruntime as ort
 import pytest
 
 from service.engine import kept_queries
+from service.engine.heads import QueryArray
 from service.engine.kept_queries import KeptQueries
 from service.engine.tensors import Tensor
-from service.labels.label_set import QueryArray
 from tests.support.tiny_bundle import QUERY_WIDTH, random_queries
 
 LABELS = 10

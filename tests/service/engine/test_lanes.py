@@ -17,11 +17,11 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.engine import lanes
 from service.engine.engine import Engine, open_engine
+from service.engine.heads import Head, SomeQueries
 from service.engine.lanes import open_lane
 from service.engine.sessions import Place
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
-from service.pipeline.selection import Head, SomeQueries
 from tests.support.tiny_bundle import (
     QUERY_WIDTH,
     open_card,

@@ -25,10 +25,10 @@ from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
+from service.labels.question import Question
 from service.labels.store.database import open_database
 from service.labels.store.order import Kept, Order
 from service.labels.store.store import LabelStore, Limits, Mark
-from service.pipeline.selection import Question
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
 pytestmark = pytest.mark.anyio

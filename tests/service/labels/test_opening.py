@@ -15,8 +15,8 @@ from service.errors import StartError, StoreUnavailable
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
 from service.labels.opening import open_catalogue
+from service.labels.question import Question
 from service.pipeline.loading import open_encoders
-from service.pipeline.selection import Question
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio

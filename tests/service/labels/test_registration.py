@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.errors import (
     InvalidLabelSet,
     LabelSetChanged,
@@ -16,7 +17,7 @@ from service.errors import (
     StoreFull,
     TooManyLabelSets,
 )
-from service.labels.definition import Definition, Embeddings
+from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
 from service.labels.registration import Registration
 from service.labels.store.database import open_database

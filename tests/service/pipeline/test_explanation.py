@@ -17,10 +17,11 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.question import Question
 from service.pipeline.explanation import MOST_EXPLAINED, Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.scoring import score_labels
-from service.pipeline.selection import Question, select_labels
+from service.pipeline.selection import select_labels
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (

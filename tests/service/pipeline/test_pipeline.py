@@ -36,12 +36,12 @@ from service.errors import (
 )
 from service.images.decode import PixelArray, decode_image
 from service.labels.definition import Definition
+from service.labels.question import Question
 from service.pipeline import pipeline as pipeline_module
 from service.pipeline import worker as inference_module
 from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Question
 from service.scheduling import admission
 from service.scheduling.cpu import Core, list_cores
 from service.scheduling.drain_rate import DrainRate

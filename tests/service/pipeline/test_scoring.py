@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from service.bundle.card import Activation, Label
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
+from service.labels.question import Question
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
-from service.pipeline.selection import Question, select_labels
+from service.pipeline.selection import select_labels
 from tests.support.tiny_bundle import random_label_set
 
 TRAINED = [

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
+from service.engine.heads import SomeQueries
 from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.question import Question
 from service.pipeline.scoring import score_labels
-from service.pipeline.selection import Question, SomeQueries, select_labels
+from service.pipeline.selection import select_labels
 from tests.support.tiny_bundle import SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.

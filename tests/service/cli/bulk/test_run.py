@@ -20,7 +20,7 @@ from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.cli.label_store import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
-from service.pipeline.selection import Question
+from service.labels.question import Question
 from service.settings import Settings
 from tests.support.photos import encode_picture, make_photo, make_picture
 

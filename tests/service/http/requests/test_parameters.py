@@ -18,7 +18,7 @@ from service.http.requests.parameters import (
     merge_parameters,
     read_parameters,
 )
-from service.pipeline.selection import Question
+from service.labels.question import Question
 
 
 def test_every_parameter_is_either_single_or_a_list() -> None:

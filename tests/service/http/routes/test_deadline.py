@@ -11,9 +11,10 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.images.decode import DecodedImage
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Question, Selection
+from service.pipeline.selection import Selection
 from service.settings import Settings
 from tests.support.serving import PHOTO, serve_app, to_base64
 
