@@ -39,6 +39,7 @@ from service.bundle.card import (
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
+from service.labels.files import pack_label_set
 
 _TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
@@ -122,10 +123,12 @@ def _open_up(
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
-        label_sets=[
-            embed_label_set(record, head.embedding_space, texts)
+        label_sets={
+            f"{record.name}.npz": pack_label_set(
+                embed_label_set(record, head.embedding_space, texts)
+            )
             for record in calibrate_label_sets(opened, source, splits, graphs, texts)
-        ],
+        },
     )
 
 

@@ -1,9 +1,4 @@
-"""Texts become embeddings: a BERT sentence encoder in torch.
-
-In: texts, and a folder in the layout of sentence-transformers. Out: embeddings float [L, E] of
-length 1, the space that open labels live in. Next: `train_open`; `export/graphs/text.py` makes a graph
-of it.
-"""
+"""Texts to embeddings float [L, E] of length 1: reads folders in the sentence-transformers layout."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from export.graphs.text import TextEmbedder
 from service.bundle.card import EmbeddingSpace
-from service.labels.definition import Definition, LabelSetRecord, define_label_set
+from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 
 
 def embed_label_set(
@@ -24,15 +24,20 @@ def embed_label_set(
         record: the set, as `read_open_source` has checked it.
         space: of the head that takes the embeddings.
         texts: embeds as the service does.
+
+    Raises:
+        InvalidLabelSet: an embedding is not finite, or its length is out of bounds.
     """
     definition = define_label_set(record)
     given = dict(zip(definition.given, definition.embeddings, strict=True))
     missing = [i for i in range(len(definition.names)) if i not in given]
     prompts = definition.texts(space)
     given |= zip(missing, texts.embed([prompts[i] for i in missing]), strict=True)
-    return replace(
+    embedded = replace(
         definition,
         given=tuple(range(len(given))),
         embeddings=np.stack([given[i] for i in range(len(given))]),
         embedding_space=space.fingerprint,
     )
+    check_fit(embedded, space, encodes_text=True)
+    return embedded

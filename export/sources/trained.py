@@ -106,7 +106,7 @@ def read_source(hints: SourceHints) -> Source:
     Raises:
         UnusableCheckpointError: it holds a head alone, or the label names are missing, too many
             or too few, or cannot be shown.
-        models.checkpoints.layouts.CheckpointError: the file cannot be read, or is not what the hints say of it.
+        CheckpointError: the file cannot be read, or is not what the hints say of it.
     """
     checkpoint = _read_checkpoint(hints)
     if checkpoint.config is None:

@@ -35,6 +35,7 @@ from service.bundle.reader import Bundle
 from service.errors import ServiceError
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
+from service.labels.opening import read_bundle_sets
 
 CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"
@@ -155,7 +156,7 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
 
 
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
-    definitions = bundle.read_label_sets()
+    definitions = read_bundle_sets(bundle)
     encoding = open_encoding(
         bundle, threads=os.cpu_count() or 1, remembered=0, queue_size=len(definitions) + 1
     )

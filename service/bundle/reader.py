@@ -28,9 +28,7 @@ from service.bundle.manifest import (
     read_manifest,
     read_plain,
 )
-from service.errors import BundleError, InvalidLabelSet, LabelSetError
-from service.labels.definition import Definition, check_fit
-from service.labels.files import parse_label_set
+from service.errors import BundleError
 
 
 @dataclass(frozen=True)
@@ -101,24 +99,24 @@ class Bundle:
             raise BundleError(f"bundle {self.card.name} has no {TOKENIZER_FILE}")
         return _read_verified(self.path, TOKENIZER_FILE, record)
 
-    def read_label_sets(self) -> tuple[Definition, ...]:
-        """Returns the ready label sets, by name.
+    def read_label_sets(self) -> dict[str, bytes]:
+        """Returns the label sets as stored: file name, such as `everyday.npz` -> content.
 
         Raises:
-            BundleError: one of them cannot be used, or has changed.
+            BundleError: a file has changed.
         """
-        files = sorted(file for file in self.manifest.files if file.startswith(SET_PREFIX))
-        return tuple(
-            _parse_label_set(file, _read_verified(self.path, file, self.manifest.files[file]))
-            for file in files
-        )
+        return {
+            file.removeprefix(SET_PREFIX): _read_verified(self.path, file, record)
+            for file, record in sorted(self.manifest.files.items())
+            if file.startswith(SET_PREFIX)
+        }
 
 
 def load_bundle(path: Path) -> Bundle:
     """Reads and verifies a bundle: schema, sizes, hashes, label counts.
 
-    Shapes of the graphs are verified where they are opened (`engine.py`). A bundle that is replaced
-    meanwhile is read again.
+    The engine verifies the graphs' shapes, `labels.opening.read_bundle_sets` the label sets. A
+    bundle that is replaced meanwhile is read again.
 
     Raises:
         BundleError: with a one-line reason, whatever is wrong with the folder.
@@ -136,10 +134,7 @@ def _verify(path: Path, manifest: Manifest) -> Bundle:
     check_graphs(path, manifest)
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     labels = _check_labels(manifest.card, contents.get(LABELS_FILE))
-    bundle = Bundle(path=path, manifest=manifest, labels=labels)
-    for definition in bundle.read_label_sets():
-        _check_label_set(bundle, definition)
-    return bundle
+    return Bundle(path=path, manifest=manifest, labels=labels)
 
 
 def _check_labels(card: ModelCard, content: bytes | None) -> tuple[Label, ...]:
@@ -154,26 +149,6 @@ def _check_labels(card: ModelCard, content: bytes | None) -> tuple[Label, ...]:
     if len(labels) != expected:
         raise BundleError(f"{LABELS_FILE} has {len(labels)} labels, manifest says {expected}")
     return labels
-
-
-def _check_label_set(bundle: Bundle, definition: Definition) -> None:
-    where = f"label set {definition.name}"
-    if bundle.card.open_head is None:
-        raise BundleError(f"{where}: the bundle has no open head")
-    encodes_text = bundle.label_precision("text_encoder") is not None
-    try:
-        check_fit(definition, bundle.card.open_head.embedding_space, encodes_text=encodes_text)
-    except LabelSetError as error:
-        raise BundleError(f"{where}: {error}") from error
-
-
-def _parse_label_set(file: str, content: bytes) -> Definition:
-    try:
-        ending = Path(file).suffix
-        name = file.removeprefix(SET_PREFIX).removesuffix(ending)
-        return parse_label_set(content, ending, name)
-    except InvalidLabelSet as error:
-        raise BundleError(f"{file}: {error.reason}") from error
 
 
 def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:

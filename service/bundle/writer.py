@@ -30,8 +30,6 @@ from service.bundle.manifest import (
 )
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
-from service.labels.definition import Definition, LabelSetRecord
-from service.labels.files import pack_label_set
 
 # Of Linux's `renameat2`: paths from the working directory on, and two names change places.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -46,15 +44,15 @@ class BundleDraft:
         labels: one entry per logit, in order; empty where there is no trained head.
         graphs: graph -> precision -> serialized ONNX model.
         tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
-        label_sets: ready label sets of open labels; one whose labels all have embeddings, as a
-            definition, costs the service no encoding of texts at its start.
+        label_sets: label sets of open labels, as `labels.files` reads them: file name, such as
+            `everyday.npz` -> content. The caller checks that they fit the open head.
     """
 
     card: ModelCard
     labels: Sequence[Label] = ()
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
     tokenizer: bytes | None = None
-    label_sets: Sequence[LabelSetRecord | Definition] = ()
+    label_sets: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def check_target(path: Path) -> None:
@@ -116,12 +114,8 @@ def _write_files(folder: Path, draft: BundleDraft) -> None:
         put(LABELS_FILE, _dump([label.model_dump(exclude_none=True) for label in draft.labels]))
     if draft.tokenizer is not None:
         put(TOKENIZER_FILE, draft.tokenizer)
-    for labels in draft.label_sets:
-        if isinstance(labels, Definition):
-            put(f"{SET_PREFIX}{labels.name}.npz", pack_label_set(labels))
-        else:
-            content = _dump(labels.model_dump(mode="json", exclude_none=True))
-            put(f"{SET_PREFIX}{labels.name}.json", content)
+    for name, content in draft.label_sets.items():
+        put(f"{SET_PREFIX}{name}", content)
     manifest = Manifest(schema_version=SCHEMA_VERSION, card=draft.card, graphs=graphs, files=files)
     (folder / MANIFEST_FILE).write_bytes(_dump(manifest.model_dump(mode="json", exclude_none=True)))
 

@@ -187,8 +187,10 @@ def info(
     ml-decoder info bundles/ml-decoder-lite0
     """
     from service.bundle.reader import load_bundle
+    from service.labels.opening import read_bundle_sets
 
     verified = load_bundle(bundle)
+    read_bundle_sets(verified)
     if as_json:
         write_json(dump_bundle(verified))
     else:

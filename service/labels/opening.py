@@ -7,12 +7,14 @@ starts.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from service.bundle.reader import Bundle
-from service.errors import StartError
+from service.errors import BundleError, InvalidLabelSet, LabelSetError, NoOpenHead, StartError
 from service.labels.catalogue import Catalogue, CatalogueRules
+from service.labels.definition import Definition, check_fit
 from service.labels.encoding import Encoding
-from service.labels.files import read_label_set_folder
+from service.labels.files import parse_label_set, read_label_set_folder
 from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.store.database import open_database
@@ -36,7 +38,7 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
     """
     fixed = [
         FixedSet(definition, bundle.card.version, "bundle")
-        for definition in bundle.read_label_sets()
+        for definition in read_bundle_sets(bundle)
     ]
     if settings.label_sets is not None:
         fixed += [
@@ -56,6 +58,30 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
         _open_store(settings, bundle),
         rules,
     )
+
+
+def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
+    """Reads the label sets of a bundle and checks that they fit its open head; ordered by name.
+
+    Raises:
+        BundleError: a set is invalid, does not fit, or its file has changed.
+    """
+    definitions = []
+    head = bundle.card.open_head
+    encodes_text = bundle.label_precision("text_encoder") is not None
+    for file, content in bundle.read_label_sets().items():
+        path = Path(file)
+        try:
+            definition = parse_label_set(content, path.suffix, path.stem)
+            if head is None:
+                raise NoOpenHead("the bundle has no open head")
+            check_fit(definition, head.embedding_space, encodes_text=encodes_text)
+        except InvalidLabelSet as error:
+            raise BundleError(f"{file}: {error.reason}") from error
+        except LabelSetError as error:
+            raise BundleError(f"label set {path.stem}: {error}") from error
+        definitions.append(definition)
+    return tuple(definitions)
 
 
 def _split_names(text: str) -> tuple[str, ...]:

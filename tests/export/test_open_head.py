@@ -35,6 +35,7 @@ from service.engine.heads import Embeddings
 from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
+from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
@@ -140,7 +141,7 @@ def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
     threshold = bundle.card.open_head.threshold  # over red, which the head was not trained on
     assert threshold is not None
     assert 0.0 < threshold < 1.0
-    (shapes,) = bundle.read_label_sets()
+    (shapes,) = read_bundle_sets(bundle)
     assert shapes.names == ("red", "square", "circle")
     assert shapes.thresholds[0] is not None
     assert shapes.thresholds[1:] == (None, None)
@@ -156,7 +157,7 @@ def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder
     logits = predict_open_logits(served, embed(bundle, ["red"]), val, bundle.card.input)
     targets = val.targets[:, LABELS.index("red")]
     expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
-    (shapes,) = bundle.read_label_sets()
+    (shapes,) = read_bundle_sets(bundle)
     assert bundle.card.open_head is not None
     # The head was not trained on red alone, so the set's own threshold is the one of all.
     assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
@@ -209,7 +210,7 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
 def test_ready_sets_come_with_the_embeddings_that_the_service_would_compute(
     bundle: Bundle,
 ) -> None:
-    (shapes,) = bundle.read_label_sets()
+    (shapes,) = read_bundle_sets(bundle)
     assert shapes.given == (0, 1, 2)
     assert bundle.card.open_head is not None
     assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint

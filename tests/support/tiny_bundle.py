@@ -38,7 +38,7 @@ from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
 from service.engine.heads import QueryArray
 from service.images.decode import PixelArray
-from service.labels.definition import Definition, LabelSetRecord
+from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set
 
 SIDE = 16
@@ -55,9 +55,7 @@ TINY_LABELS = (
 EMBEDDING_WIDTH = 6
 QUERY_WIDTH = WIDTH
 SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")
-EVERYDAY = LabelSetRecord.model_validate(
-    {"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}
-)
+EVERYDAY = b'{"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}'
 Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
 
 
@@ -294,7 +292,7 @@ def open_draft(
         labels=TINY_LABELS if trained else (),
         graphs=open_graphs(trained=trained, encodes_text=encodes_text),
         tokenizer=tiny_tokenizer() if encodes_text else None,
-        label_sets=[EVERYDAY] if encodes_text else [],
+        label_sets={"everyday.json": EVERYDAY} if encodes_text else {},
     )
 
 

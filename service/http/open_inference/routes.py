@@ -14,7 +14,6 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
 from service.http.open_inference.answer import write_infer_answer
-from service.http.open_inference.errors import PREFIX, document_errors
 from service.http.open_inference.metadata import (
     EXTENSIONS,
     LiveAnswer,
@@ -34,6 +33,7 @@ from service.http.requests import errors as request_errors
 from service.http.requests.disconnects import finish_or_leave
 from service.http.requests.errors import UnknownModel, UnsupportedMediaType
 from service.http.requests.uploads import BYTES, JSON, read_body
+from service.http.responses.open_inference import PREFIX, document_errors
 from service.http.responses.openapi import document_answer, document_tensors
 from service.http.routes.dependencies import Host
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images

@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match
 
 from service.errors import ServiceError
-from service.http.open_inference.errors import OpenInferenceError, is_open_inference
 from service.http.requests.errors import (
     InvalidParameters,
     MethodNotAllowed,
@@ -28,6 +27,7 @@ from service.http.requests.errors import (
     RouteNotFound,
     list_values,
 )
+from service.http.responses.open_inference import OpenInferenceError, is_open_inference
 from service.http.responses.problems import (
     INTERNAL_ERROR,
     Problem,
