@@ -1,4 +1,4 @@
-"""Texts to embeddings float [L, E] of length 1: reads folders in the sentence-transformers layout."""
+"""Texts to embeddings float [L, E] of length 1: reads sentence-transformers folders."""
 
 from __future__ import annotations
 
