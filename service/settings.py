@@ -111,10 +111,6 @@ class Settings(BaseSettings):
     max_batch_size: int = Field(default=0, ge=0, le=256)
     """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
 
-    cuda_graphs: bool = False
-    """Whether CUDA captures the encoder's kernels and replays them as one graph, true or false;
-    with device cuda (default false)."""
-
     queue_size: int = Field(default=64, ge=1)
     """Most images that may wait, decoding included; more are refused at once (default 64)."""
 

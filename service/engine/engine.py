@@ -144,9 +144,7 @@ class Engine:
         encoders = {size: open_encoder(bundle, place) for size in smaller}
         lanes = {size: replace(self._shared, encoder=encoder) for size, encoder in encoders.items()}
         lanes[largest] = self._shared
-        if not place.cuda_graphs:
-            return lanes
-        return {size: lane.replaying(size) for size, lane in lanes.items()}
+        return lanes
 
     def _fill_up(self, images: PixelArray, size: int) -> PixelArray:
         """Returns the images and as many black ones as the batch size lacks."""
@@ -198,14 +196,13 @@ class Engine:
         return 0 if head is None else head.num_labels
 
 
-def open_engine(  # noqa: PLR0913 - a parameter for each setting
+def open_engine(
     bundle: Bundle,
     *,
     device: Literal["auto"] | Device = "auto",
     precision: Literal["auto"] | RunPrecision = "auto",
     max_batch_size: int = 0,
     threads: int = 1,
-    cuda_graphs: bool = False,
 ) -> Engine:
     """Opens a bundle's graphs.
 
@@ -216,32 +213,28 @@ def open_engine(  # noqa: PLR0913 - a parameter for each setting
         precision: variant of the graphs; `auto` is the bundle's choice for the device.
         max_batch_size: most images in one run; 0 is the device's default.
         threads: CPU threads that compute, all runs together.
-        cuda_graphs: whether CUDA captures the encoder's kernels and replays them as one graph.
 
     Raises:
         StartError: the device does not work here, or the bundle lacks the precision.
         BundleError: the graphs are damaged or are not what the manifest says.
     """
 
-    def open_on(device: Device, *, cuda_graphs: bool) -> Engine:
+    def open_on(device: Device) -> Engine:
         check_device(device)
-        chosen = choose_precision(bundle, device, precision)
-        place = Place(device, chosen, threads, cuda_graphs=cuda_graphs)
+        place = Place(device, choose_precision(bundle, device, precision), threads)
         return _open_in(bundle, place, max_batch_size)
 
     if device != "auto":
-        return open_on(device, cuda_graphs=cuda_graphs)
+        return open_on(device)
     try:
-        return open_on("cuda", cuda_graphs=cuda_graphs)
+        return open_on("cuda")
     except StartError as error:
         _log.warning("device auto: %s; FALLING BACK to the CPU", error)
-        return open_on("cpu", cuda_graphs=False)
+        return open_on("cpu")
 
 
 def _open_in(bundle: Bundle, place: Place, max_batch_size: int) -> Engine:
     """Returns an engine; one on a GPU has run an image."""
-    if place.cuda_graphs and place.device != "cuda":
-        raise StartError(f"cuda_graphs: device {place.device} has none, cuda does")
     engine = Engine(bundle, place, max_batch_size)
     if place.device not in CPU_DEVICES:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +22,6 @@ from service.bundle.manifest import MAP_GRAPHS
 from service.bundle.reader import Bundle
 from service.engine.heads import Head, QueryArray, SomeQueries
 from service.engine.kept_queries import KeptQueries
-from service.engine.replay import Replay
 from service.engine.sessions import Place, check_tensors, open_session
 from service.engine.tensors import Tensor, cut_rows, run_bound, run_graph
 from service.images.decode import PixelArray
@@ -56,7 +55,7 @@ class Lane:
     """Sessions of one bundle; several threads may run the same lane at once.
 
     Attributes:
-        encoder: images -> tokens; a `Replay` where CUDA replays it.
+        encoder: images -> tokens.
         trained_head: tokens -> logits; None where the bundle has none.
         open_head: tokens and queries -> logits; None where the bundle has none.
         token_device: ONNX Runtime's name of the device that the tokens stay on between encoder
@@ -65,7 +64,7 @@ class Lane:
         one_by_one: whether the encoder runs for each image of a batch by itself.
     """
 
-    encoder: ort.InferenceSession | Replay
+    encoder: ort.InferenceSession
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
     token_device: str | None = None
@@ -89,16 +88,6 @@ class Lane:
             tokens = self._encode(images)
         with time_stage("head"):
             return self._run_heads(tokens, asked, explained)
-
-    def replaying(self, size: int) -> Lane:
-        """Returns this lane for batches of one size, whose encoder CUDA replays.
-
-        Raises:
-            StartError: this encoder cannot be replayed.
-        """
-        assert isinstance(self.encoder, ort.InferenceSession)
-        assert self.token_device is not None
-        return replace(self, encoder=Replay(self.encoder, size, self.token_device))
 
     def _run_heads(
         self, tokens: Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
@@ -128,8 +117,6 @@ class Lane:
         ]
 
     def _encode(self, images: PixelArray) -> Tokens:
-        if isinstance(self.encoder, Replay):
-            return self.encoder.run(images)
         if self.token_device is not None:
             return run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
         step = 1 if self.one_by_one else len(images)

@@ -33,7 +33,6 @@ _CUDA_OPTIONS = {
     "cudnn_conv_algo_search": "HEURISTIC",
     "arena_extend_strategy": "kSameAsRequested",
 }
-_CAPTURED = {"enable_cuda_graph": "1"}
 # TF32 would round the inputs of fp32 products to 10 bits; who wants speed asks for fp16, whose
 # convolutions would lose the tensor cores with it.
 _EXACT = {"use_tf32": "0"}
@@ -65,7 +64,6 @@ class Place:
         runs: that may go on at the same time.
         spinning: the threads of a run wait for each other awake. That is the sooner answer where
             a run has the cores for itself; elsewhere it takes them from other runs.
-        cuda_graphs: CUDA captures an encoder's kernels and replays them; `replay.py`.
     """
 
     device: Device
@@ -73,7 +71,6 @@ class Place:
     threads: int = 1
     runs: int = 1
     spinning: bool = False
-    cuda_graphs: bool = False
 
 
 def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.InferenceSession:
@@ -97,11 +94,7 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
             model,
             options,
             # The plug-in is among the options.
-            providers=None
-            if device == "openvino"
-            else list_providers(
-                device, precision, captured=place.cuda_graphs and graph == "encoder"
-            ),
+            providers=None if device == "openvino" else list_providers(device, precision),
             enable_fallback=0,
             disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
         )
@@ -118,17 +111,9 @@ def open_session(bundle: Bundle, graph: GraphName, place: Place) -> ort.Inferenc
     return session
 
 
-def list_providers(
-    device: Device, precision: RunPrecision, *, captured: bool = False
-) -> list[tuple[str, dict[str, str]]]:
-    """Returns what may run a graph of a precision on a device, the best first, with options.
-
-    Args:
-        device: where it runs.
-        precision: of the graph.
-        captured: whether CUDA captures the graph's kernels and replays them.
-    """
-    more = {**(_EXACT if precision != "fp16" else {}), **(_CAPTURED if captured else {})}
+def list_providers(device: Device, precision: RunPrecision) -> list[tuple[str, dict[str, str]]]:
+    """Returns the execution providers of a device with their options, best first."""
+    more = _EXACT if precision != "fp16" else {}
     return [
         (name, {**options, **more} if name == _CUDA else options)
         for name, options in PROVIDERS[device]

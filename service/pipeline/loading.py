@@ -51,7 +51,6 @@ def open_graphs(settings: Settings) -> Graphs:
             precision=settings.precision,
             max_batch_size=settings.max_batch_size,
             threads=settings.intra_op_threads or count_cores(),
-            cuda_graphs=settings.cuda_graphs,
         )
         encoding = opening.result()
     engine.warm_up(None if encoding is None else encoding.query_width)

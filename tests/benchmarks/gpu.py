@@ -3,10 +3,9 @@
     python -m tests.benchmarks.gpu [--bundle BUNDLE] [--precision fp32,fp16]
 
 In: a bundle, and a machine where ONNX Runtime has CUDA. Out: images a second of the engine at each
-batch size, without CUDA graphs and with them, and their ratio to a bare loop over the same
-sessions, whose copies go through the CPU's memory; the same of sizes that change with every run, as
-they do under load; and the largest difference to the CPU's scores. Exits with 1 where that is too
-large, with 2 where there is no GPU. int8 has no CUDA graphs: a part of its encoder runs on the CPU.
+batch size and their ratio to a bare loop over the same sessions, whose copies go through the CPU's
+memory; the same for sizes that change with every run, as they do under load; and the largest
+difference to the CPU's scores. Exits with 1 if that is too large, with 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ def time_a_run(run: Callable[[], object], seconds: float) -> float:
 
 def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     """Prints a row for each batch size."""
-    engines = open_on_gpu(bundle, precision, max_batch_size=max(_SIZES))
+    engine = open_on_gpu(bundle, precision, max_batch_size=max(_SIZES))
     encoder, head = (
         open_session(bundle, graph, Place("cuda", precision))
         for graph in ("encoder", "trained_head")
     )
 
-    def run_ours(engine: Engine, sizes: Sequence[int]) -> None:
+    def run_ours(sizes: Sequence[int]) -> None:
         for size in sizes:
             engine.run(images[:size], [[None]] * size)
 
@@ -64,29 +63,17 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     images = make_images(bundle, max(_SIZES))
     for sizes in (*((size,) for size in _SIZES), _CHANGING):
         bare = time_a_run(partial(run_bare, sizes), seconds)
-        cells = [precision, " ".join(map(str, sizes))]
-        for engine in engines:
-            ours = time_a_run(partial(run_ours, engine, sizes), seconds)
-            cells += [f"{sum(sizes) / ours:.0f}", f"{bare / ours:.2f}"]
-        cells += ["-"] * (6 - len(cells))
+        ours = time_a_run(partial(run_ours, sizes), seconds)
+        cells = [precision, *(" ".join(map(str, sizes)), f"{sum(sizes) / ours:.0f}")]
+        cells.append(f"{bare / ours:.2f}")
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def open_on_gpu(bundle: Bundle, precision: Precision, max_batch_size: int = 0) -> list[Engine]:
-    """Returns warm engines: without CUDA graphs and, where CUDA can capture, with them."""
-    engines = [
-        open_engine(
-            bundle,
-            device="cuda",
-            precision=precision,
-            max_batch_size=max_batch_size,
-            cuda_graphs=cuda_graphs,
-        )
-        for cuda_graphs in ((False,) if precision == "int8" else (False, True))
-    ]
-    for engine in engines:
-        engine.warm_up()
-    return engines
+def open_on_gpu(bundle: Bundle, precision: Precision, max_batch_size: int = 0) -> Engine:
+    """Returns a warm engine."""
+    engine = open_engine(bundle, device="cuda", precision=precision, max_batch_size=max_batch_size)
+    engine.warm_up()
+    return engine
 
 
 def make_images(bundle: Bundle, size: int) -> PixelArray:
@@ -100,7 +87,7 @@ def compare_scores(bundle: Bundle, precision: Precision) -> float:
     """Returns the largest difference of a score between GPU and CPU, which runs in fp32."""
     images, found = make_images(bundle, 4), []
     cpu = open_engine(bundle, device="cpu", precision="fp32")
-    for engine in (cpu, *open_on_gpu(bundle, precision)):
+    for engine in (cpu, open_on_gpu(bundle, precision)):
         logits = np.stack([one for (one,), _ in engine.run(images, [[None]] * 4)])
         found.append(compute_scores(logits, "sigmoid"))
     return float(max(np.abs(scores - found[0]).max() for scores in found[1:]))
@@ -117,10 +104,8 @@ def main() -> int:
         print(f"no GPU to measure: {reason}", file=sys.stderr)
         return 2
     bundle, worst = load_bundle(given.bundle), 0.0
-    print(
-        "| precision | batch | images/s | of bare sessions | with CUDA graphs | of bare sessions |"
-    )
-    print("|---|---|---|---|---|---|")
+    print("| precision | batch | images/s | of bare sessions |")
+    print("|---|---|---|---|")
     for precision in given.precision.split(","):
         measure_sizes(bundle, precision, given.seconds)
         difference = compare_scores(bundle, precision)

@@ -40,14 +40,7 @@ EXIT_SOME_FAILED = 1
 
 BULK_SETTINGS = (
     *("bundle", "device", "precision", "intra_op_threads", "decode_threads", "max_batch_size"),
-    *(
-        "cuda_graphs",
-        "max_pixels",
-        "max_body_bytes",
-        "label_store",
-        "label_sets",
-        "default_label_set",
-    ),
+    *("max_pixels", "max_body_bytes", "label_store", "label_sets", "default_label_set"),
 )
 
 

@@ -310,10 +310,10 @@ def test_weights_outside_the_bundle_are_never_read(
         open_engine(bundle, device="cpu")
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "cuda_graphs"])
-def gpu(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
+@pytest.fixture
+def gpu(tiny_bundle: Bundle) -> Engine:
     with pretend_gpu():
-        return open_engine(tiny_bundle, device="cuda", max_batch_size=6, cuda_graphs=request.param)
+        return open_engine(tiny_bundle, device="cuda", max_batch_size=6)
 
 
 def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceSession]]:
@@ -354,33 +354,12 @@ def test_an_encoder_on_cuda_meets_one_batch_size_only(
     assert len(set(runs)) == len({encoder for _, encoder in runs}) == 4
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_a_gpus_batches_give_the_cpus_answers_in_any_mixture_of_heads(
-    mapped_bundle: Bundle, cuda_graphs: bool
-) -> None:
+def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(mapped_bundle: Bundle) -> None:
     with pretend_gpu():
-        gpu = open_engine(
-            mapped_bundle,
-            device="cuda",
-            precision="fp32",
-            max_batch_size=6,
-            cuda_graphs=cuda_graphs,
-        )
+        gpu = open_engine(mapped_bundle, device="cuda", precision="fp32", max_batch_size=6)
     gpu.warm_up(QUERY_WIDTH)
     assert_gives_the_cpus_logits(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
     assert_gives_the_cpus_memories(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
-
-
-def test_cuda_graphs_on_another_device_stop_the_start(tiny_bundle: Bundle) -> None:
-    with pytest.raises(StartError, match="cuda_graphs: device cpu has none"):
-        open_engine(tiny_bundle, device="cpu", cuda_graphs=True)
-
-    assert open_engine(tiny_bundle, device="cpu").device == "cpu"
-
-
-@needs_cpu_only
-def test_cuda_graphs_are_left_out_where_auto_falls_back(tiny_bundle: Bundle) -> None:
-    assert open_engine(tiny_bundle, device="auto", cuda_graphs=True).device == "cpu"
 
 
 def test_gpu_that_opens_and_cannot_run_is_none(

@@ -61,14 +61,6 @@ def test_products_of_float32_are_exact_on_a_gpu_and_those_of_float16_fast() -> N
     assert found == {"fp32": "0", "int8": "0", "fp16": None}
 
 
-def test_only_cuda_is_asked_to_capture_a_graph() -> None:
-    (_, options), (_, others) = list_providers("cuda", "fp16", captured=True)
-
-    assert options["enable_cuda_graph"] == "1"
-    assert "enable_cuda_graph" not in list_providers("cuda", "fp16")[0][1]
-    assert not others
-
-
 @pytest.mark.parametrize(("device", "planned"), [("cpu", True), ("cuda", False)])
 def test_runs_on_a_gpu_take_no_second_block_of_memory_for_the_same_shape(
     tiny_bundle: Bundle, device: Device, planned: bool
