@@ -84,14 +84,14 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 
 # The serving sets are resolved within the development set, so that all three agree.
 lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
-	$(DEV_BIN)/python constraints/lock.py dev,ray > $(DEV)/dev.txt
+	$(DEV_BIN)/python constraints/lock.py dev,ray ./client > $(DEV)/dev.txt
 	$(DEV_BIN)/python constraints/lock.py cpu,fast,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-cpu.txt
 	$(DEV_BIN)/python constraints/lock.py fast,gpu,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-gpu.txt
 	$(DEV_BIN)/python constraints/lock.py fast,openvino,otel,postgres -c $(DEV)/dev.txt > $(DEV)/serve-openvino.txt
 	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt $(DEV)/serve-openvino.txt constraints/
 
 clean: ## Remove the environments and everything that tools leave behind
-	rm -rf .venv .venv-serve-* build dist *.egg-info
+	rm -rf .venv .venv-serve-* build dist *.egg-info client/build client/*.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -100,8 +100,9 @@ clean: ## Remove the environments and everything that tools leave behind
 		|| { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
 	"$(PYTHON)" -m venv $*
 
-$(DEV)/.installed: pyproject.toml constraints/dev.txt | $(DEV)/bin/python
-	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev]'
+$(DEV)/.installed: pyproject.toml client/pyproject.toml constraints/dev.txt | $(DEV)/bin/python
+	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt \
+		--editable '.[dev]' --editable ./client
 	@touch $@
 
 $(DEV)/.ray: $(DEV)/.installed

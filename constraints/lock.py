@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_PROJECT = "ml-decoder-serve"
+_OWN = {"ml-decoder-serve", "ml-decoder-client"}
 _HEADER = "# Extras: {extras}. Written by `make lock`; do not edit.\n"
 
 
@@ -26,14 +26,14 @@ def pin_packages(packages: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yields `name==version` for each package of pip's installation report, by name.
 
     Args:
-        packages: the report's `install` entries; the project itself is left out.
+        packages: the report's `install` entries; our own packages are left out.
 
     Raises:
         LockError: a package has a local version (`2.0+cpu`), which no public index serves.
     """
     versions = {_normalise(p["metadata"]["name"]): p["metadata"]["version"] for p in packages}
     for name, version in sorted(versions.items()):
-        if name == _PROJECT:
+        if name in _OWN:
             continue
         if "+" in version:
             raise LockError(f"{name} {version} is a local build")
@@ -55,7 +55,7 @@ def _resolve(extras: str, pip_options: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints the constraint file for `extras [pip options]`."""
+    """Prints the constraint file for `extras [pip options and more to install]`."""
     extras, *pip_options = sys.argv[1:]
     pins = "\n".join(pin_packages(_resolve(extras, pip_options)))
     sys.stdout.write(_HEADER.format(extras=extras) + pins + "\n")

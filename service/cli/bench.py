@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from service.cli.load import Load
-from service.client import (
+from ml_decoder_client import (
     AsyncClient,
     ClientError,
     Question,
     ServiceProblem,
     UnreadableAnswer,
 )
+from service.cli.load import Load
 from service.errors import StartError
 
 SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"

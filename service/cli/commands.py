@@ -230,8 +230,8 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder bench --url http://localhost:8000 --clients 8 --seconds 10
     """
-    if importlib.util.find_spec("httpx_retries") is None:
-        raise StartError("bench needs the client: pip install 'ml-decoder-serve[client]'")
+    if importlib.util.find_spec("ml_decoder_client") is None:
+        raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
     from service.cli.bench import SAMPLE, Plan, run_bench  # which needs the client
 
     try:

@@ -62,7 +62,7 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
         (
             "dev",
             (
-                *("bulk", "client", "cpu", "dev", "export", "fast", "openvino", "otel"),
+                *("bulk", "cpu", "dev", "export", "fast", "openvino", "otel"),
                 *("postgres", "ray", "train"),
             ),
         ),
@@ -70,6 +70,12 @@ def test_constraints_name_no_address_and_no_path(name: str) -> None:
 )
 def test_every_dependency_is_pinned(name: str, extras: tuple[str, ...]) -> None:
     assert read_dependencies(*extras) <= set(read_pins(name))
+
+
+def test_every_dependency_of_the_client_is_pinned_for_development() -> None:
+    project = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text("utf-8"))["project"]
+    names = {entry.partition(">=")[0] for entry in project["dependencies"]}
+    assert names <= set(read_pins("dev"))
 
 
 @pytest.mark.parametrize("name", ["serve-cpu", "serve-gpu", "serve-openvino"])
@@ -85,8 +91,9 @@ def test_files_agree_on_the_packages_that_they_share() -> None:
 
 
 def test_pins_are_sorted_normalised_and_leave_the_project_out() -> None:
-    packages = [_entry("typing_extensions", "4"), _entry("Jinja2", "3.1"),
-                _entry("ml-decoder-serve", "0.1.0")]  # fmt: skip
+    versions = {"typing_extensions": "4", "Jinja2": "3.1"}
+    versions |= {"ml-decoder-serve": "0", "ml_decoder_client": "0"}
+    packages = [_entry(name, version) for name, version in versions.items()]
     assert list(pin_packages(packages)) == ["jinja2==3.1", "typing-extensions==4"]
 
 

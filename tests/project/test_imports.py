@@ -1,4 +1,4 @@
-"""The import rules of the four parts, read off the source of every module.
+"""The import rules of the parts, read off the source of every module.
 
 Imports inside functions and under `TYPE_CHECKING` count: the rules are about who knows
 whom, not about when. Starting a part as a program (`ml-decoder export`) is no import.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("service", "export", "models")
+PARTS = ("ml_decoder_client", "service", "export", "models")
 
 # What the base install and the extras of the service bring, by import name.
 SERVICE_PACKAGES = {
@@ -24,8 +24,6 @@ SERVICE_PACKAGES = {
     "fastapi_offline",
     "httptools",
     "httpcore2",
-    "httpx",
-    "httpx_retries",
     "numpy",
     "onnxruntime",
     "onnxruntime_ep_openvino",
@@ -48,10 +46,11 @@ SERVICE_PACKAGES = {
 }
 # Rooms from the lowest to the highest: a module imports its own room and lower ones only.
 ORDER = {
+    "ml_decoder_client": "answers errors tries calls connection awaiting blocking",
     "service": """
         errors  bundle  scheduling  settings  images  engine  labels  pipeline
         http.requests  http.responses  http.host  http.security  http.telemetry  http.routes
-        http.open_inference  http.app  http.transport  http.server  ray_app  client  cli
+        http.open_inference  http.app  http.transport  http.server  ray_app  cli
     """,
     "models": """
         commands  config  text  metrics  report  data  heads  backbones  network  checkpoints
@@ -96,8 +95,12 @@ def _is_within(name: str, module: str) -> bool:
 
 
 def _modules() -> dict[str, Path]:
-    paths = (path for part in PARTS for path in sorted((ROOT / part).rglob("*.py")))
-    return {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in paths}
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts): path
+        for part in PARTS
+        for root in (ROOT / "client" if part == "ml_decoder_client" else ROOT,)
+        for path in sorted((root / part).rglob("*.py"))
+    }
 
 
 MODULES = _modules()
@@ -132,9 +135,20 @@ def late():
 
 @pytest.mark.parametrize("module", _of_part("service"))
 def test_service_imports_only_itself_and_the_base_install(module: str) -> None:
-    allowed = SERVICE_PACKAGES | set(sys.stdlib_module_names) | {"service"}
-    foreign = {name for name in _imports_of(module) if name.partition(".")[0] not in allowed}
-    assert not foreign
+    allowed = SERVICE_PACKAGES | {"service"}
+    if _is_within(module, "service.cli"):
+        allowed = allowed | {"ml_decoder_client"}
+    assert not _tops_of(module) - allowed
+
+
+@pytest.mark.parametrize("module", _of_part("ml_decoder_client"))
+def test_client_imports_only_itself_and_its_dependencies(module: str) -> None:
+    assert not _tops_of(module) - {"httpx", "httpx_retries", "ml_decoder_client", "pydantic"}
+
+
+def _tops_of(module: str) -> set[str]:
+    tops = {name.partition(".")[0] for name in _imports_of(module)}
+    return tops - set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("module", _of_part("models"))

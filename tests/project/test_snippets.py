@@ -98,7 +98,7 @@ def run_snippet(snippet: Snippet, desk: Desk) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ML_DECODER_")}
     environment |= {
         "PATH": f"{desk.folder / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}",
         "XDG_STATE_HOME": str(desk.folder / "state"),
         "ML_DECODER_DEVICE": "cpu",
     }

@@ -25,7 +25,7 @@ export function makePython(url, photoName, query, hasKey) {
   const key = hasKey ? `, api_key=os.environ["${KEY_VARIABLE}"]` : "";
   return [
     ...(hasKey ? ["import os", ""] : []),
-    "from service.client import Client",
+    "from ml_decoder_client import Client",
     "",
     `with Client(${quotePython(url.replace(/\/$/, ""))}${key}) as client:`,
     `    answer = client.predict(`,

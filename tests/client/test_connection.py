@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from service.client import AsyncClient, ServiceUnreachable
+from ml_decoder_client import AsyncClient, ServiceUnreachable
+from tests.client.conftest import LABEL_SET, Fake
 from tests.e2e.server_process import ROOT
-from tests.service.client.conftest import LABEL_SET, Fake
 from tests.support.photos import make_photo
 
 PHOTO = make_photo()
@@ -157,7 +157,7 @@ def test_connections_are_kept(kind: Any, fake: Fake) -> None:
 
 _FORKED = """
 import os, sys
-from service.client import Client
+from ml_decoder_client import Client
 
 client = Client(sys.argv[1])
 client.predict(b"photo")
@@ -174,7 +174,9 @@ os._exit(0)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_forked_process_has_connections_of_its_own(fake: Fake) -> None:
     service, url = fake
-    subprocess.run([sys.executable, "-c", _FORKED, url], cwd=ROOT, check=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
+    command = [sys.executable, "-c", _FORKED, url]
+    subprocess.run(command, env=environment, check=True, timeout=60)
     assert len(service.requests) == 4
     assert len(service.connections) == 2, "one of the parent, which it keeps, and one of the child"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ml_decoder_client import AsyncClient, Client
 from service.bundle.reader import Bundle
-from service.client import AsyncClient, Client
 from tests.e2e.server_process import ServerProcess
 from tests.support.fake_service import FakeService, run_fake
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.client import ServiceProblem, ServiceUnreachable, tries
-from service.client.tries import make_tries
-from tests.service.client.conftest import LABEL_SET, Fake
+from ml_decoder_client import ServiceProblem, ServiceUnreachable, tries
+from ml_decoder_client.tries import make_tries
+from tests.client.conftest import LABEL_SET, Fake
 from tests.support.fake_service import ANSWER
 from tests.support.photos import make_photo
 

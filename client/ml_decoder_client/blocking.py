@@ -1,39 +1,39 @@
-"""The client for asyncio; `blocking.py` is the same for ordinary code.
+"""The client for ordinary code; `awaiting.py` is the same for asyncio.
 
-In: calls. Out: their results. Connections are kept open and shared by tasks; a call that the
+In: calls. Out: their results. Connections are kept open and shared by threads; a call that the
 service refuses for now is sent again when it says so.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import httpx
 from httpx_retries import RetryTransport
 
-from service.client import calls
-from service.client.answers import Answer, Info, LabelSet, LabelSetSummary
-from service.client.calls import Call, LabelToWrite, Photo, Question
-from service.client.connection import (
-    AsyncWholeTransport,
+from ml_decoder_client import calls
+from ml_decoder_client.answers import Answer, Info, LabelSet, LabelSetSummary
+from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question
+from ml_decoder_client.connection import (
+    WholeTransport,
     check_timeout,
     explain_failure,
     make_headers,
     make_timeout,
     read_url,
 )
-from service.client.errors import ClientError
-from service.client.tries import make_tries
+from ml_decoder_client.errors import ClientError
+from ml_decoder_client.tries import make_tries
 
 ResultT = TypeVar("ResultT")
 
 
-class AsyncClient:
-    """A running service; close it, or use it in an `async with` statement.
+class Client:
+    """A running service; close it, or use it in a `with` statement.
 
     Every method raises `ServiceProblem` for an answer that is an error, `UnreadableAnswer` for one
     that is not the service's, and `ServiceUnreachable` where none came.
@@ -61,31 +61,30 @@ class AsyncClient:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        transport = AsyncWholeTransport(connections)
         self._timeout_seconds = check_timeout(timeout_seconds)
         self._tries = make_tries(retries)
-        self._http = httpx.AsyncClient(
+        self._http = httpx.Client(
             base_url=read_url(url),
             headers=make_headers(api_key),
-            transport=RetryTransport(transport),
+            transport=RetryTransport(WholeTransport(connections)),
         )
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        self.close()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Closes the connections."""
-        await self._http.aclose()
+        self._http.close()
 
-    async def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
+    def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
         """Labels one photo.
 
         Args:
@@ -95,13 +94,11 @@ class AsyncClient:
         Raises:
             OSError: the file cannot be read.
         """
-        # A file may lie on a slow disk or network.
-        call = await asyncio.to_thread(calls.call_predict, photo, question)
-        return await self._send(call)
+        return self._send(calls.call_predict(photo, question))
 
-    async def predict_many(
+    def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
-    ) -> AsyncIterator[Answer | ClientError | OSError]:
+    ) -> Iterator[Answer | ClientError | OSError]:
         """Labels many photos, several at a time; the service batches them.
 
         Args:
@@ -117,33 +114,32 @@ class AsyncClient:
             ValueError: `at_once` is less than 1.
         """
         calls.check_many(photos, at_once)
-        waiting: deque[asyncio.Task[Answer | ClientError | OSError]] = deque()
-        places = asyncio.Semaphore(at_once)
-        try:
-            for photo in photos:
-                waiting.append(asyncio.create_task(self._try_predict(photo, question, places)))
-                if len(waiting) >= 2 * at_once:
-                    yield await waiting.popleft()
-            while waiting:
-                yield await waiting.popleft()
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        with ThreadPoolExecutor(at_once) as pool:
+            waiting: deque[Future[Answer | ClientError | OSError]] = deque()
+            try:
+                for photo in photos:
+                    waiting.append(pool.submit(self._try_predict, photo, question))
+                    if len(waiting) >= 2 * at_once:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
 
-    async def info(self) -> Info:
+    def info(self) -> Info:
         """Returns the model card."""
-        return await self._send(calls.call_info())
+        return self._send(calls.call_info())
 
-    async def list_label_sets(self) -> list[LabelSetSummary]:
+    def list_label_sets(self) -> list[LabelSetSummary]:
         """Returns every label set, without its labels."""
-        return await self._send(calls.call_list())
+        return self._send(calls.call_list())
 
-    async def read_label_set(self, name: str) -> LabelSet:
+    def read_label_set(self, name: str) -> LabelSet:
         """Returns one label set with its labels."""
-        return await self._send(calls.call_read(name))
+        return self._send(calls.call_read(name))
 
-    async def register_label_set(
+    def register_label_set(
         self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
         """Registers a label set; the same set once more is no error, another one is.
@@ -154,9 +150,9 @@ class AsyncClient:
             embedding_space: fingerprint of the space of embeddings that the labels bring; the
                 service refuses another than its model's.
         """
-        return await self._send(calls.call_register(name, labels, embedding_space))
+        return self._send(calls.call_register(name, labels, embedding_space))
 
-    async def replace_label_set(
+    def replace_label_set(
         self,
         name: str,
         labels: Iterable[LabelToWrite],
@@ -166,26 +162,23 @@ class AsyncClient:
     ) -> LabelSet:
         """Registers a label set or replaces it; with `if_version`, only that version."""
         call = calls.call_replace(name, labels, embedding_space, if_version)
-        return await self._send(call)
+        return self._send(call)
 
-    async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
+    def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         """Deletes a label set; with `if_version`, only that version."""
-        await self._send(calls.call_delete(name, if_version))
+        self._send(calls.call_delete(name, if_version))
 
-    async def _try_predict(
-        self, photo: Photo, question: Question, places: asyncio.Semaphore
-    ) -> Answer | ClientError | OSError:
+    def _try_predict(self, photo: Photo, question: Question) -> Answer | ClientError | OSError:
         try:
-            async with places:
-                return await self.predict(photo, **question)
+            return self.predict(photo, **question)
         except (ClientError, OSError) as error:
             return error
 
-    async def _send(self, call: Call[ResultT]) -> ResultT:
+    def _send(self, call: Call[ResultT]) -> ResultT:
         timeout = make_timeout(self._timeout_seconds, call.more_seconds)
         extensions = self._tries.make_extensions(conditional=call.is_conditional)
         try:
-            response = await self._http.request(
+            response = self._http.request(
                 call.method, call.path, timeout=timeout, extensions=extensions, **call.options
             )
         except httpx.RequestError as error:

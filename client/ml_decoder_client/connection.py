@@ -15,7 +15,7 @@ from contextlib import aclosing, closing
 
 import httpx
 
-from service.client.errors import ClientError, ServiceUnreachable, UnreadableAnswer
+from ml_decoder_client.errors import ClientError, ServiceUnreachable, UnreadableAnswer
 
 _LONGEST_TIMEOUT_SECONDS = 86_400.0
 _MOST_PORT = 65_535

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from service.client.answers import (
+from ml_decoder_client.answers import (
     Answer,
     Info,
     LabelSet,
@@ -28,8 +28,8 @@ from service.client.answers import (
     NewLabel,
     RegisteredLabel,
 )
-from service.client.errors import ServiceProblem, UnreadableAnswer
-from service.client.tries import was_in_doubt
+from ml_decoder_client.errors import ServiceProblem, UnreadableAnswer
+from ml_decoder_client.tries import was_in_doubt
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")

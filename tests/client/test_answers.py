@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from service.client import answers
-from service.client.calls import Question
+from ml_decoder_client import answers
+from ml_decoder_client.calls import Question
 from service.http.requests.parameters import Parameters
 from service.http.responses import schemas
 from service.labels.definition import OpenLabel

@@ -1,39 +1,39 @@
-"""The client for ordinary code; `awaiting.py` is the same for asyncio.
+"""The client for asyncio; `blocking.py` is the same for ordinary code.
 
-In: calls. Out: their results. Connections are kept open and shared by threads; a call that the
+In: calls. Out: their results. Connections are kept open and shared by tasks; a call that the
 service refuses for now is sent again when it says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import httpx
 from httpx_retries import RetryTransport
 
-from service.client import calls
-from service.client.answers import Answer, Info, LabelSet, LabelSetSummary
-from service.client.calls import Call, LabelToWrite, Photo, Question
-from service.client.connection import (
-    WholeTransport,
+from ml_decoder_client import calls
+from ml_decoder_client.answers import Answer, Info, LabelSet, LabelSetSummary
+from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question
+from ml_decoder_client.connection import (
+    AsyncWholeTransport,
     check_timeout,
     explain_failure,
     make_headers,
     make_timeout,
     read_url,
 )
-from service.client.errors import ClientError
-from service.client.tries import make_tries
+from ml_decoder_client.errors import ClientError
+from ml_decoder_client.tries import make_tries
 
 ResultT = TypeVar("ResultT")
 
 
-class Client:
-    """A running service; close it, or use it in a `with` statement.
+class AsyncClient:
+    """A running service; close it, or use it in an `async with` statement.
 
     Every method raises `ServiceProblem` for an answer that is an error, `UnreadableAnswer` for one
     that is not the service's, and `ServiceUnreachable` where none came.
@@ -61,30 +61,31 @@ class Client:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
+        transport = AsyncWholeTransport(connections)
         self._timeout_seconds = check_timeout(timeout_seconds)
         self._tries = make_tries(retries)
-        self._http = httpx.Client(
+        self._http = httpx.AsyncClient(
             base_url=read_url(url),
             headers=make_headers(api_key),
-            transport=RetryTransport(WholeTransport(connections)),
+            transport=RetryTransport(transport),
         )
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes the connections."""
-        self._http.close()
+        await self._http.aclose()
 
-    def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
+    async def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
         """Labels one photo.
 
         Args:
@@ -94,11 +95,13 @@ class Client:
         Raises:
             OSError: the file cannot be read.
         """
-        return self._send(calls.call_predict(photo, question))
+        # A file may lie on a slow disk or network.
+        call = await asyncio.to_thread(calls.call_predict, photo, question)
+        return await self._send(call)
 
-    def predict_many(
+    async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
-    ) -> Iterator[Answer | ClientError | OSError]:
+    ) -> AsyncIterator[Answer | ClientError | OSError]:
         """Labels many photos, several at a time; the service batches them.
 
         Args:
@@ -114,32 +117,33 @@ class Client:
             ValueError: `at_once` is less than 1.
         """
         calls.check_many(photos, at_once)
-        with ThreadPoolExecutor(at_once) as pool:
-            waiting: deque[Future[Answer | ClientError | OSError]] = deque()
-            try:
-                for photo in photos:
-                    waiting.append(pool.submit(self._try_predict, photo, question))
-                    if len(waiting) >= 2 * at_once:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+        waiting: deque[asyncio.Task[Answer | ClientError | OSError]] = deque()
+        places = asyncio.Semaphore(at_once)
+        try:
+            for photo in photos:
+                waiting.append(asyncio.create_task(self._try_predict(photo, question, places)))
+                if len(waiting) >= 2 * at_once:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
-    def info(self) -> Info:
+    async def info(self) -> Info:
         """Returns the model card."""
-        return self._send(calls.call_info())
+        return await self._send(calls.call_info())
 
-    def list_label_sets(self) -> list[LabelSetSummary]:
+    async def list_label_sets(self) -> list[LabelSetSummary]:
         """Returns every label set, without its labels."""
-        return self._send(calls.call_list())
+        return await self._send(calls.call_list())
 
-    def read_label_set(self, name: str) -> LabelSet:
+    async def read_label_set(self, name: str) -> LabelSet:
         """Returns one label set with its labels."""
-        return self._send(calls.call_read(name))
+        return await self._send(calls.call_read(name))
 
-    def register_label_set(
+    async def register_label_set(
         self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
         """Registers a label set; the same set once more is no error, another one is.
@@ -150,9 +154,9 @@ class Client:
             embedding_space: fingerprint of the space of embeddings that the labels bring; the
                 service refuses another than its model's.
         """
-        return self._send(calls.call_register(name, labels, embedding_space))
+        return await self._send(calls.call_register(name, labels, embedding_space))
 
-    def replace_label_set(
+    async def replace_label_set(
         self,
         name: str,
         labels: Iterable[LabelToWrite],
@@ -162,23 +166,26 @@ class Client:
     ) -> LabelSet:
         """Registers a label set or replaces it; with `if_version`, only that version."""
         call = calls.call_replace(name, labels, embedding_space, if_version)
-        return self._send(call)
+        return await self._send(call)
 
-    def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
+    async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         """Deletes a label set; with `if_version`, only that version."""
-        self._send(calls.call_delete(name, if_version))
+        await self._send(calls.call_delete(name, if_version))
 
-    def _try_predict(self, photo: Photo, question: Question) -> Answer | ClientError | OSError:
+    async def _try_predict(
+        self, photo: Photo, question: Question, places: asyncio.Semaphore
+    ) -> Answer | ClientError | OSError:
         try:
-            return self.predict(photo, **question)
+            async with places:
+                return await self.predict(photo, **question)
         except (ClientError, OSError) as error:
             return error
 
-    def _send(self, call: Call[ResultT]) -> ResultT:
+    async def _send(self, call: Call[ResultT]) -> ResultT:
         timeout = make_timeout(self._timeout_seconds, call.more_seconds)
         extensions = self._tries.make_extensions(conditional=call.is_conditional)
         try:
-            response = self._http.request(
+            response = await self._http.request(
                 call.method, call.path, timeout=timeout, extensions=extensions, **call.options
             )
         except httpx.RequestError as error:

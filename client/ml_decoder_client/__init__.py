@@ -1,6 +1,6 @@
-"""Client: a running service from Python, typed; needs the extra `client` and nothing else of it.
+"""Client: a running service from Python, typed; needs httpx and pydantic only.
 
-    from service.client import Client
+    from ml_decoder_client import Client
 
     with Client("http://localhost:8000") as client:
         for label in client.predict("photo.jpg", top_k=3).labels:
@@ -11,7 +11,7 @@ In: photos and label sets. Out: the service's answers as objects. `calls.py` say
 makes, and again when `tries.py` says so. Nothing here imports the rest of the service.
 """
 
-from service.client.answers import (
+from ml_decoder_client.answers import (
     Answer,
     Info,
     LabelSet,
@@ -20,10 +20,10 @@ from service.client.answers import (
     RegisteredLabel,
     ScoredLabel,
 )
-from service.client.awaiting import AsyncClient
-from service.client.blocking import Client
-from service.client.calls import LabelToWrite, Photo, Question
-from service.client.errors import (
+from ml_decoder_client.awaiting import AsyncClient
+from ml_decoder_client.blocking import Client
+from ml_decoder_client.calls import LabelToWrite, Photo, Question
+from ml_decoder_client.errors import (
     ClientError,
     ServiceProblem,
     ServiceUnreachable,

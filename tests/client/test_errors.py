@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.client import Answer, ClientError, ServiceProblem, UnreadableAnswer
-from tests.service.client.conftest import Fake
+from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer
+from tests.client.conftest import Fake
 from tests.support.fake_service import ANSWER
 from tests.support.photos import make_photo
 

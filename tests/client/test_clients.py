@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.client import Answer, NewLabel, ServiceProblem
+from ml_decoder_client import Answer, NewLabel, ServiceProblem
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
