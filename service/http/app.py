@@ -26,6 +26,7 @@ from service.http.routes import health, info, labels, metrics, page, predict
 from service.http.routes.door import Door
 from service.http.security.browsers import PageGuard, read_origins
 from service.http.security.keys import KeyRing
+from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
 from service.http.telemetry.exposition import keep_sampling, make_metrics, open_registry
 from service.settings import Settings
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from service.http.requests.urls import Fetcher
-    from service.http.security.rate_limiter import RateLimiter
     from service.http.telemetry.traces import Traces
 
 DISTRIBUTION = "ml-decoder-serve"
@@ -102,7 +102,7 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
     return Traces(provider or open_provider())
 
 
-# What is off costs no import, here and for the rate limit: a cold start is mostly imports.
+# What is off costs no import: a cold start is mostly imports.
 def _open_fetcher(settings: Settings) -> Fetcher | None:
     if not settings.url_input:
         return None
@@ -113,14 +113,6 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
         timeout_seconds=settings.url_timeout_seconds,
         places=settings.queue_size,
     )
-
-
-def _limit_rates(rate: str | None) -> RateLimiter | None:
-    if rate is None:
-        return None
-    from service.http.security.rate_limiter import RateLimiter
-
-    return RateLimiter(rate)
 
 
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
@@ -136,7 +128,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
     app.state.budget = open_budget(settings)
     app.state.fetcher = _open_fetcher(settings)
-    app.state.rates = _limit_rates(settings.rate_limit)
+    app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)

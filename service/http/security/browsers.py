@@ -1,9 +1,4 @@
-"""Browsers: what their pages may do with answers, and other sites' pages with the service.
-
-In: an answer on its way out. Out: the same, with the headers that keep a page of ours to itself,
-unless its route has set them; and, where the settings name other origins, leave for their pages
-to ask (CORS). Next: `access.py`, the outermost layer.
-"""
+"""Headers for browsers: a content security policy for our pages, CORS for other sites' pages."""
 
 from __future__ import annotations
 
@@ -39,37 +34,37 @@ _ON_PAGES = (
 
 
 class PageGuard:
-    """ASGI middleware: security headers on every answer, more of them on HTML."""
+    """ASGI middleware: adds the headers that the route has not set, more of them on HTML."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Wraps `app`."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _guard(message["headers"])
+                message["headers"] = _add_headers(message["headers"])
             await send(message)
 
         await self._app(scope, receive, send_guarded)
 
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:
-    """Returns the arguments of Starlette's CORSMiddleware; None where no origin may ask.
+    """Returns the arguments of Starlette's CORSMiddleware; None without origins.
 
     Args:
         setting: `https://a.example,https://b.example:8443`, or `*` for all.
 
     Raises:
-        StartError: something in the list is no origin.
+        StartError: an origin is invalid.
     """
     origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
     for origin in origins:
         scheme, _, host = origin.partition("://")
         if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
-            raise StartError("cors_origins: an origin is a scheme and a host: https://a.example")
+            raise StartError(
+                "cors_origins: an origin must be a scheme and a host such as https://a.example; "
+                f"it is '{origin[:80]}'"
+            )
     if not origins:
         return None
     return {
@@ -82,7 +77,7 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _guard(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _add_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     given = dict(headers)
     is_page = given.get(b"content-type", b"").startswith(b"text/html")
     wanted = _ON_PAGES if is_page else EVERYWHERE

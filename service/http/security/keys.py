@@ -1,9 +1,6 @@
-"""Keys: who may predict, and who may change label sets.
+"""API keys: which client may predict, and which may change label sets.
 
-In: the header `Authorization: Bearer KEY` or `X-API-Key: KEY`. Out: nothing, or 401 or 403;
-`caller` of the request's state says who asks. Routes depend on `PREDICT` or `ADMINISTRATE`, in
-which FastAPI's security classes are for the documentation; what depends on neither is public.
-Next: `rates.py`, which counts by caller.
+Routes depend on `PREDICT` or `ADMINISTRATE`; a route with neither is public.
 """
 
 from __future__ import annotations
@@ -20,12 +17,12 @@ from service.errors import StartError
 from service.http.requests.errors import Forbidden, Unauthorized
 from service.settings import Settings, expand_home
 
-_FEWEST_CHARACTERS = 16
+_MIN_CHARACTERS = 16
 _FROM_FILE = "@"
-_DIGEST_SHOWN = 16
-# Around the value of a header, and no part of it (RFC 9110, section 5.5).
+_DIGEST_CHARACTERS = 16
+# Not part of a header's value (RFC 9110, section 5.5).
 _WHITE_SPACE = " \t"
-# A home or an office has this much of the IPv6 address space to itself.
+# The network of one home or office.
 _IPV6_PREFIX = 64
 
 _BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="A key, if keys are set.")
@@ -35,70 +32,65 @@ _HEADER = APIKeyHeader(
 
 
 class KeyRing:
-    """The keys of the service, as digests: nothing here can be leaked and then used."""
+    """The keys of the settings as digests, so that a leak of this object reveals no key.
+
+    Raises:
+        StartError: a key file cannot be read, or a key is too short.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        """Reads the keys of the settings, from their files where they name files.
-
-        Raises:
-            StartError: a file cannot be read, or a key is too short to be one.
-        """
         self._predict = _read_keys("predict_keys", settings.predict_keys)
         self._administrate = _read_keys("admin_keys", settings.admin_keys)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key, and everyone may do everything."""
+        """Whether there are no keys, so that every client may do everything."""
         return not (self._predict or self._administrate)
 
     def check_predict(self, key: str | None) -> None:
-        """Does nothing if `key` may predict; without predict keys everyone may.
-
-        Raises:
-            Unauthorized: it may not.
-        """
-        if self._predict and not _holds((*self._predict, *self._administrate), key):
+        """Raises `Unauthorized` unless `key` may predict; without predict keys every client may."""
+        if self._predict and not _contains((*self._predict, *self._administrate), key):
             raise Unauthorized(sent=bool(key))
 
     def check_administrate(self, key: str | None) -> None:
-        """Does nothing if `key` may change label sets; without any keys everyone may.
+        """Checks that `key` may change label sets; without any keys every client may.
 
         Raises:
-            Forbidden: the key is good for predictions only.
-            Unauthorized: there is no key, or it is unknown.
+            Forbidden: the key is valid for predictions only.
+            Unauthorized: the key is missing or unknown.
         """
-        if self.is_empty or _holds(self._administrate, key):
+        if self.is_empty or _contains(self._administrate, key):
             return
-        raise Forbidden if _holds(self._predict, key) else Unauthorized(sent=bool(key))
+        raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))
 
     def name_caller(self, key: str | None, address: str) -> str:
-        """Returns who asks: a known key's digest, or else the address (IPv6: its network)."""
-        if key is not None and _holds((*self._predict, *self._administrate), key):
-            return f"key {_digest(key).hex()[:_DIGEST_SHOWN]}"
+        """Returns the digest of a known key, else the address (IPv6: its /64 network)."""
+        if key is not None and _contains((*self._predict, *self._administrate), key):
+            return f"key {_digest(key).hex()[:_DIGEST_CHARACTERS]}"
         return f"address {_widen(address)}"
 
 
-async def demand_predict_key(request: Request) -> None:
-    """Checks that the client may predict, and names it."""
+async def require_predict_key(request: Request) -> None:
+    """Checks that the client may predict; sets `request.state.caller` for the rate limit."""
     ring, key = _identify(request)
     ring.check_predict(key)
 
 
-async def demand_admin_key(request: Request) -> None:
-    """Checks that the client may change label sets, and names it."""
+async def require_admin_key(request: Request) -> None:
+    """Checks that the client may change label sets; sets `caller` as above."""
     ring, key = _identify(request)
     ring.check_administrate(key)
 
 
 _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
-PREDICT = (Depends(demand_predict_key), *_DOCUMENTED)
-ADMINISTRATE = (Depends(demand_admin_key), *_DOCUMENTED)
+PREDICT = (Depends(require_predict_key), *_DOCUMENTED)
+ADMINISTRATE = (Depends(require_admin_key), *_DOCUMENTED)
 
 
 def _identify(request: Request) -> tuple[KeyRing, str | None]:
     ring: KeyRing = request.app.state.keys
     key = None if ring.is_empty else _read_key(request)
-    if request.app.state.rates is not None:  # nobody else wants to know
+    if request.app.state.rates is not None:
         address = request.client.host if request.client is not None else "unknown"
         request.state.caller = ring.name_caller(key, address)
     return ring, key
@@ -108,11 +100,12 @@ def _read_key(request: Request) -> str:
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip(_WHITE_SPACE):
         key = request.headers.get("X-API-Key", "")
-    # Starlette takes every byte for a character; the keys of the settings are UTF-8.
+    # Starlette decodes headers as Latin-1; the keys of the settings are UTF-8.
     return key.strip(_WHITE_SPACE).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
+    # No message shows the value: it may be a key.
     if secret is None:
         return ()
     text = secret.get_secret_value()
@@ -120,12 +113,12 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
         try:
             text = expand_home(text[len(_FROM_FILE) :]).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise StartError(f"{setting}: the file cannot be read") from error
+            raise StartError(f"{setting}: the key file cannot be read") from error
     keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]
     if not keys:
-        raise StartError(f"{setting}: there is no key")
-    if any(len(key) < _FEWEST_CHARACTERS for key in keys):
-        raise StartError(f"{setting}: a key needs {_FEWEST_CHARACTERS} characters or more")
+        raise StartError(f"{setting} contains no keys")
+    if any(len(key) < _MIN_CHARACTERS for key in keys):
+        raise StartError(f"{setting}: a key must have at least {_MIN_CHARACTERS} characters")
     return tuple(_digest(key) for key in keys)
 
 
@@ -143,7 +136,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
-def _holds(digests: tuple[bytes, ...], key: str | None) -> bool:
-    # Every digest is compared, each in constant time: how long it takes tells nothing.
+def _contains(digests: tuple[bytes, ...], key: str | None) -> bool:
+    # All digests are compared, each in constant time, so that the time reveals nothing.
     offered = _digest(key or "")
     return sum(hmac.compare_digest(digest, offered) for digest in digests) > 0

@@ -1,4 +1,4 @@
-"""What browsers are told: pages of ours keep to themselves, others ask only where they may."""
+"""Headers for browsers: our pages are closed to other sites, which need CORS to call the API."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_pages_carry_security_headers_and_answers_nosniff(client: TestClient) ->
     assert "content-security-policy" not in client.get("/info").headers
 
 
-def test_other_origins_may_not_ask_by_default(client: TestClient) -> None:
+def test_other_origins_are_not_allowed_by_default(client: TestClient) -> None:
     preflight = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
     assert client.options("/predict", headers=preflight).status_code == 405
     answer = client.get("/info", headers={"Origin": ORIGIN})
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_named_origin_may_ask_and_no_other(tiny_bundle: Bundle) -> None:
+def test_only_named_origins_are_allowed(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path, cors_origins=f"{ORIGIN}, https://b.example") as client:
         for origin, allowed in ((ORIGIN, ORIGIN), ("https://evil.example", None)):
             asked = {
@@ -47,7 +47,7 @@ def test_named_origin_may_ask_and_no_other(tiny_bundle: Bundle) -> None:
             assert refused.headers.get("access-control-allow-origin") == allowed
 
 
-def test_page_of_a_named_origin_may_send_binary_tensors_and_read_them(tiny_bundle: Bundle) -> None:
+def test_named_origin_may_send_and_read_binary_tensors(tiny_bundle: Bundle) -> None:
     path = "/v2/models/tiny/infer"
     with serve_app(tiny_bundle.path, cors_origins=ORIGIN) as client:
         asked = {
@@ -62,11 +62,11 @@ def test_page_of_a_named_origin_may_send_binary_tensors_and_read_them(tiny_bundl
 
 
 @pytest.mark.parametrize("text", ["app.example", "https://", "ftp://a", "https://a/path", "null"])
-def test_origin_that_is_none_stops_the_start(text: str) -> None:
+def test_invalid_origin_stops_the_start(text: str) -> None:
     with pytest.raises(StartError, match="cors_origins"):
         read_origins(text)
 
 
-def test_no_origins_no_cors() -> None:
+def test_cors_is_off_without_origins() -> None:
     assert read_origins(None) is None
     assert read_origins(" , ") is None

@@ -1,4 +1,4 @@
-"""Keys: who may do what, by header, from a variable or a file, without ever being told back."""
+"""API keys: what each kind allows, in which header, from a variable or a file; never shown."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bearing(key: str) -> dict[str, str]:
         {"Cookie": f"key={PREDICT}"},
     ],
 )
-def test_without_a_known_key_it_is_401(client: TestClient, headers: dict[str, Any]) -> None:
+def test_request_without_a_known_key_is_401(client: TestClient, headers: dict[str, Any]) -> None:
     for response in (
         send_image(client, headers=headers),
         client.get("/labels", headers=headers),
@@ -60,7 +60,7 @@ def test_without_a_known_key_it_is_401(client: TestClient, headers: dict[str, An
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_unknown_key_is_told_from_none(client: TestClient, method: str) -> None:
+def test_unknown_key_has_another_detail_than_a_missing_one(client: TestClient, method: str) -> None:
     none = client.request(method, "/labels/trained")
     assert "Send a key" in assert_problem(none, 401, "unauthorized")["detail"]
     for headers in (bearing(PREDICT[:-1]), {"X-API-Key": "made-up-key-000001"}):
@@ -70,7 +70,7 @@ def test_unknown_key_is_told_from_none(client: TestClient, method: str) -> None:
     assert client.get("/labels/trained", headers=bearing(PREDICT)).status_code == 200
 
 
-def test_key_is_asked_for_before_the_body_is_read(client: TestClient) -> None:
+def test_key_is_checked_before_the_body_is_read(client: TestClient) -> None:
     large = client.post("/predict", content=b"x" * 30_000_000)
     assert_problem(large, 401, "unauthorized")
 
@@ -82,7 +82,7 @@ def test_predict_and_admin_keys_predict_in_either_header(client: TestClient, key
         assert client.get("/labels", headers=headers).status_code == 200
 
 
-def test_white_space_around_a_key_is_none_of_it(client: TestClient) -> None:
+def test_white_space_around_a_key_is_ignored(client: TestClient) -> None:
     for headers in ({"Authorization": f"Bearer  {PREDICT} \t"}, {"X-API-Key": f" {PREDICT} "}):
         assert send_image(client, headers=headers).status_code == 200
     both = {"Authorization": "Bearer ", "X-API-Key": PREDICT}
@@ -115,7 +115,7 @@ def test_health_and_documents_are_public(client: TestClient) -> None:
         assert client.get(path).status_code == 200
 
 
-def test_openapi_tells_how_to_send_a_key(client: TestClient) -> None:
+def test_openapi_document_describes_how_to_send_a_key(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
     assert document["paths"]["/predict"]["post"]["security"]
@@ -123,14 +123,14 @@ def test_openapi_tells_how_to_send_a_key(client: TestClient) -> None:
     assert "401" in document["paths"]["/predict"]["post"]["responses"]
 
 
-def test_with_predict_keys_alone_nobody_changes_label_sets(open_bundle: Bundle) -> None:
+def test_label_sets_cannot_be_changed_with_predict_keys_alone(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path, label_store="memory", predict_keys=PREDICT) as client:
         assert_problem(client.post("/labels", json=PETS), 401, "unauthorized")
         refused = client.post("/labels", json=PETS, headers=bearing(PREDICT))
         assert_problem(refused, 403, "forbidden")
 
 
-def test_with_admin_keys_alone_anyone_predicts(open_bundle: Bundle) -> None:
+def test_predictions_need_no_key_with_admin_keys_alone(open_bundle: Bundle) -> None:
     with serve_app(open_bundle.path, label_store="memory", admin_keys=ADMIN) as client:
         assert_still_serving(client)
         assert_problem(client.post("/labels", json=PETS), 401, "unauthorized")
@@ -140,7 +140,7 @@ def test_with_admin_keys_alone_anyone_predicts(open_bundle: Bundle) -> None:
 def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     monkeypatch.setenv("HOME", str(tmp_path))
-    for encoding in ("utf-8", "utf-8-sig"):  # the second is how Windows saves a text
+    for encoding in ("utf-8", "utf-8-sig"):  # Windows saves with a byte order mark
         file.write_text(f"{PREDICT}\n\n{OTHER}\n", encoding)
         for named in (f"@{file}", "@~/keys"):
             ring = KeyRing(Settings.model_validate({"predict_keys": named}))
@@ -151,7 +151,7 @@ def test_keys_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "text", ["short", ",", " ", "@/no/such/file/of/keys", f"{PREDICT},short", PREDICT[:15]]
 )
-def test_keys_that_are_none_stop_the_start_without_being_told(text: str) -> None:
+def test_invalid_keys_stop_the_start_without_being_shown(text: str) -> None:
     with pytest.raises(StartError) as caught:
         KeyRing(Settings.model_validate({"admin_keys": text}))
     assert "admin_keys" in str(caught.value)
@@ -159,7 +159,7 @@ def test_keys_that_are_none_stop_the_start_without_being_told(text: str) -> None
     assert PREDICT not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_no_key() -> None:
+def test_key_of_invalid_utf8_is_unknown() -> None:
     ring = KeyRing(Settings.model_validate({"predict_keys": PREDICT}))
     with pytest.raises(Unauthorized):
         ring.check_predict(b"k\xe9y".decode("utf-8", "surrogateescape"))

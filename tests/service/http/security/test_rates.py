@@ -1,11 +1,174 @@
-"""The rate limit of the service: where it counts, whom, and what it answers."""
+"""The rate limit: a burst of the whole rate and its refill, for each caller; bounded memory; 429."""
 
 from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
 
 import pytest
 
 from service.bundle.reader import Bundle
+from service.errors import StartError
+from service.http.requests.errors import RateLimited
+from service.http.security.rates import RateLimiter
 from tests.support.serving import PHOTO, assert_problem, send_image, serve_app
+
+CROWD = [f"address {number}" for number in range(1000)]
+
+
+class Clock:
+    """`time.monotonic`, set by the test; an odd start, so that sums are rounded."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_234_567.891
+
+    def read(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.read)
+    return clock
+
+
+def ask(limiter: RateLimiter, caller: str, times: int) -> None:
+    for _ in range(times):
+        limiter.count(caller)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("amount", [3, 7, 11, 1000])
+def test_each_caller_has_the_whole_rate(amount: int) -> None:
+    limiter = RateLimiter(f"{amount}/hour")
+    for caller in ("a", "b"):
+        ask(limiter, caller, amount)
+        with pytest.raises(RateLimited) as caught:
+            limiter.count(caller)
+        assert 0 < caught.value.retry_after_seconds <= 3600
+
+
+def test_caller_that_waits_as_told_may_ask_again(clock: Clock) -> None:
+    limiter = RateLimiter("3/minute")
+    for _ in range(3):
+        with suppress(RateLimited):
+            ask(limiter, "a", 4)
+        clock.seconds += 0.2
+        with pytest.raises(RateLimited) as caught:
+            limiter.count("a")
+        clock.seconds += math.ceil(caught.value.retry_after_seconds)
+        limiter.count("a")
+
+
+def test_new_minute_does_not_forget_the_one_before(clock: Clock) -> None:
+    limiter = RateLimiter("30/minute")
+    limiter.count("a")
+    clock.seconds += 59.85
+    ask(limiter, "a", 29)
+    clock.seconds += 0.2  # more than a minute after the first
+    with suppress(RateLimited):
+        limiter.count("a")
+    with pytest.raises(RateLimited):
+        limiter.count("a")
+
+
+def test_refused_requests_do_not_lengthen_the_wait(clock: Clock) -> None:
+    limiter = RateLimiter("1/minute")
+    for _ in range(9):
+        with suppress(RateLimited):
+            limiter.count("a")
+    clock.seconds += 60
+    limiter.count("a")
+
+
+@pytest.mark.parametrize("minutes", [1, 2])
+def test_caller_has_the_whole_rate_after_a_silent_window(clock: Clock, minutes: int) -> None:
+    limiter = RateLimiter("3/minute")
+    ask(limiter, "a", 3)
+    clock.seconds += minutes * 60
+    ask(limiter, "a", 3)
+    with pytest.raises(RateLimited):
+        limiter.count("a")
+
+
+def test_no_caller_is_refused_because_there_are_many() -> None:
+    limiter = RateLimiter("1/hour", max_callers=32)
+    for caller in CROWD:
+        limiter.count(caller)
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_crowd_does_not_reset_a_busy_caller(times: int) -> None:
+    limiter = RateLimiter("5/hour", max_callers=32)
+    ask(limiter, "busy", 5)
+    for caller in CROWD:
+        ask(limiter, caller, times)
+    with pytest.raises(RateLimited):
+        limiter.count("busy")
+
+
+def test_scattered_busier_callers_do_not_reset_a_busy_one() -> None:
+    limiter = RateLimiter("6/hour", max_callers=64)
+    for number in range(7):
+        ask(limiter, f"busier {number}", 6)
+        ask(limiter, f"quiet {number}", 1)
+    ask(limiter, "busy", 5)
+    for caller in CROWD:
+        limiter.count(caller)
+    with pytest.raises(RateLimited):
+        ask(limiter, "busy", 2)
+
+
+def test_quiet_caller_is_evicted_in_a_busy_crowd() -> None:
+    limiter = RateLimiter("5/hour", max_callers=32)
+    ask(limiter, "quiet", 1)
+    for caller in CROWD:
+        ask(limiter, caller, 5)
+    ask(limiter, "quiet", 5)
+
+
+def test_caller_whose_bucket_is_full_again_is_evicted_first(clock: Clock) -> None:
+    limiter = RateLimiter("5/minute", max_callers=8)
+    ask(limiter, "busy", 5)
+    clock.seconds += 120
+    for caller in CROWD[:8]:
+        ask(limiter, caller, 4)
+    for caller in CROWD[:8]:
+        limiter.count(caller)
+        with pytest.raises(RateLimited):
+            limiter.count(caller)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("rate", "window_seconds"),
+    [
+        *(("3/second", 1), ("3/minute", 60), ("3/hour", 3600), ("3/day", 86_400)),
+        *(("3 per minute", 60), (" 3 / Minutes ", 60)),
+        *(("3/2 days", 172_800), ("3per5HOURS", 18_000)),
+    ],
+)
+def test_rate_may_be_written_in_several_ways(rate: str, window_seconds: int) -> None:
+    limiter = RateLimiter(rate)
+    ask(limiter, "a", 3)
+    with pytest.raises(RateLimited) as caught:
+        limiter.count("a")
+    assert caught.value.retry_after_seconds == pytest.approx(window_seconds / 3)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        *("", "often", "0", "100", "0/minute", "-1/minute", "1/fortnight", "1/0 minutes", "1/s"),
+        *("1.5/minute", "1/minute; 5/hour", f"{'9' * 5000}/minute", "1/minute/minute"),
+    ],
+)
+def test_invalid_rate_stops_the_start(rate: str) -> None:
+    with pytest.raises(StartError, match="rate_limit"):
+        RateLimiter(rate)
+    RateLimiter("1/minute").count("a")
 
 
 def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundle: Bundle) -> None:
@@ -21,13 +184,13 @@ def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundl
         assert client.get("/livez").status_code == 200
 
 
-def test_without_keys_each_address_has_its_rate(tiny_bundle: Bundle) -> None:
+def test_each_address_has_its_rate_without_keys(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path, rate_limit="1/hour") as client:
         assert send_image(client).status_code == 200
         assert_problem(send_image(client), 429, "rate_limited")
 
 
-ASKING = [
+COUNTED = [
     ("POST", "/predict", PHOTO),
     ("POST", "/predict/batch", b""),
     ("POST", "/v2/models/tiny-open/infer", b"{}"),
@@ -39,7 +202,7 @@ ASKING = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ASKING)
+@pytest.mark.parametrize(("method", "path", "body"), COUNTED)
 def test_every_route_that_takes_work_counts_whatever_it_answers(
     open_bundle: Bundle, method: str, path: str, body: bytes
 ) -> None:
