@@ -1,4 +1,4 @@
-"""The rate limit: a burst of the whole rate and its refill, for each caller; bounded memory; 429."""
+"""The rate limit: a burst of the whole rate and its refill for each caller, in bounded memory."""
 
 from __future__ import annotations
 
