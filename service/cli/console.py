@@ -12,9 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import StrEnum
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from service.cli.photos import LabelledPhoto
     from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
-    from service.pipeline.prediction import Prediction
-    from service.pipeline.scoring import ScoredLabel
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
 _LEGEND = Text("* not the label's own threshold", "dim")
@@ -69,24 +65,7 @@ def dump_photo(photo: LabelledPhoto) -> dict[str, Any]:
     record: dict[str, Any] = {"photo": str(photo.path)}
     if photo.prediction is None:
         return record | {"error": photo.failure}
-    found = photo.prediction
-    return record | {
-        "image": {"width": found.width, "height": found.height},
-        "labels": [asdict(label) | where for label, where in _explain_each(photo, found)],
-        "timings": asdict(found.timings),
-    }
-
-
-def _explain_each(
-    photo: LabelledPhoto, found: Prediction
-) -> Iterator[tuple[ScoredLabel, dict[str, Any]]]:
-    """Yields each label with its map and the file of its overlay, where it has them."""
-    made = zip_longest(found.labels, found.explanations, photo.overlays)
-    for label, explanation, overlay in made:
-        if explanation is None:
-            yield label, {}
-        else:
-            yield label, {"map": explanation.list_cells(), "overlay": str(overlay)}
+    return record | photo.prediction.describe(map(str, photo.overlays))
 
 
 def show_photo(photo: LabelledPhoto) -> None:

@@ -99,10 +99,6 @@ async def _tag_photo(
 
 
 def _record(name: str, found: Prediction | None = None, error: str | None = None) -> Record:
-    return {
-        "photo": name,
-        "width": found and found.width,
-        "height": found and found.height,
-        "labels": None if found is None else [asdict(label) for label in found.labels],
-        "error": error,
-    }
+    described = found.describe() if found else {"image": {"width": None, "height": None}}
+    labels = described.get("labels")
+    return {"photo": name, **described["image"], "labels": labels, "error": error}

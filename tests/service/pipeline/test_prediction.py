@@ -1,12 +1,15 @@
-"""Timings of a prediction: decoding counts once, in the run or before it."""
+"""Tests of timings and of predictions as JSON values."""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
-from service.pipeline.prediction import add_up_timings
+from service.pipeline.explanation import Explanation
+from service.pipeline.prediction import Prediction, Timings, add_up_timings
+from service.pipeline.scoring import ScoredLabel
 from service.scheduling.stages import Stage
 
 
@@ -25,3 +28,28 @@ def test_decoding_is_taken_off_the_run_that_it_was_part_of(
     assert timings.queue_ms == pytest.approx(20)
     assert timings.inference_ms == pytest.approx(inference_ms)
     assert 1000 <= timings.total_ms < 60_000
+
+
+def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only() -> None:
+    labels = (
+        ScoredLabel("cat", 0.9, 0.5, "trained", calibrated=True),
+        ScoredLabel("dog", 0.6, 0.5, "text", calibrated=False),
+    )
+    cells = Explanation(np.eye(2, dtype=np.float32), None)
+    prediction = Prediction(48, 32, labels, Timings(1.0, 2.0, 3.0, 6.0), (cells,))
+    for _ in range(2):  # describing must not change the prediction
+        assert prediction.describe(["cat.png"]) == {
+            "image": {"width": 48, "height": 32},
+            "labels": [
+                {
+                    **{"label": "cat", "score": 0.9, "threshold": 0.5, "source": "trained"},
+                    **{"calibrated": True, "map": [[1, 0], [0, 1]], "overlay": "cat.png"},
+                },
+                {
+                    **{"label": "dog", "score": 0.6, "threshold": 0.5, "source": "text"},
+                    "calibrated": False,
+                },
+            ],
+            "timings": {"decode_ms": 1, "queue_ms": 2, "inference_ms": 3, "total_ms": 6},
+        }
+    assert [label["label"] for label in prediction.describe()["labels"]] == ["cat", "dog"]
