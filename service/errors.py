@@ -1,125 +1,309 @@
-"""What can go wrong between a request and its answer, one class for each kind.
-
-    bytes --queue--> batch --decode--> images --run--> logits --score--> labels
-           BusyError        ImageError      InferenceFailed   QuestionError
+"""Every error that the service raises on purpose, with the answer that a client gets.
 
     ServiceError
-    |-- ImageError             the client's picture
-    |   |-- InvalidImage       empty, junk, truncated
-    |   |-- UnsupportedImage   a known format that is not served
-    |   `-- TooManyPixels      over the pixel limit
-    |-- QuestionError          the client's question
-    |   |-- UnknownLabel       names that are not labels
-    |   |-- ConflictingLabels  names both included and excluded
-    |   |-- UnknownLabelSet    names that are not label sets
-    |   `-- NoMaps             maps of labels that the bundle has none for
-    |-- LabelSetError          the client's label set
-    |   |-- InvalidLabelSet    a set that nobody could use
-    |   |-- TextNotEncodable   names without embeddings, and the bundle encodes no text
-    |   |-- OtherEmbeddings    embeddings of another space than the bundle's
-    |   |-- NoOpenHead         the bundle scores its trained labels only
-    |   |-- LabelSetNotFound   no set of that name
-    |   |-- LabelSetExists     another set has the name
-    |   |-- LabelSetReadOnly   the set came with the bundle or from a folder
-    |   |-- LabelSetChanged    it is not the version that the client has seen
-    |   |-- TooManyLabelSets   no room for more sets or labels
-    |   `-- VersionNotReached  the store has not seen that version
-    |-- StoreError             the store of label sets
-    |   |-- StoreUnavailable   away or locked; what is loaded goes on
-    |   |   `-- StoreIncompatible  a file or tables that are not this service's
-    |   `-- StoreFull          no space left on its disk
-    |-- BusyError              try again later
-    |   |-- QueueFull          refused at once
-    |   `-- DeadlineExceeded   waited too long; the work was dropped
-    |-- UnavailableError       not taking requests
-    |   |-- NotReady           still loading, or broken
-    |   `-- Draining           stopping
-    |-- InferenceFailed        the engine failed on a batch
-    |   `-- OutOfMemory        it ran out of memory
-    |-- ServiceBroken          the service broke while it ran and has to be started again
-    `-- StartError             the service cannot start as configured
+    |-- RequestError        the request, before its photos are read
+    |   |-- FieldError      MissingField, UnknownField, RepeatedField
+    |   `-- UrlError        UrlInputOff, UrlNotUsable, OriginTimeout
+    |-- ImageError          InvalidImage, UnsupportedImage, TooManyPixels
+    |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
+    |-- LabelSetError       a label set cannot be registered, read or changed as asked
+    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull
+    |-- BusyError           QueueFull, DeadlineExceeded
+    |-- UnavailableError    NotReady, Draining
+    |-- InferenceFailed     OutOfMemory
+    |-- ServiceBroken       the process must be restarted
+    `-- StartError          the process cannot start
+    BundleError             also raised by the export
 
-Messages are for logs. What clients read is fixed wording, chosen by class in
-`http/problems.py`; what they may read of an error is in its attributes. A bad bundle is a
-`BundleError`, which whoever exports may meet without a service.
+`http/responses/problems.py` writes these classes as RFC 9457 problems.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+# A client's own names come back in the answer, but not a megabyte of them.
+_MAX_CHARACTERS = 80
+_MAX_NAMES = 10
 
 
 class ServiceError(Exception):
-    """Base of every error that the service raises on purpose."""
+    """Base of all errors of the service; its message is for logs, its attributes are for clients.
+
+    Attributes:
+        status: HTTP status.
+        code: stable name for programs.
+        title: one sentence for all errors of the class.
+        detail: a sentence about this error, if there is more to say.
+        retry_after_seconds: when a client may try again; None if a retry does not help.
+    """
+
+    status = 500
+    code = "internal_error"
+    title = "Internal error"
+    detail: str | None = None
+    retry_after_seconds: float | None = None
+
+
+class RequestError(ServiceError):
+    """The request is invalid; no image was decoded. Its message is its `detail`."""
+
+    def __init__(self, detail: str | None = None) -> None:
+        self.detail = detail or self.detail
+        super().__init__(self.detail)
+
+
+class RouteNotFound(RequestError):
+    status, code, title = 404, "not_found", "Not found"
+    detail = "There is no such path; /docs lists the paths."
+
+
+class MethodNotAllowed(RequestError):
+    status, code, title = 405, "method_not_allowed", "Method not allowed"
+    detail = "The header Allow lists the methods of this path."
+
+
+class Unauthorized(RequestError):
+    status, code, title = 401, "unauthorized", "A valid key is needed"
+
+    def __init__(self, *, sent: bool) -> None:
+        send = "Send a key: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
+        super().__init__("The key is unknown." if sent else send)
+
+
+class Forbidden(RequestError):
+    status, code, title = 403, "forbidden", "The key does not permit this"
+    detail = "Changing label sets takes an administration key."
+
+
+class RateLimited(RequestError):
+    status, code, title = 429, "rate_limited", "Too many requests"
+    detail = "Try again after the seconds in Retry-After."
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        super().__init__()
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BodyTimeout(RequestError):
+    status, code, title = 408, "body_timeout", "The request body came too slowly"
+
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"The request body did not arrive within {limit_seconds:g} seconds.")
+
+
+class BodyTooLarge(RequestError):
+    status, code, title = 413, "body_too_large", "The request body is too large"
+
+    def __init__(self, limit_bytes: int, what: str = "The request body") -> None:
+        super().__init__(f"{what} is larger than {limit_bytes} bytes.")
+
+
+class MalformedBody(RequestError):
+    """The body is not valid JSON, base64 or multipart; `reason` is fixed wording."""
+
+    status, code, title = 400, "malformed_body", "The request body cannot be parsed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}.")
+
+
+class UnsupportedMediaType(RequestError):
+    status, code, title = 415, "unsupported_media_type", "The Content-Type is not supported"
+
+    def __init__(self, supported: Sequence[str]) -> None:
+        super().__init__(f"Send the body as one of: {', '.join(supported)}.")
+
+
+class UnsupportedContentEncoding(RequestError):
+    status, code = 415, "unsupported_content_encoding"
+    title = "The Content-Encoding is not supported"
+    detail = "Send the body without a Content-Encoding."
+
+
+class FieldError(RequestError):
+    """A field of the body or the query string is missing, unknown or given twice."""
+
+
+class MissingField(FieldError):
+    status, code, title = 422, "missing_field", "A field is missing"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Field '{name}' is missing.")
+
+
+class UnknownField(FieldError):
+    status, code, title = 422, "unknown_field", "A field is unknown"
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        shown = name[:_MAX_CHARACTERS]
+        super().__init__(f"Field '{shown}' is unknown; known fields: {', '.join(known)}.")
+
+
+class RepeatedField(FieldError):
+    status, code, title = 422, "repeated_field", "A parameter is given more than once"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"'{name}' is given more than once.")
+
+
+class TooManyImages(RequestError):
+    status, code, title = 422, "too_many_images", "Too many images in one request"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"This route takes at most {limit} image(s) in one request.")
+
+
+class UrlError(RequestError):
+    """The service cannot fetch the image of a URL."""
+
+
+class UrlInputOff(UrlError):
+    status, code, title = 422, "url_input_off", "This service takes no URLs of images"
+    detail = "Send the image itself."
+
+
+class UrlNotUsable(UrlError):
+    """Any of many reasons: which one would describe our network to the client."""
+
+    status, code, title = 422, "url_not_usable", "The image could not be fetched"
+    detail = "The URL must be https and public, and must return an image."
+
+
+class OriginTimeout(UrlError):
+    status, code, title = 504, "origin_timeout", "The image took too long to fetch"
+
+    def __init__(self, limit_seconds: float) -> None:
+        super().__init__(f"The image did not arrive within {limit_seconds:g} seconds.")
+
+
+@dataclass(frozen=True)
+class InvalidValue:
+    """An invalid value of a request.
+
+    Attributes:
+        where: `query`, `path` or `body`.
+        name: of the parameter; in a list with its place: `labels.0.threshold`.
+        reason: why it is invalid.
+    """
+
+    where: str
+    name: str
+    reason: str
+
+
+class InvalidParameters(RequestError):
+    """Values that have the wrong type or are out of range; `values` lists them."""
+
+    status, code, title = 422, "invalid_parameters", "A parameter is not valid"
+
+    def __init__(self, values: Sequence[InvalidValue]) -> None:
+        self.values = tuple(values)
+        names = ", ".join(dict.fromkeys(f"'{value.name}'" for value in values))
+        super().__init__(f"Invalid: {names}.")
+
+
+def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
+    """Returns the first ten of pydantic's error dictionaries as values that a client may see.
+
+    Args:
+        pydantic_errors: from `ValidationError.errors()` of pydantic or FastAPI.
+        where: where the values are; None if `loc` begins with it, as FastAPI's does.
+    """
+    found = list(pydantic_errors)
+    # An invalid item also makes its list too short, which is no news.
+    parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
+    own = (error for error in found if error["loc"] not in parents)
+    values = []
+    for error in islice(own, _MAX_NAMES):
+        place, *names = error["loc"] if where is None else (where, *error["loc"])
+        name = ".".join(map(str, names)) or str(place)
+        values.append(InvalidValue(str(place), name, error["msg"]))
+    return values
+
+
+class InvalidTensors(RequestError):
+    """The tensors of `/v2` do not fit the model; `reason` is fixed wording."""
+
+    status, code, title = 400, "invalid_tensors", "The tensors are not valid"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}.")
+
+
+class UnknownModel(RequestError):
+    status, code, title = 404, "unknown_model", "There is no such model or version"
+    detail = "/v2/models/NAME exists only for the name in /info."
 
 
 class ImageError(ServiceError):
-    """The picture cannot be used.
+    """The image cannot be used.
 
     Attributes:
-        place: which one it is, where one of several fails them all: `Photo 2 of 3`.
+        place: which of several images it is: `Photo 2 of 3`.
     """
 
     place: str | None = None
 
 
 class InvalidImage(ImageError):
-    """The bytes are no picture, or a damaged one."""
+    status, code, title = 400, "invalid_image", "The file is damaged or is not an image"
 
 
 class UnsupportedImage(ImageError):
-    """The bytes are in a known format that the service does not read."""
+    status, code, title = 415, "unsupported_image", "The image type is not supported"
+
+    def __init__(self, message: str, supported: Sequence[str]) -> None:
+        super().__init__(message)
+        more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
+        self.detail = f"Supported types: {', '.join(supported)}{more}."
 
 
 class TooManyPixels(ImageError):
-    """The picture has more pixels than the service accepts.
-
-    Attributes:
-        limit: most pixels, width x height.
-    """
+    status, code, title = 413, "too_many_pixels", "The image has too many pixels"
 
     def __init__(self, limit: int) -> None:
-        """Keeps the limit."""
         super().__init__(f"over {limit} pixels")
-        self.limit = limit
+        self.detail = f"At most {limit} pixels (width x height) are read."
 
 
 class QuestionError(ServiceError):
-    """The question does not fit the model's labels.
-
-    Attributes:
-        names: the names at fault, in the order in which they were given.
-    """
+    """The question does not fit the labels; `names` are the invalid names in their given order."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Keeps the names at fault."""
-        super().__init__(", ".join(names))
         self.names = names
+        shown = ", ".join(f"'{name[:_MAX_CHARACTERS]}'" for name in names[:_MAX_NAMES])
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        self.detail = f"{shown}{more}."
+        super().__init__(self.detail)
 
 
 class UnknownLabel(QuestionError):
-    """The question names labels that the model does not have."""
+    status, code, title = 422, "unknown_label", "A label is unknown"
 
 
 class ConflictingLabels(QuestionError):
-    """The question both includes and excludes the same labels."""
+    status, code, title = 422, "conflicting_labels", "A label is both included and excluded"
 
 
 class UnknownLabelSet(QuestionError):
-    """The question names label sets that there are not, or none, and its default is not there.
-
-    Attributes:
-        by_default: whether the names are the service's, not the question's.
-    """
+    status, code, title = 422, "unknown_label_set", "A label set is unknown"
 
     def __init__(self, names: tuple[str, ...], *, by_default: bool = False) -> None:
-        """Keeps the names at fault, and whose they are."""
         super().__init__(names)
-        self.by_default = by_default
+        if by_default:
+            self.detail = f"{str(self)[:-1]}, the default of requests that name none."
 
 
 class NoMaps(QuestionError):
-    """The question asks for maps, and the bundle has none for labels of these sets."""
+    status, code, title = 409, "no_maps", "This model has no maps of these labels"
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(names)
+        self.detail = None
 
 
 class LabelSetError(ServiceError):
@@ -127,86 +311,92 @@ class LabelSetError(ServiceError):
 
 
 class InvalidLabelSet(LabelSetError):
-    """A label set that could be used with no bundle.
+    """No bundle could use this label set; `reason` is fixed wording around the client's names."""
 
-    Attributes:
-        reason: fixed wording around numbers of ours and names of the client's.
-    """
+    status, code, title = 422, "invalid_labels", "The labels cannot be used"
 
     def __init__(self, reason: str) -> None:
-        """Keeps the reason."""
         super().__init__(reason)
         self.reason = reason
+        self.detail = f"{reason}."
 
 
 class TextNotEncodable(LabelSetError):
-    """A label has no embedding, and the bundle has no text encoder."""
+    status, code = 422, "embedding_needed"
+    title = "This model encodes no text: give every label an embedding"
 
 
 class OtherEmbeddings(LabelSetError):
-    """The embeddings belong to another space than the bundle's."""
+    status, code = 409, "other_embeddings"
+    title = "The embeddings come from another embedding space than the model's"
 
 
 class NoOpenHead(LabelSetError):
-    """The bundle scores its trained labels only."""
+    status, code, title = 409, "no_open_head", "This model knows its trained labels only"
 
 
 class LabelSetNotFound(LabelSetError):
-    """There is no label set of that name."""
+    status, code, title = 404, "label_set_not_found", "There is no such label set"
 
 
 class LabelSetExists(LabelSetError):
-    """Another label set already has the name."""
+    status, code = 409, "label_set_exists"
+    title = "Another label set has this name; PUT replaces it"
 
 
 class LabelSetReadOnly(LabelSetError):
     """The label set came with the bundle or from a folder."""
 
+    status, code = 409, "label_set_read_only"
+    title = "This label set is read-only, and its name is reserved"
+
 
 class LabelSetChanged(LabelSetError):
-    """The label set is not in the version that the client demands."""
+    status, code = 412, "label_set_changed"
+    title = "The label set is not in the version that the request demands"
 
 
 class TooManyLabelSets(LabelSetError):
-    """The store holds as many sets or labels as it may."""
+    status, code = 409, "too_many_label_sets"
+    title = "The label store holds as many sets or labels as it may"
 
 
 class VersionNotReached(LabelSetError):
-    """The label sets have not reached the version that the client demands."""
+    status, code = 409, "version_not_reached"
+    title = "The label sets have not reached this version"
 
 
 class StoreError(ServiceError):
-    """The store of label sets did not do what was asked; nothing of it was kept."""
+    """The label store did not do what was asked, nor any part of it."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, or is locked; one line for a person, with where it is."""
+    """The label store is unreachable or locked; the message is one line, with its address."""
+
+    status, code, title = 503, "store_unavailable", "The label store does not answer"
+    retry_after_seconds = 2
 
 
 class StoreIncompatible(StoreUnavailable):
-    """The store's file is no database, or its tables are of another version."""
+    """The file is not a database, or its tables have another version."""
 
 
 class StoreFull(StoreError):
-    """The store's disk has no space left."""
+    status, code, title = 507, "store_full", "The label store has no space left"
 
 
 class BusyError(ServiceError):
-    """The service is healthy but has too much to do."""
+    """The service is healthy but overloaded."""
 
 
 class QueueFull(BusyError):
-    """No place in the queue; refused at once.
-
-    Attributes:
-        retry_after_seconds: when there may be one; None where nobody knows.
-    """
-
-    retry_after_seconds: float | None = None
+    status, code, title = 429, "queue_full", "The service is busy"
+    retry_after_seconds: float | None = 1
 
 
 class DeadlineExceeded(BusyError):
-    """The request waited longer than its deadline; its work was dropped."""
+    status, code = 504, "deadline_exceeded"
+    title = "The request took too long and was dropped"
 
 
 class UnavailableError(ServiceError):
@@ -214,37 +404,44 @@ class UnavailableError(ServiceError):
 
 
 class NotReady(UnavailableError):
-    """The service is still loading, or it has failed."""
+    """The pipeline is loading, or has failed."""
+
+    status, code, title = 503, "not_ready", "The service is not ready"
+    retry_after_seconds = 2
 
 
 class Draining(UnavailableError):
-    """The service is stopping: it finishes what it has and takes nothing new."""
+    status, code, title = 503, "draining", "The service is shutting down"
+    retry_after_seconds = 2
 
 
 class InferenceFailed(ServiceError):
     """The engine failed on a batch."""
 
+    status, code, title = 500, "inference_failed", "The model could not be run"
+
 
 class OutOfMemory(InferenceFailed):
-    """The engine ran out of memory on a batch."""
+    status, code, title = 503, "out_of_memory", "The device is out of memory"
+    retry_after_seconds = 1
 
 
 class ServiceBroken(ServiceError):
-    """The service broke while it ran; the message is one line for a person."""
+    """The service must be restarted; the message is one line for the operator."""
 
 
 class StartError(ServiceError):
-    """The service cannot start as configured; the message is one line for a person."""
+    """The service cannot start as configured; the message is one line for the operator."""
 
 
 class BundleError(Exception):
-    """A bundle is absent, damaged or inconsistent; the message is one line for a person."""
+    """A bundle is missing, damaged or inconsistent; the message is one line for the operator."""
 
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def without_frames(error: ErrorT) -> ErrorT:
-    """Returns an error without traceback, cause and context: their frames keep the photos alive."""
+    """Returns an error without traceback, cause and context: their frames keep photos alive."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error

@@ -182,13 +182,14 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     """Reads the header; returns the picture, not yet decoded, and its orientation."""
     unread = name_unread_format(data)
     if unread is not None:
-        raise UnsupportedImage(unread)
+        raise UnsupportedImage(unread, FORMATS)
     if name_container(data) is not None:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
     _check_size(*image.size, max_pixels)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
-        raise UnsupportedImage("run-length encoded BMP")  # decoded in Python, seconds long
+        # Pillow decodes these in Python, for seconds.
+        raise UnsupportedImage("run-length encoded BMP", FORMATS)
     if image.format != "JPEG":
         image.load()  # a PNG may carry its EXIF block after the pixels
         exif = image.info.get("exif") or b""

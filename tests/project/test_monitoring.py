@@ -14,9 +14,9 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 
-from service.http.responses.problems import INTERNAL_ERROR, PROBLEM_KINDS
 from service.http.telemetry.exposition import open_registry
 from service.http.telemetry.metrics import Metrics
+from tests.support.serving import list_errors
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "monitoring"
@@ -66,7 +66,7 @@ def list_alerts() -> list[dict[str, Any]]:
 
 
 EXPRESSIONS = dict(list_expressions())
-KINDS = (*PROBLEM_KINDS.values(), INTERNAL_ERROR)
+ERRORS = list_errors()
 
 
 def find_reasons(place: str) -> set[str]:
@@ -92,11 +92,11 @@ def test_every_label_that_is_asked_for_exists(place: str) -> None:
 
 @pytest.mark.parametrize("place", EXPRESSIONS)
 def test_every_reason_that_is_asked_for_is_the_code_of_a_problem(place: str) -> None:
-    assert find_reasons(place) <= {kind.code for kind in KINDS}
+    assert find_reasons(place) <= {error.code for error in ERRORS}
 
 
 def test_every_failure_of_the_service_raises_the_alarm() -> None:
-    own = {kind.code for kind in KINDS if kind.status >= 500}
+    own = {error.code for error in ERRORS if error.status >= 500}
     # A slow site that a client named is no failure of ours; the others have alerts of their own.
     elsewhere = {"origin_timeout", "not_ready", "draining", "store_unavailable"}
     assert find_reasons("MlDecoderErrors") == own - elsewhere

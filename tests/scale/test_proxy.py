@@ -14,8 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.http.requests.errors import BodyTooLarge
-from service.http.responses.problems import PROBLEM_KINDS
+from service.errors import BodyTooLarge
 from tests.support import nginx
 from tests.support.serving import assert_problem
 
@@ -120,14 +119,14 @@ def test_body_that_the_proxy_refuses_is_told_in_the_words_of_the_service(
     refused = proxy.post("/predict", content=TOO_LARGE, headers=sent)
     assert refused.json() == {
         "type": "urn:ml-decoder:problem:body_too_large",
-        "title": PROBLEM_KINDS[BodyTooLarge].title,
+        "title": BodyTooLarge.title,
         "status": 413,
-        "code": PROBLEM_KINDS[BodyTooLarge].code,
+        "code": BodyTooLarge.code,
         "request_id": "mine",
     }
     protocol = proxy.post("/v2/models/x/infer", content=TOO_LARGE)
     assert (protocol.status_code, protocol.headers["content-type"]) == (413, "application/json")
-    assert protocol.json() == {"error": PROBLEM_KINDS[BodyTooLarge].title}
+    assert protocol.json() == {"error": BodyTooLarge.title}
     assert_answered_by_replica(predict(proxy))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from service.errors import ServiceError
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.pipeline.pipeline import open_pipeline
@@ -50,6 +51,11 @@ def assert_method_refused(client: Any, method: str, path: str, allowed: str) -> 
     response = client.request(method, path)
     assert_problem(response, 405, "method_not_allowed")
     assert response.headers["allow"] == allowed
+
+
+def list_errors(base: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
+    """Returns `base` and all classes below it."""
+    return [base, *(error for child in base.__subclasses__() for error in list_errors(child))]
 
 
 def to_base64(data: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from service.bundle.card import InputContract
+from service.errors import InvalidTensors
 from service.http.open_inference.tensors import (
     IMAGE,
     PIXELS,
@@ -22,7 +23,6 @@ from service.http.open_inference.tensors import (
     read_images,
     read_pixels,
 )
-from service.http.requests.errors import InvalidTensors
 from service.http.requests.json import MOST_PARTS, parse_json
 from service.http.requests.parameters import Parameters, merge_parameters
 from service.images.decode import DecodedImage

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
+from service.errors import UnknownModel, UnsupportedMediaType
 from service.http.open_inference.answer import write_infer_answer
 from service.http.open_inference.metadata import (
     EXTENSIONS,
@@ -29,9 +30,7 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.requests import errors as request_errors
 from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.errors import UnknownModel, UnsupportedMediaType
 from service.http.requests.uploads import BYTES, JSON, read_body
 from service.http.responses.open_inference import PREFIX, document_errors
 from service.http.responses.openapi import document_answer, document_tensors
@@ -59,11 +58,11 @@ _ANSWERS = document_answer(
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
 _MODEL_ERRORS = (
     *_UNAVAILABLE,
-    request_errors.UnknownModel,
-    request_errors.InvalidParameters,
+    errors.UnknownModel,
+    errors.InvalidParameters,
 )
 _INFER_ERRORS = (
-    *(request_errors.InvalidTensors, request_errors.UnknownModel),
+    *(errors.InvalidTensors, errors.UnknownModel),
     # The body is read whatever its Content-Type says: Triton's clients send none.
     *(problem for problem in REQUEST_PROBLEMS if problem is not UnsupportedMediaType),
     *IMAGE_PROBLEMS,
@@ -155,7 +154,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
     of_model.get(
         "",
-        responses=document_errors(*_MODEL_ERRORS, request_errors.Unauthorized),
+        responses=document_errors(*_MODEL_ERRORS, errors.Unauthorized),
         dependencies=[*PREDICT],
     )(model)
     of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field
 
 from service.bundle.card import InputContract
-from service.http.requests.errors import InvalidTensors
+from service.errors import InvalidTensors
 from service.http.requests.uploads import Base64Image
 from service.images.decode import PixelArray
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from service.http.requests.errors import MalformedBody
+from service.errors import MalformedBody
 
 # No object that is read here has as many; each one that is unknown costs an error of its own.
 _MOST_MEMBERS = 100

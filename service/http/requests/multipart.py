@@ -17,7 +17,7 @@ from multipart import (
     parse_options_header,
 )
 
-from service.http.requests.errors import (
+from service.errors import (
     BodyTooLarge,
     MalformedBody,
     RepeatedField,

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from service.http.requests.errors import InvalidParameters, RepeatedField, list_values
+from service.errors import InvalidParameters, RepeatedField, list_values
 from service.labels.definition import NoTruth, check_candidates
 from service.labels.question import Explain, Question, Threshold
 from service.labels.text import LabelSetName, LabelText

@@ -16,8 +16,7 @@ from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.http.requests.budget import HeldBody
-from service.http.requests.errors import (
+from service.errors import (
     BodyTimeout,
     BodyTooLarge,
     MalformedBody,
@@ -27,6 +26,7 @@ from service.http.requests.errors import (
     UnsupportedContentEncoding,
     UnsupportedMediaType,
 )
+from service.http.requests.budget import HeldBody
 from service.http.requests.json import MOST_PARTS, parse_aside
 from service.http.requests.multipart import Form, FormShape, read_multipart
 from service.labels.definition import MAX_EMBEDDING_VALUES

@@ -20,9 +20,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore2 as httpcore
 
-from service.errors import QueueFull
+from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.budget import HeldBody
-from service.http.requests.errors import BodyTooLarge, OriginTimeout, UrlNotUsable
 
 MAX_REDIRECTS = 3
 _MOST_CHARACTERS = 2000

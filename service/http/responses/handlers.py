@@ -1,15 +1,9 @@
-"""Answers to errors: whatever a route or the framework raises leaves as a problem.
-
-In: an exception and its request. Out: `application/problem+json` with the headers that belong to
-its status; below `/v2`, the same in that protocol's shape. `add_problem_handlers` covers what is
-expected; what is not is left to `access.py`, which sends `answer_unexpected`.
-"""
+"""Answers errors of routes and framework with problems; below `/v2`, in that protocol's shape."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -19,24 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
-from service.errors import ServiceError
-from service.http.requests.errors import (
+from service.errors import (
     InvalidParameters,
     MethodNotAllowed,
     RequestError,
     RouteNotFound,
+    ServiceError,
     list_values,
 )
 from service.http.responses.open_inference import OpenInferenceError, is_open_inference
-from service.http.responses.problems import (
-    INTERNAL_ERROR,
-    Problem,
-    ProblemKind,
-    describe_kind,
-    describe_problem,
-    find_kind,
-    tell_retry_seconds,
-)
+from service.http.responses.problems import Problem, describe_problem, list_headers
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -49,17 +35,6 @@ _FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
 logger = logging.getLogger(__name__)
 
 
-class ProblemResponse(JSONResponse):
-    """An `application/problem+json` answer."""
-
-    media_type = PROBLEM_JSON
-
-    def __init__(self, kind: ProblemKind, problem: Problem) -> None:
-        """Takes the status and the headers from `kind`, the body from `problem`."""
-        content = problem.model_dump(exclude_none=True)
-        super().__init__(content, kind.status, kind.headers)
-
-
 def add_problem_handlers(app: FastAPI) -> None:
     """Makes `app` answer every error of ours and of the framework with a problem."""
     app.add_exception_handler(ServiceError, _answer_service_error)
@@ -67,22 +42,20 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _answer_http_exception)
 
 
+def answer_error(request: Request, error: ServiceError) -> JSONResponse:
+    """Returns the answer to an error, and logs the error if its status is 500."""
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s", error.code, exc_info=error)
+    return _answer(request, describe_problem(error, _request_id(request)), list_headers(error))
+
+
 def answer_unexpected(request: Request) -> JSONResponse:
-    """Returns the 500 for what nobody expected; it says nothing of the cause."""
-    problem = describe_kind(INTERNAL_ERROR, _request_id(request))
-    return _answer(request, INTERNAL_ERROR, problem)
-
-
-def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Returns the answer to an error that the table of problems knows; others are a 500."""
-    kind = find_kind(error)
-    if kind.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s", kind.code, exc_info=error)
-    kind = replace(kind, retry_after_seconds=tell_retry_seconds(kind, error))
-    return _answer(request, kind, describe_problem(error, _request_id(request)))
+    """Returns the 500 of an unexpected error, without its cause; logging it is up to the caller."""
+    return _answer(request, describe_problem(ServiceError(), _request_id(request)), {})
 
 
 async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServiceError)
     return answer_error(request, error)
 
 
@@ -97,9 +70,10 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     if known is not None:
         response = answer_error(request, known())
     else:
-        phrase = HTTPStatus(error.status_code).phrase
-        kind = ProblemKind(error.status_code, phrase.lower().replace(" ", "_"), phrase)
-        response = _answer(request, kind, describe_kind(kind, _request_id(request)))
+        unknown = ServiceError()
+        unknown.status, unknown.title = error.status_code, HTTPStatus(error.status_code).phrase
+        unknown.code = unknown.title.lower().replace(" ", "_")
+        response = answer_error(request, unknown)
     response.headers.update(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["allow"] = ", ".join(_list_methods(request))
@@ -118,11 +92,12 @@ def _list_methods(request: Request) -> list[str]:
     ]
 
 
-def _answer(request: Request, kind: ProblemKind, problem: Problem) -> JSONResponse:
-    request.state.problem = kind.code  # for the log and the metrics
+def _answer(request: Request, problem: Problem, headers: dict[str, str]) -> JSONResponse:
+    request.state.problem = problem.code  # for the log and the metrics
     if is_open_inference(request):
-        return OpenInferenceError(kind, problem)
-    return ProblemResponse(kind, problem)
+        return OpenInferenceError(problem, headers)
+    content = problem.model_dump(exclude_none=True)
+    return JSONResponse(content, problem.status, headers, PROBLEM_JSON)
 
 
 def _request_id(request: Request) -> str | None:

@@ -1,8 +1,4 @@
-"""Errors as the Open Inference Protocol has them: `{"error": sentence}`.
-
-In: a row of the table in `problems.py`, and a problem. Out: the same in the protocol's shape, with
-400 for whatever is wrong with a request. `answers.py` sends it for every path below `/v2`.
-"""
+"""Errors of all paths below `/v2`, in the shape of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from service.http.responses.problems import PROBLEM_KINDS, Problem, ProblemKind, document_headers
+from service.http.responses.problems import ErrorType, Problem, document_headers
 
 PREFIX = "/v2"
 
@@ -36,33 +32,31 @@ class ErrorAnswer(BaseModel):
 class OpenInferenceError(JSONResponse):
     """An error in the protocol's shape."""
 
-    def __init__(self, kind: ProblemKind, problem: Problem) -> None:
-        """Takes the status and the headers from `kind`, the sentences from `problem`."""
-        super().__init__({"error": problem.sentences}, find_status(kind), kind.headers)
+    def __init__(self, problem: Problem, headers: dict[str, str]) -> None:
+        super().__init__({"error": problem.sentences}, find_status(problem.status), headers)
 
 
 def is_open_inference(request: Request) -> bool:
-    """Returns whether a request speaks the protocol, be there such a route or not."""
+    """Returns whether a path is below `/v2`, even if there is no such route."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     return f"{path}/".startswith(f"{PREFIX}/")
 
 
-def find_status(kind: ProblemKind) -> int:
-    """Returns the status that the protocol has for a kind of problem."""
-    return HTTPStatus.BAD_REQUEST if kind.status in _BAD_REQUESTS else kind.status
+def find_status(status: int) -> int:
+    """Returns the protocol's status for a problem's: 400 for everything invalid in a request."""
+    return HTTPStatus.BAD_REQUEST if status in _BAD_REQUESTS else status
 
 
-def document_errors(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for the listed error classes."""
-    kinds: dict[int, list[ProblemKind]] = defaultdict(list)
+def document_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for these errors."""
+    by_status: dict[int, list[ErrorType]] = defaultdict(list)
     for error in errors:
-        kind = PROBLEM_KINDS[error]
-        kinds[find_status(kind)].append(kind)
+        by_status[find_status(error.status)].append(error)
     return {
         int(status): {
             "model": ErrorAnswer,
-            "description": "; ".join(kind.title for kind in group),
+            "description": "; ".join(error.title for error in group),
             **document_headers(group),
         }
-        for status, group in sorted(kinds.items())
+        for status, group in sorted(by_status.items())
     }

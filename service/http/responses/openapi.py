@@ -20,7 +20,7 @@ from service.http.requests.multipart import FormShape
 from service.http.requests.parameters import LIST_PARAMETERS, Parameters
 from service.http.requests.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 from service.http.responses.handlers import PROBLEM_JSON
-from service.http.responses.problems import PROBLEM_KINDS, describe_kind, document_headers
+from service.http.responses.problems import ErrorType, describe_type, document_headers
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
@@ -50,11 +50,11 @@ class DocumentedApp(FastAPI):
         return self.openapi_schema
 
 
-def document_problems(*errors: type[Exception]) -> dict[int | str, dict[str, Any]]:
+def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     """Returns FastAPI's `responses` for the listed error classes, an example for each."""
-    by_status: dict[int | str, list[type[Exception]]] = defaultdict(list)
+    by_status: dict[int | str, list[ErrorType]] = defaultdict(list)
     for error in errors:
-        by_status[PROBLEM_KINDS[error].status].append(error)
+        by_status[error.status].append(error)
     return {status: _document_status(group) for status, group in sorted(by_status.items(), key=str)}
 
 
@@ -187,14 +187,13 @@ def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _document_status(errors: list[type[Exception]]) -> dict[str, Any]:
-    kinds = [PROBLEM_KINDS[error] for error in errors]
+def _document_status(errors: list[ErrorType]) -> dict[str, Any]:
     examples = {
-        kind.code: {"value": describe_kind(kind, "6f1c0ab2").model_dump(exclude_none=True)}
-        for kind in kinds
+        error.code: {"value": describe_type(error, "6f1c0ab2").model_dump(exclude_none=True)}
+        for error in errors
     }
     return {
-        "description": "; ".join(f"`{kind.code}`: {kind.title}" for kind in kinds),
+        "description": "; ".join(f"`{error.code}`: {error.title}" for error in errors),
         "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
-        **document_headers(kinds),
+        **document_headers(errors),
     }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.errors import Draining, NotReady
-from service.http.requests.errors import Unauthorized
+from service.errors import Draining, NotReady, Unauthorized
 from service.http.responses.openapi import document_problems
 from service.http.responses.schemas import InfoAnswer, answer_info
 from service.http.routes.dependencies import Host

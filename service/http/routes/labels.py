@@ -14,11 +14,9 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 
 from service import errors
-from service.errors import InvalidLabelSet
-from service.http.requests import errors as request_errors
+from service.errors import InvalidLabelSet, InvalidParameters, InvalidValue, list_values
 from service.http.requests.conditions import demand_version, is_known, make_tag
 from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.errors import InvalidParameters, InvalidValue, list_values
 from service.http.requests.uploads import read_json_object
 from service.http.responses.openapi import (
     TAG,
@@ -44,30 +42,30 @@ from service.labels.text import LabelSetName
 _READ_PROBLEMS = (
     errors.NotReady,
     errors.Draining,
-    request_errors.Unauthorized,
-    request_errors.RateLimited,
+    errors.Unauthorized,
+    errors.RateLimited,
 )
 _NAME_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.LabelSetNotFound,
     errors.StoreUnavailable,
-    request_errors.InvalidParameters,
+    errors.InvalidParameters,
 )
 _WRITE_PROBLEMS = (
     *_READ_PROBLEMS,
-    request_errors.Forbidden,
+    errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreUnavailable,
     errors.StoreFull,
 )
 _BODY_PROBLEMS = (
-    request_errors.MalformedBody,
-    request_errors.BodyTimeout,
-    request_errors.BodyTooLarge,
-    request_errors.UnsupportedMediaType,
-    request_errors.UnsupportedContentEncoding,
-    request_errors.InvalidParameters,
+    errors.MalformedBody,
+    errors.BodyTimeout,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.UnsupportedContentEncoding,
+    errors.InvalidParameters,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.OtherEmbeddings,

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from service import errors
-from service.errors import ImageError
+from service.errors import ImageError, MalformedBody, UrlInputOff
 from service.http.host import PipelineHost
-from service.http.requests import errors as request_errors
 from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.errors import MalformedBody, UrlInputOff
 from service.http.requests.multipart import FormShape
 from service.http.requests.parameters import (
     LIST_PARAMETERS,
@@ -53,18 +51,18 @@ _MANY_IMAGES = UploadShape(
     takes_raw_image=False,
 )
 REQUEST_PROBLEMS = (
-    request_errors.Unauthorized,
-    request_errors.RateLimited,
-    request_errors.MalformedBody,
-    request_errors.BodyTimeout,
-    request_errors.BodyTooLarge,
-    request_errors.UnsupportedMediaType,
-    request_errors.UnsupportedContentEncoding,
-    request_errors.MissingField,
-    request_errors.UnknownField,
-    request_errors.RepeatedField,
-    request_errors.TooManyImages,
-    request_errors.InvalidParameters,
+    errors.Unauthorized,
+    errors.RateLimited,
+    errors.MalformedBody,
+    errors.BodyTimeout,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.UnsupportedContentEncoding,
+    errors.MissingField,
+    errors.UnknownField,
+    errors.RepeatedField,
+    errors.TooManyImages,
+    errors.InvalidParameters,
     errors.UnknownLabel,
     errors.ConflictingLabels,
     errors.UnknownLabelSet,
@@ -82,9 +80,9 @@ REQUEST_PROBLEMS = (
     errors.DeadlineExceeded,
 )
 _URL_PROBLEMS = (
-    request_errors.UrlInputOff,
-    request_errors.UrlNotUsable,
-    request_errors.OriginTimeout,
+    errors.UrlInputOff,
+    errors.UrlNotUsable,
+    errors.OriginTimeout,
 )
 IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 

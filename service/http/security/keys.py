@@ -13,8 +13,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import StartError
-from service.http.requests.errors import Forbidden, Unauthorized
+from service.errors import Forbidden, StartError, Unauthorized
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16

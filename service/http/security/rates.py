@@ -12,8 +12,7 @@ from itertools import islice
 
 from fastapi import Depends, Request
 
-from service.errors import StartError
-from service.http.requests.errors import RateLimited
+from service.errors import RateLimited, StartError
 
 _RATE = re.compile(
     r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE

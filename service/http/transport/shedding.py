@@ -18,14 +18,13 @@ from typing import Any
 from service.errors import QueueFull
 from service.http.host import PipelineHost
 from service.http.responses.handlers import PROBLEM_JSON
-from service.http.responses.problems import PROBLEM_KINDS, describe_kind, tell_retry_seconds
+from service.http.responses.problems import describe_type, list_headers
 from service.http.security.browsers import EVERYWHERE
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics
 from service.http.transport.protocol import Refusal
 
-_FULL = PROBLEM_KINDS[QueueFull]
-_BODY = describe_kind(_FULL, "%b").model_dump_json(exclude_none=True).encode()
+_BODY = describe_type(QueueFull, "%b").model_dump_json(exclude_none=True).encode()
 _HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *EVERYWHERE)
 # A line for each refusal would cost as much as the refusal.
 _LOG_SECONDS = 1
@@ -61,7 +60,7 @@ class Shedder:
         request_id = choose_request_id(read_request_id(scope))
         refusal = _describe(pipeline.turn_away(), request_id.encode())
         seconds = time.perf_counter() - started
-        self._metrics.count_request("POST", path, _FULL.status, seconds, _FULL.code)
+        self._metrics.count_request("POST", path, QueueFull.status, seconds, QueueFull.code)
         self._note(path)
         return refusal
 
@@ -72,7 +71,12 @@ class Shedder:
 
     def _log(self) -> None:
         for path, count in self._unlogged.items():
-            fields = {"path": path, "status": _FULL.status, "problem": _FULL.code, "count": count}
+            fields = {
+                "path": path,
+                "status": QueueFull.status,
+                "problem": QueueFull.code,
+                "count": count,
+            }
             logger.warning("requests refused", extra=fields)
         self._unlogged.clear()
 
@@ -85,7 +89,7 @@ def _comes_from_page(scope: Mapping[str, Any]) -> bool:
 def _describe(full: QueueFull, request_id: bytes) -> Refusal:
     headers = [
         *_HEADERS,
-        (b"retry-after", b"%d" % (tell_retry_seconds(_FULL, full) or 0)),
+        (b"retry-after", list_headers(full)["Retry-After"].encode()),
         (RAW_REQUEST_ID, request_id),
     ]
-    return Refusal(_FULL.status, headers, _BODY % request_id)
+    return Refusal(QueueFull.status, headers, _BODY % request_id)

@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
-from service.errors import QueueFull
+from service.errors import InvalidTensors, QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
-from service.http.requests.errors import InvalidTensors
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction

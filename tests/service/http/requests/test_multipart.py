@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import ServiceError
-from service.http.requests.errors import (
+from service.errors import (
     BodyTooLarge,
     MalformedBody,
     RepeatedField,
+    ServiceError,
     TooManyImages,
     UnknownField,
 )

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from service.errors import InvalidLabelSet
-from service.http.requests.errors import InvalidParameters, RepeatedField
+from service.errors import InvalidLabelSet, InvalidParameters, RepeatedField
 from service.http.requests.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,

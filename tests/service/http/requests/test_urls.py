@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import QueueFull
+from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.budget import BodyBudget, HeldBody
-from service.http.requests.errors import BodyTooLarge, OriginTimeout, UrlNotUsable
 from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, assert_still_serving, serve_app

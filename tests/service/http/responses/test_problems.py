@@ -1,4 +1,4 @@
-"""Tests of the table: every error has its row, and no row tells more than it may."""
+"""Tests of problems: every error has its own, and none shows more than it may."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import pytest
 
 from service import errors
 from service.errors import ServiceError
-from service.http.requests import errors as request_errors
-from service.http.responses.problems import PROBLEM_KINDS, describe_problem, find_kind
+from service.http.responses.problems import describe_problem, list_headers
 from service.images.formats import FORMATS
+from tests.support.serving import list_errors
 
 SECRET = "/srv/bundle/secret at 0x7f00"
 
 
-def find_leaves(error: type[ServiceError]) -> list[type[ServiceError]]:
-    children = error.__subclasses__()
-    return [leaf for child in children for leaf in find_leaves(child)] or [error]
+@pytest.mark.parametrize("leaf", [error for error in list_errors() if not error.__subclasses__()])
+def test_error_that_a_request_can_raise_has_a_code(leaf: type[ServiceError]) -> None:
+    stops = leaf in (errors.StartError, errors.ServiceBroken)
+    assert (leaf.code == "internal_error") == stops
 
 
-@pytest.mark.parametrize("leaf", find_leaves(ServiceError))
-def test_every_error_that_a_request_can_raise_has_a_row(leaf: type[ServiceError]) -> None:
-    listed = any(ancestor in PROBLEM_KINDS for ancestor in leaf.__mro__)
-    assert listed or leaf in (errors.StartError, errors.ServiceBroken)
-
-
-def test_codes_are_unique() -> None:
-    codes = [kind.code for kind in PROBLEM_KINDS.values()]
-    assert len(set(codes)) == len(codes)
+def test_codes_are_unique_and_come_with_a_status_and_a_title() -> None:
+    own = [vars(error) for error in list_errors() if "code" in vars(error)]
+    assert len({each["code"] for each in own}) == len(own) > 40
+    assert all(each.keys() >= {"status", "title"} for each in own)
 
 
 @pytest.mark.parametrize(
     "error",
     [
         errors.InvalidImage(SECRET),
-        errors.UnsupportedImage(SECRET),
+        errors.UnsupportedImage(SECRET, FORMATS),
         errors.QueueFull(SECRET),
         errors.InferenceFailed(SECRET),
         errors.OutOfMemory(SECRET),
@@ -44,31 +40,39 @@ def test_codes_are_unique() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_text_of_an_error_from_inside_never_reaches_the_client(error: Exception) -> None:
+def test_message_of_an_internal_error_never_reaches_the_client(error: Exception) -> None:
     assert "secret" not in describe_problem(error).model_dump_json()
 
 
-def test_error_that_is_not_listed_is_an_internal_error() -> None:
-    assert (find_kind(KeyError()).status, find_kind(KeyError()).code) == (500, "internal_error")
+def test_unknown_error_is_an_internal_error() -> None:
+    problem = describe_problem(KeyError())
+    assert (problem.status, problem.code, problem.detail) == (500, "internal_error", None)
 
 
-def test_subclass_takes_its_own_row_before_that_of_its_parent() -> None:
-    assert find_kind(errors.OutOfMemory()).code == "out_of_memory"
+def test_subclass_has_its_own_code_or_that_of_its_parent() -> None:
+    assert describe_problem(errors.OutOfMemory()).code == "out_of_memory"
+    assert describe_problem(errors.StoreIncompatible()).code == "store_unavailable"
 
 
-def test_only_statuses_that_mean_try_again_carry_retry_after() -> None:
-    assert {k.status for k in PROBLEM_KINDS.values() if k.retry_after_seconds} == {429, 503}
+def test_only_statuses_that_mean_try_again_have_retry_after() -> None:
+    found = {error.status for error in list_errors() if "Retry-After" in list_headers(error)}
+    assert found == {429, 503}
 
 
-def test_unsupported_image_lists_what_is_supported() -> None:
-    detail = describe_problem(errors.UnsupportedImage()).detail
+@pytest.mark.parametrize(("seconds", "sent"), [(0.2, "1"), (1.0, "1"), (6.2, "7")])
+def test_retry_after_is_in_whole_seconds_rounded_up(seconds: float, sent: str) -> None:
+    assert list_headers(errors.RateLimited(seconds))["Retry-After"] == sent
+
+
+def test_unsupported_image_lists_the_supported_types() -> None:
+    detail = describe_problem(errors.UnsupportedImage("TIFF", FORMATS)).detail
     assert detail is not None
     assert detail.startswith(f"Supported types: {', '.join(FORMATS)}")
     assert ("extra heif" in detail) == ("HEIF" not in FORMATS)
     assert {"JPEG", "PNG", "WEBP", "GIF", "BMP"} <= set(FORMATS)
 
 
-def test_too_many_pixels_tells_how_many_are_read() -> None:
+def test_too_many_pixels_states_the_limit() -> None:
     detail = describe_problem(errors.TooManyPixels(50_000_000)).detail
     assert detail == "At most 50000000 pixels (width x height) are read."
 
@@ -82,8 +86,8 @@ def test_long_lists_of_long_names_are_cut() -> None:
 
 
 def test_invalid_parameters_name_each_value() -> None:
-    value = request_errors.InvalidValue("query", "top_k", "too small")
-    problem = describe_problem(request_errors.InvalidParameters([value]))
+    value = errors.InvalidValue("query", "top_k", "too small")
+    problem = describe_problem(errors.InvalidParameters([value]))
     assert problem.errors is not None
     assert [(v.where, v.name, v.reason) for v in problem.errors] == [
         ("query", "top_k", "too small")

@@ -10,8 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.errors import StartError
-from service.http.requests.errors import Unauthorized
+from service.errors import StartError, Unauthorized
 from service.http.security.keys import KeyRing
 from service.settings import Settings
 from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
@@ -66,7 +65,7 @@ def test_unknown_key_has_another_detail_than_a_missing_one(client: TestClient, m
     for headers in (bearing(PREDICT[:-1]), {"X-API-Key": "made-up-key-000001"}):
         unknown = client.request(method, "/labels/trained", headers=headers)
         detail = assert_problem(unknown, 401, "unauthorized")["detail"]
-        assert detail == "The key that was sent is not known here."
+        assert detail == "The key is unknown."
     assert client.get("/labels/trained", headers=bearing(PREDICT)).status_code == 200
 
 

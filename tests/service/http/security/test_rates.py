@@ -9,8 +9,7 @@ from contextlib import suppress
 import pytest
 
 from service.bundle.reader import Bundle
-from service.errors import StartError
-from service.http.requests.errors import RateLimited
+from service.errors import RateLimited, StartError
 from service.http.security.rates import RateLimiter
 from tests.support.serving import PHOTO, assert_problem, send_image, serve_app
 
