@@ -1,38 +1,59 @@
-"""Whether a device is here, and in which precision a bundle runs on it.
-
-In: a device and a precision as asked for, which may be `auto`. Out: the precision that runs, or a
-`StartError` that tells what is missing. Next: `engine.py`, which opens the graphs there.
-"""
+"""Which devices work in this environment, and in which precision a bundle runs on them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import onnxruntime as ort
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
-from service.engine.openvino import find_processor, is_installed, multiplies_bf16
-from service.engine.sessions import PROVIDERS
 from service.errors import StartError
+
+CUDA = "CUDAExecutionProvider"
+_CPU = "CPUExecutionProvider"
+_OPENVINO = "OpenVINOExecutionProvider"
+# An exhaustive search of convolution algorithms takes seconds for every batch size.
+# An arena that doubles keeps twice the memory of the largest batch.
+_CUDA_OPTIONS = {
+    "cudnn_conv_algo_search": "HEURISTIC",
+    "arena_extend_strategy": "kSameAsRequested",
+}
+# Best first: operators that a provider cannot run go to the next.
+PROVIDERS: dict[Device, tuple[tuple[str, dict[str, str]], ...]] = {
+    "cpu": ((_CPU, {}),),
+    "openvino": ((_OPENVINO, {}), (_CPU, {})),
+    "cuda": ((CUDA, _CUDA_OPTIONS), (_CPU, {})),
+    "tensorrt": (("TensorrtExecutionProvider", {}), (CUDA, _CUDA_OPTIONS), (_CPU, {})),
+}
+_OPENVINO_PLUGIN = "onnxruntime_ep_openvino"
+_BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+_CPU_INFO = Path("/proc/cpuinfo")
+# OpenVINO compiles a kernel for each input size and caches 5,000 of them: 1 GB after some hundred
+# label sets of different length.
+_CACHED_KERNELS = 64
 
 
 def check_device(device: Device) -> None:
-    """Finds out whether this environment has what runs a device.
+    """Checks that this environment supports a device, which may still fail to open a graph.
 
     Raises:
-        StartError: it has not; a device that is there may still fail to open a graph.
+        StartError: it does not.
     """
     if device == "openvino":
-        if not is_installed():
+        if not has_openvino():
             raise StartError("device openvino: the extra `openvino` is not installed")
-        find_processor()
+        _find_openvino_cpu()
         return
     if device not in CPU_DEVICES:
-        # CUDA and cuDNN that came as Python packages are found in no other way. What is not found
-        # is printed, to where a command's answer goes.
+        # CUDA and cuDNN that are installed as Python packages are found in no other way. Missing
+        # libraries are printed to stdout, which is for a command's answer.
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
     provider = PROVIDERS[device][0][0]
@@ -43,26 +64,85 @@ def check_device(device: Device) -> None:
 def choose_precision(
     bundle: Bundle, device: Device, asked: Literal["auto"] | RunPrecision
 ) -> RunPrecision:
-    """Returns the precision that runs; `auto` is the bundle's choice for the device.
+    """Returns the precision to run in; `auto` is the bundle's choice for the device.
 
-    Where the bundle's choice is fp32 and OpenVINO's kernels multiply bfloat16, it is bf16.
+    If that is fp32, and OpenVINO runs on a processor that multiplies bfloat16, `auto` is bf16.
 
     Raises:
-        StartError: bundle, device or processor lacks what is asked for.
+        StartError: the bundle, the device or the processor does not support the precision.
     """
     if asked == "auto":
         stored = bundle.default_precision(device)
         faster = device == "openvino" and stored == "fp32" and multiplies_bf16()
         return "bf16" if faster else stored
     if asked == "bf16":
-        _check_bf16(device)
+        if device != "openvino":
+            raise StartError(f"precision bf16: device {device} does not support it, use openvino")
+        if not multiplies_bf16():
+            raise StartError("precision bf16: this processor has no instructions for it")
     elif asked not in bundle.precisions():
         raise StartError(f"precision {asked}: the bundle has {', '.join(bundle.precisions())}")
     return asked
 
 
-def _check_bf16(device: Device) -> None:
-    if device != "openvino":
-        raise StartError(f"precision bf16: device {device} has none, openvino does")
-    if not multiplies_bf16():
-        raise StartError("precision bf16: this processor has no instructions for it")
+def has_openvino() -> bool:
+    """Whether ONNX Runtime's plug-in for OpenVINO is installed."""
+    return find_spec(_OPENVINO_PLUGIN) is not None
+
+
+def multiplies_bf16(cpu_info: str | None = None) -> bool:
+    """Whether the processor has instructions for products of bfloat16.
+
+    Args:
+        cpu_info: the content of `/proc/cpuinfo`; None reads it.
+    """
+    if cpu_info is None:
+        cpu_info = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
+    return not _BF16_FLAGS.isdisjoint(cpu_info.split())
+
+
+def add_openvino(
+    options: ort.SessionOptions, *, threads: int, parallel_runs: int, bf16: bool, sizes_vary: bool
+) -> None:
+    """Adds OpenVINO's CPU device to the options of a session.
+
+    Args:
+        options: of the session to open.
+        threads: CPU threads of one run.
+        parallel_runs: runs at the same time, each with its own threads.
+        bf16: whether products take bfloat16; sums are float32.
+        sizes_vary: whether the graph's inputs differ in more than the batch size.
+
+    Raises:
+        StartError: the plug-in does not work here.
+    """
+    # By default it takes all cores of the host, even if the container has fewer.
+    settings = {
+        "INFERENCE_NUM_THREADS": str(threads * parallel_runs),
+        "NUM_STREAMS": str(parallel_runs),
+        "INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32",
+        "ENABLE_CPU_PINNING": "NO",  # several sessions would be pinned to the same cores
+    }
+    if sizes_vary:
+        settings["CPU_RUNTIME_CACHE_CAPACITY"] = str(_CACHED_KERNELS)
+    config = {"load_config": json.dumps({"CPU": settings})}
+    options.add_provider_for_devices([_find_openvino_cpu()], config)
+
+
+def _find_openvino_cpu() -> ort.OrtEpDevice:
+    _load_openvino()
+    for device in ort.get_ep_devices():
+        if device.ep_name == _OPENVINO and device.ep_metadata.get("ov_device") == "CPU":
+            return device
+    # OpenVINO itself runs on others too: github.com/microsoft/onnxruntime/pull/31981.
+    raise StartError("device openvino: the plug-in supports Intel processors only")
+
+
+@cache
+def _load_openvino() -> None:
+    import onnxruntime_ep_openvino as plugin
+
+    try:
+        ort.register_execution_provider_library(_OPENVINO_PLUGIN, plugin.get_library_path())
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise StartError(f"device openvino: the plug-in does not load: {error}") from error

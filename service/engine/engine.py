@@ -1,9 +1,4 @@
-"""Opens a bundle's graphs in ONNX Runtime and runs them.
-
-In: a verified `Bundle` and the device that is asked for. Out: an `Engine`, which turns
-images uint8 [B, H, W, 3] into the logits that each of them asks for. How a batch goes through
-the graphs is in `lanes.py`. Next: `scoring.py`, which reads logits.
-"""
+"""Runs a bundle's image graphs on one device: images uint8 [B, H, W, 3] -> logits."""
 
 from __future__ import annotations
 
@@ -17,17 +12,17 @@ import numpy as np
 
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
-from service.engine.devices import check_device, choose_precision
-from service.engine.heads import Head
-from service.engine.lanes import LABELS_PER_RUN, HeadResults, Lane, open_encoder, open_lane
-from service.engine.sessions import PROVIDERS, Place, first_line
+from service.engine.devices import PROVIDERS, check_device, choose_precision
+from service.engine.heads import LABELS_PER_RUN, Head, HeadResults
+from service.engine.session_set import SessionSet, open_encoder, open_session_set
+from service.engine.sessions import SessionConfig, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_BATCH_SIZE: dict[Device, int] = {"cpu": 4, "openvino": 4, "cuda": 16, "tensorrt": 16}
-# The second image of a batch saves a twentieth of their time, all the others as much together.
+# On a CPU the second image of a batch saves 5 % of the time; all others together as much.
 _SMALL_CPU_BATCH_SIZE = 2
 _OUT_OF_MEMORY_SIGNS = (
     *("out of memory", "failed to allocate", "alloc_failed", "allocation_failed"),
@@ -36,42 +31,47 @@ _OUT_OF_MEMORY_SIGNS = (
 
 
 class Engine:
-    """The graphs of one bundle on one device; safe to run from several threads.
+    """The image graphs of one bundle on one device; thread-safe.
 
-    On a CPU, `workers` runs at once with one thread each serve more images a second than
-    one run with all threads; but an image that is alone is answered soonest by all of
-    them. So a CPU engine has two lanes: single-threaded sessions that the workers share,
-    and, where there is more than one thread, sessions with all threads for a lone image.
-    A GPU engine has one worker; its batches come in a few sizes, each with an encoder of its
-    own on CUDA, where a convolution keeps the plan of one size only and would make a new one
-    whenever the size changes.
+    On a CPU, `workers` parallel runs of one thread each serve more images per second than one run
+    with all threads, but a lone image is fastest with all threads. So there are two session sets:
+    a single-threaded one that the workers share, and one with all threads for a lone image.
+    On CUDA, batches are padded to powers of two, each with its own encoder session: a convolution
+    keeps the plan of one size and would plan again at every change.
 
     Attributes:
         device: where it runs.
-        provider: ONNX Runtime's name of what runs it.
+        provider: ONNX Runtime's name of the execution provider.
         precision: variant of the graphs.
         max_batch_size: most images in one run.
-        small_batch_size: images in one run that are nearly as quick each as in a larger one.
-        workers: runs that are worth having at the same time.
+        small_batch_size: images in a run beyond which larger runs save little time per image.
+        workers: useful number of parallel runs.
     """
 
-    def __init__(self, bundle: Bundle, place: Place, max_batch_size: int) -> None:
-        """Opens and checks the sessions; `open_engine` is what to call."""
-        self.device = place.device
-        self.provider = PROVIDERS[place.device][0][0]
-        self.precision = place.precision
-        self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[place.device]
-        on_cpu = place.device in CPU_DEVICES
+    def __init__(self, bundle: Bundle, config: SessionConfig, max_batch_size: int) -> None:
+        """Opens and checks the sessions; use `open_engine`."""
+        self.device = config.device
+        self.provider = PROVIDERS[config.device][0][0]
+        self.precision = config.precision
+        self.max_batch_size = max_batch_size or _DEFAULT_BATCH_SIZE[config.device]
+        on_cpu = config.device in CPU_DEVICES
         smallest = _SMALL_CPU_BATCH_SIZE if on_cpu else self.max_batch_size
         self.small_batch_size = min(smallest, self.max_batch_size)
-        self.workers = place.threads if on_cpu else 1
+        self.workers = config.threads if on_cpu else 1
         self._card = bundle.card
-        shared = replace(place, threads=1, runs=place.threads) if on_cpu else place
-        self._shared = open_lane(bundle, shared)
-        self._wide = self._shared
+        shared = replace(config, threads=1, parallel_runs=config.threads) if on_cpu else config
+        self._shared = open_session_set(bundle, shared)
+        self._all_threads = self._shared
         if self.workers > 1:
-            self._wide = open_lane(bundle, replace(place, spinning=True))
-        self._sized = self._open_sizes(bundle, place) if place.device == "cuda" else {}
+            self._all_threads = open_session_set(bundle, replace(config, spinning=True))
+        self._by_size: dict[int, SessionSet] = {}
+        if config.device == "cuda":
+            *smaller, largest = self._batch_sizes
+            self._by_size = {
+                size: replace(self._shared, encoder=open_encoder(bundle, config))
+                for size in smaller
+            }
+            self._by_size[largest] = self._shared
 
     def run(
         self,
@@ -81,36 +81,33 @@ class Engine:
         alone: bool = False,
         explained: Collection[int] = (),
     ) -> list[HeadResults]:
-        """Runs one batch.
+        """Runs one batch; results depend on neither the other images nor the other labels.
 
         Args:
             images: uint8 [B, H, W, 3], RGB.
-            asked: for each image, the heads to run: queries float32 [L, K] of open labels,
-                or None for the trained labels.
-            alone: nothing else runs, so a single image may use every thread.
-            explained: rows of the images whose maps will be asked for.
-
-        Returns:
-            The results of each image, which depend neither on the other images nor on the other
-            labels.
+            asked: heads of each image.
+            alone: whether nothing else runs, so that a single image may use every thread.
+            explained: rows of the images that need memories for maps.
 
         Raises:
             OutOfMemory: the device or the machine has too little memory for the batch.
             InferenceFailed: ONNX Runtime failed for another reason.
         """
         size = self._round_up(len(images))
-        lane = self._sized.get(size, self._wide if alone and size == 1 else self._shared)
+        sessions = self._all_threads if alone and size == 1 else self._shared
+        padding = size - len(images)
+        batch = np.concatenate([images, self._make_black(padding)]) if padding else images
         try:
-            return lane.run(self._fill_up(images, size), asked, explained)
+            return self._by_size.get(size, sessions).run(batch, asked, explained)
         except Exception as error:
-            # ONNX Runtime's exceptions have no common base, and memory has none of them.
+            # ONNX Runtime's exceptions have no common base, and none of their own for memory.
             text = str(error).lower()
             if isinstance(error, MemoryError) or any(s in text for s in _OUT_OF_MEMORY_SIGNS):
-                raise OutOfMemory(f"no memory for a batch of {len(images)}") from error
+                raise OutOfMemory(f"out of memory in a batch of {len(images)}") from error
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
 
     def try_out(self) -> None:
-        """Runs one black image, as a check that the device still works, or works at all.
+        """Runs one black image, to check that the device works.
 
         Raises:
             InferenceFailed: it does not.
@@ -118,14 +115,14 @@ class Engine:
         self.run(self._make_black(1), [self._list_fixed_heads()])
 
     def warm_up(self, query_width: int | None = None) -> None:
-        """Runs every batch size once, so that no request pays for a first run.
+        """Runs every batch size once, so that the first requests are not slower.
 
         Args:
-            query_width: K, the width of a label query; None where there is no open head.
+            query_width: K, the width of a label query; None if there is no open head.
 
         Raises:
-            BundleError: the graphs do not run, or give logits of a wrong shape.
-            StartError: the memory does not suffice for the largest batch.
+            BundleError: the graphs do not run, or return logits of a wrong shape.
+            StartError: the memory is too small for the largest batch.
         """
         heads, widest = self._list_fixed_heads(), self._list_fixed_heads()
         if query_width is not None:
@@ -138,23 +135,22 @@ class Engine:
         for size in self._batch_sizes[1:-1]:
             self._warm_up_size(size, heads)
 
-    def _open_sizes(self, bundle: Bundle, place: Place) -> dict[int, Lane]:
-        """Returns a lane for each batch size, which differ in their encoders alone."""
-        *smaller, largest = self._batch_sizes
-        encoders = {size: open_encoder(bundle, place) for size in smaller}
-        lanes = {size: replace(self._shared, encoder=encoder) for size, encoder in encoders.items()}
-        lanes[largest] = self._shared
-        return lanes
-
-    def _fill_up(self, images: PixelArray, size: int) -> PixelArray:
-        """Returns the images and as many black ones as the batch size lacks."""
-        missing = size - len(images)
-        if not missing:
-            return images
-        return np.concatenate([images, self._make_black(missing)])
+    def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
+        try:
+            results = self.run(self._make_black(size), [heads] * size, alone=alone)
+        except OutOfMemory as error:
+            raise StartError(f"{error}: set a smaller max_batch_size") from error
+        except InferenceFailed as error:
+            raise BundleError(f"the graphs do not run: {error.__cause__}") from error
+        trained = self._card.trained_head
+        for head, logits in zip(heads, results[0].logits, strict=True):
+            wanted = len(head) if head is not None else trained.num_labels if trained else 0
+            if logits.shape != (wanted,):
+                raise BundleError(
+                    f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
+                )
 
     def _list_fixed_heads(self) -> list[Head]:
-        """Returns the heads that need no queries."""
         return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:
@@ -163,37 +159,18 @@ class Engine:
 
     @property
     def _batch_sizes(self) -> list[int]:
-        """The batch sizes that it runs, ascending."""
+        """The batch sizes that run, ascending."""
         return sorted({self._round_up(count) for count in range(1, self.max_batch_size + 1)})
 
     def _round_up(self, count: int) -> int:
         """Returns the batch size that `count` images run in.
 
-        A GPU chooses algorithms, plans memory and, with TensorRT, builds anew for each size, and a
-        few images more cost it little: it runs powers of two.
+        For each new size a GPU chooses algorithms, plans memory and, with TensorRT, builds again.
+        A few more images cost little there, so it runs powers of two.
         """
         if self.device in CPU_DEVICES:
             return count
         return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
-
-    def _warm_up_size(self, size: int, heads: Sequence[Head], *, alone: bool = False) -> None:
-        try:
-            results = self.run(self._make_black(size), [heads] * size, alone=alone)
-        except OutOfMemory as error:
-            raise StartError(f"{error}: set a smaller max_batch_size") from error
-        except InferenceFailed as error:
-            raise BundleError(f"the graphs do not run: {error.__cause__}") from error
-        for head, logits in zip(heads, results[0].logits, strict=True):
-            wanted = self._num_trained if head is None else len(head)
-            if logits.shape != (wanted,):
-                raise BundleError(
-                    f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
-                )
-
-    @property
-    def _num_trained(self) -> int:
-        head = self._card.trained_head
-        return 0 if head is None else head.num_labels
 
 
 def open_engine(
@@ -204,25 +181,31 @@ def open_engine(
     max_batch_size: int = 0,
     threads: int = 1,
 ) -> Engine:
-    """Opens a bundle's graphs.
+    """Opens a bundle's image graphs.
 
     Args:
-        bundle: what to open.
-        device: where to run; `auto` takes CUDA where it works and else the CPU, and says
-            so in the log.
+        bundle: the bundle.
+        device: `auto` is CUDA if it works, else the CPU with a warning in the log.
         precision: variant of the graphs; `auto` is the bundle's choice for the device.
         max_batch_size: most images in one run; 0 is the device's default.
-        threads: CPU threads that compute, all runs together.
+        threads: CPU threads of all parallel runs together.
 
     Raises:
         StartError: the device does not work here, or the bundle lacks the precision.
-        BundleError: the graphs are damaged or are not what the manifest says.
+        BundleError: a graph is damaged, or does not fit the manifest.
     """
 
     def open_on(device: Device) -> Engine:
         check_device(device)
-        place = Place(device, choose_precision(bundle, device, precision), threads)
-        return _open_in(bundle, place, max_batch_size)
+        config = SessionConfig(device, choose_precision(bundle, device, precision), threads)
+        engine = Engine(bundle, config, max_batch_size)
+        if device not in CPU_DEVICES:
+            try:
+                engine.try_out()  # a GPU that is full, or too old for this CUDA, opens sessions
+            except InferenceFailed as error:
+                reason = first_line(error.__cause__ or error)
+                raise StartError(f"device {device}: {reason}") from error
+        return engine
 
     if device != "auto":
         return open_on(device)
@@ -231,15 +214,3 @@ def open_engine(
     except StartError as error:
         _log.warning("device auto: %s; FALLING BACK to the CPU", error)
         return open_on("cpu")
-
-
-def _open_in(bundle: Bundle, place: Place, max_batch_size: int) -> Engine:
-    """Returns an engine; one on a GPU has run an image."""
-    engine = Engine(bundle, place, max_batch_size)
-    if place.device not in CPU_DEVICES:
-        try:
-            engine.try_out()  # a GPU that is too old for this CUDA, or full, opens all the same
-        except InferenceFailed as error:
-            reason = first_line(error.__cause__ or error)
-            raise StartError(f"device {place.device}: {reason}") from error
-    return engine

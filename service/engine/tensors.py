@@ -1,32 +1,32 @@
-"""Tensors in the memory of a device, and runs of a graph that read and leave them there.
+"""Runs of a graph on tensors in the memory of a device, and label queries that are cached there.
 
-In: a session and its inputs, each in the memory of the CPU or of a device. Out: its outputs, in
-whichever is asked for. Next: `lanes.py`, which leads a batch through the graphs.
+Fakes on the CPU test this; it has not run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Sequence
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from service.engine.heads import QueryArray
+
+# CUDA allocates at multiples of this. TensorRT requires it, and kernels that read several numbers
+# at once rely on a part of it.
 _ALIGNMENT_BYTES = 256
-"""Where tensors begin that CUDA allocates. TensorRT asks for it, and kernels that read several
-numbers at once rely on a part of it."""
-_BYTES = np.dtype(np.float32).itemsize
+_ITEM_BYTES = np.dtype(np.float32).itemsize
+# 88,000 labels of the default bundle. ONNX Runtime's blocks double, so a GPU may need twice this.
+_MAX_CACHED_BYTES = 512 * 2**20
 
 
 class Rows(NamedTuple):
-    """Consecutive rows of a tensor, read where they lie in the memory of a device.
-
-    Attributes:
-        whole: the tensor, float32 [B, ...].
-        start: the first row.
-        stop: the row behind the last.
-    """
+    """Rows `start` to `stop` - 1 of a tensor float32 [B, ...], read in place on its device."""
 
     whole: ort.OrtValue
     start: int
@@ -37,14 +37,8 @@ Tensor: TypeAlias = NDArray[Any] | ort.OrtValue | Rows
 
 
 def cut_rows(whole: ort.OrtValue, first: int, last: int) -> Rows:
-    """Returns the rows from `first` to `last`, and those before that their alignment takes.
-
-    Args:
-        whole: float32 [B, ...], in the memory of a device.
-        first: 0..B-1.
-        last: `first`..B-1.
-    """
-    row_bytes = _BYTES * math.prod(whole.shape()[1:])
+    """Returns rows `first` to `last`, and as many before them as their alignment takes."""
+    row_bytes = _ITEM_BYTES * math.prod(whole.shape()[1:])
     step = _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
     return Rows(whole, first - first % step, last + 1)
 
@@ -52,7 +46,7 @@ def cut_rows(whole: ort.OrtValue, first: int, last: int) -> Rows:
 def run_graph(
     session: ort.InferenceSession, outputs: list[str], **inputs: Tensor
 ) -> list[NDArray[np.float32]]:
-    """Runs a graph; the results are copied to the memory of the CPU."""
+    """Runs a graph and copies its outputs to the memory of the CPU."""
     found = (
         session.run(outputs, inputs)
         if all(isinstance(value, np.ndarray) for value in inputs.values())
@@ -64,11 +58,15 @@ def run_graph(
 def run_bound(
     session: ort.InferenceSession, outputs: list[str], device: str, **inputs: Tensor
 ) -> list[ort.OrtValue]:
-    """Runs a graph; the results stay on the device that is named, and inputs where they are."""
+    """Runs a graph on inputs in any memory; the outputs stay in the memory of `device`."""
     binding = session.io_binding()
     for name, value in inputs.items():
         if isinstance(value, Rows):
-            _bind_rows(binding, name, value)
+            _, *others = value.whole.shape()
+            start = value.whole.data_ptr() + value.start * _ITEM_BYTES * math.prod(others)
+            shape = [value.stop - value.start, *others]
+            # Device 0: a process uses one GPU.
+            binding.bind_input(name, value.whole.device_name(), 0, np.float32, shape, start)
         elif isinstance(value, ort.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:
@@ -80,13 +78,69 @@ def run_bound(
     return found
 
 
-def _bind_rows(binding: ort.IOBinding, name: str, rows: Rows) -> None:
-    _, *others = rows.whole.shape()
-    binding.bind_input(
-        name,
-        rows.whole.device_name(),
-        0,  # a process has one GPU
-        np.float32,
-        [rows.stop - rows.start, *others],
-        rows.whole.data_ptr() + rows.start * _BYTES * math.prod(others),
-    )
+class _Entry(NamedTuple):
+    matrix: weakref.ref[QueryArray]
+    chunks: tuple[ort.OrtValue, ...]
+    num_bytes: int
+
+
+class QueryCache:
+    """Copies of label sets' queries in GPU memory, so that batches need not send them.
+
+    A set's matrix is the key, by identity. An entry goes with its matrix, or, if bytes are short,
+    least recently used first. If the GPU is full, the limit falls to half of what was tried.
+    """
+
+    def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
+        """Creates an empty cache in `memory`, as ONNX Runtime names it."""
+        self._memory = memory
+        self._max_bytes = max_bytes
+        self._entries: dict[int, _Entry] = {}  # by `id`, least recently used first
+        self._lock = Lock()
+
+    def find(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> Sequence[Tensor]:
+        """Returns the chunks, in GPU memory if they are cached there.
+
+        Args:
+            queries: float32 [L, K]. A writable matrix is not cached: it may change, and those of
+                candidate labels, used once, are writable.
+            chunks: its rows, in parts.
+        """
+        if queries.flags.writeable or queries.nbytes > self._max_bytes:
+            return chunks
+        key = id(queries)
+        with self._lock:
+            entry = self._entries.pop(key, None) or self._load(queries, chunks)
+            if entry is None:
+                return chunks
+            self._entries[key] = entry
+        return entry.chunks
+
+    def _load(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> _Entry | None:
+        kept_bytes = self._evict(queries.nbytes)
+        try:
+            copies = tuple(_copy(chunk, self._memory) for chunk in chunks)
+        except Exception:  # ONNX Runtime's exceptions have no common base
+            # Batches send the queries then; if the GPU is lost, their runs fail and say so.
+            self._max_bytes = (kept_bytes + queries.nbytes) // 2
+            return None
+        # A matrix may be freed in any thread, even within the lock, so the callback takes none:
+        # `pop` is atomic, and no other matrix gets this `id` before it.
+        key, remove = id(queries), self._entries.pop
+        return _Entry(weakref.ref(queries, lambda _: remove(key, None)), copies, queries.nbytes)
+
+    def _evict(self, num_bytes: int) -> int:
+        """Makes room for `num_bytes`; returns the bytes that stay cached."""
+        entries = list(self._entries.items())
+        kept_bytes = sum(entry.num_bytes for _, entry in entries)
+        for key, entry in entries:
+            if kept_bytes + num_bytes > self._max_bytes:
+                self._entries.pop(key, None)
+                kept_bytes -= entry.num_bytes
+        return kept_bytes
+
+
+def _copy(chunk: QueryArray, memory: str) -> ort.OrtValue:
+    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(chunk.shape), np.float32, memory)
+    copy.update_inplace(chunk)
+    return copy

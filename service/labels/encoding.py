@@ -18,9 +18,14 @@ import numpy as np
 
 from service.bundle.card import OpenHead
 from service.bundle.reader import Bundle
+from service.engine.encoders import (
+    TEXTS_PER_TURN,
+    LabelEncoder,
+    TextEncoder,
+    open_label_encoder,
+    open_text_encoder,
+)
 from service.engine.heads import Embeddings, QueryArray
-from service.engine.label_encoder import LabelEncoder, open_label_encoder
-from service.engine.text_encoder import TEXTS_PER_TURN, TextEncoder, open_text_encoder
 from service.errors import (
     Draining,
     InferenceFailed,

@@ -117,7 +117,9 @@ def make_open_set(
         origin: where it is from.
         fallback: the open head's own threshold; None takes `FALLBACK_THRESHOLD`.
     """
-    queries.flags.writeable = False  # every request of the set reads this one array
+    # Requests of a set share this array. The engine does not cache a writable one on a GPU, which
+    # is right for candidate labels: they are used once.
+    queries.flags.writeable = origin == "request"
     return LabelSet(
         name=definition.name,
         version=version,

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from service.bundle.reader import Bundle
-from service.engine.sessions import Place, check_tensors, open_session
-from service.errors import InferenceFailed
+from service.engine.session_set import MapGraphs
 from service.pipeline.overlay import draw_overlay
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Part, Selection
@@ -58,28 +56,17 @@ class Explainer:
             BundleError: a graph is damaged, or is not what the bundle's format says.
         """
         self._contract = bundle.card.input
-        self._trained = self._open = None
-        maps = ("float", (None, None, None))
-        if "trained_head_maps" in bundle.manifest.graphs:
-            self._trained = open_session(bundle, "trained_head_maps", Place("cpu", "fp32"))
-            found = self._trained.get_inputs()
-            check_tensors("trained_head_maps", found, memory=_MEMORY, labels=("int64", ()))
-            check_tensors("trained_head_maps", self._trained.get_outputs(), maps=maps)
-        if "open_head_maps" in bundle.manifest.graphs:
-            self._open = open_session(bundle, "open_head_maps", Place("cpu", "fp32"))
-            found = self._open.get_inputs()
-            check_tensors("open_head_maps", found, memory=_MEMORY, queries=("float", (None,)))
-            check_tensors("open_head_maps", self._open.get_outputs(), maps=maps)
+        self._graphs = MapGraphs(bundle)
 
     @property
     def knows_trained(self) -> bool:
         """Whether there are maps of the trained labels."""
-        return self._trained is not None
+        return self._graphs.trained
 
     @property
     def knows_open(self) -> bool:
         """Whether there are maps of open labels."""
-        return self._open is not None
+        return self._graphs.open
 
     def covers(self, selection: Selection) -> bool:
         """Whether every label that may be in the answer can be explained."""
@@ -128,29 +115,12 @@ class Explainer:
     def _map_part(self, part: Part, names: list[str], memory: NDArray[np.float32]) -> MapArray:
         """Returns the maps of some labels of one part, float32 [n, rows, columns]."""
         positions = [part.labels.positions[name] for name in names]
-        feeds: dict[str, NDArray[np.generic]] = {"memory": memory[np.newaxis]}
         if part.head is None:
-            session = self._trained
-            feeds["labels"] = np.asarray(positions, np.int64)
-        else:
-            session = self._open
-            assert part.labels.queries is not None
-            feeds["queries"] = part.labels.queries[positions]
-        assert session is not None, "the pipeline asks `covers` first"
-        return _run(session, feeds)
-
-
-_MEMORY = ("float", (None, None))
+            return self._graphs.draw(memory, np.asarray(positions, np.int64))
+        assert part.labels.queries is not None
+        return self._graphs.draw(memory, part.labels.queries[positions])
 
 
 def _find_part(name: str, parts: Sequence[Part]) -> int:
     # A name is answered from the first set that it stands in.
     return next(i for i, part in enumerate(parts) if name in part.labels.positions)
-
-
-def _run(session: ort.InferenceSession, feeds: dict[str, NDArray[np.generic]]) -> MapArray:
-    try:
-        (maps,) = session.run(["maps"], feeds)
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise InferenceFailed("the maps could not be drawn") from error
-    return np.asarray(maps[0], np.float32)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
-from service.engine.lanes import LogitsArray
+from service.engine.heads import LogitsArray
 from service.errors import DeadlineExceeded, NoMaps, QueueFull
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import is_quick

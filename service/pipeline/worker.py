@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
-from service.engine.heads import Head
-from service.engine.lanes import LogitsArray
+from service.engine.heads import Head, LogitsArray
 from service.errors import (
     ImageError,
     InferenceFailed,

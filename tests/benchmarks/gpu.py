@@ -22,7 +22,7 @@ import numpy as np
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.sessions import Place, open_session
+from service.engine.sessions import SessionConfig, open_session
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
 from tests.support.engines import why_no_gpu
@@ -47,7 +47,7 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     """Prints a row for each batch size."""
     engine = open_on_gpu(bundle, precision, max_batch_size=max(_SIZES))
     encoder, head = (
-        open_session(bundle, graph, Place("cuda", precision))
+        open_session(bundle, graph, SessionConfig("cuda", precision))
         for graph in ("encoder", "trained_head")
     )
 

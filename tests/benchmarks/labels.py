@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from service.bundle.reader import load_bundle
-from service.engine.lanes import LABELS_PER_RUN
+from service.engine.heads import LABELS_PER_RUN
 from service.images.decode import decode_image
 from service.labels.definition import Definition
 from service.labels.question import Question

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from service.bundle.manifest import GraphName
 from service.bundle.reader import load_bundle
-from service.engine.sessions import Place, open_session
+from service.engine.sessions import SessionConfig, open_session
 
 LABELS = 1000
 
@@ -35,7 +35,8 @@ def main() -> None:
     found_graphs = [graph for graph in graphs if graph in bundle.manifest.graphs]
     sessions = {
         precision: {
-            graph: open_session(bundle, graph, Place("cpu", precision)) for graph in found_graphs
+            graph: open_session(bundle, graph, SessionConfig("cpu", precision))
+            for graph in found_graphs
         }
         for precision in bundle.precisions()
     }

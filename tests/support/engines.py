@@ -14,12 +14,10 @@ import onnxruntime as ort
 import pytest
 
 from service.bundle.reader import Bundle
-from service.engine import lanes
-from service.engine.devices import check_device
+from service.engine import session_set
+from service.engine.devices import check_device, multiplies_bf16
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import Head
-from service.engine.lanes import HeadResults
-from service.engine.openvino import multiplies_bf16
+from service.engine.heads import Head, HeadResults
 from service.engine.sessions import PROVIDERS, first_line
 from service.errors import StartError
 from tests.support.tiny_bundle import random_images, random_queries
@@ -58,7 +56,7 @@ def pretend_gpu() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PROVIDERS, "cuda", PROVIDERS["cpu"])
-        patch.setattr(lanes, "_GPU_MEMORY", "cpu")
+        patch.setattr(session_set, "_GPU_MEMORY", "cpu")
         yield
 
 

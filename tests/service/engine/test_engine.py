@@ -19,9 +19,10 @@ from onnx import TensorProto, helper
 
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine import lanes
+from service.engine import session_set
 from service.engine.engine import Engine, open_engine
-from service.engine.lanes import HeadResults, Lane, LogitsArray
+from service.engine.heads import HeadResults, LogitsArray
+from service.engine.session_set import SessionSet
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
 from service.images.decode import PixelArray
 from tests.support.engines import (
@@ -80,14 +81,14 @@ def test_lone_image_runs_on_every_thread_and_what_has_company_on_one(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(tiny_bundle, device="cpu", max_batch_size=4, threads=2)
-    threads, run_lane = [], Lane.run
+    threads, run_lane = [], SessionSet.run
 
-    def run(lane: Lane, *arguments: Any) -> list[HeadResults]:
+    def run(lane: SessionSet, *arguments: Any) -> list[HeadResults]:
         assert isinstance(lane.encoder, ort.InferenceSession)
         threads.append(lane.encoder.get_session_options().intra_op_num_threads)
         return run_lane(lane, *arguments)
 
-    monkeypatch.setattr(Lane, "run", run)
+    monkeypatch.setattr(SessionSet, "run", run)
     for count, alone in ((1, True), (1, False), (2, True)):
         run_trained(engine, random_images(0, count), alone=alone)
 
@@ -319,13 +320,13 @@ def gpu(tiny_bundle: Bundle) -> Engine:
 def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceSession]]:
     """Returns a list that the size and the encoder of each run are added to."""
     runs: list[tuple[int, ort.InferenceSession]] = []
-    run = Lane.run
+    run = SessionSet.run
 
-    def remember(lane: Lane, images: PixelArray, *others: Any) -> Any:
+    def remember(lane: SessionSet, images: PixelArray, *others: Any) -> Any:
         runs.append((len(images), lane.encoder))
         return run(lane, images, *others)
 
-    monkeypatch.setattr(Lane, "run", remember)
+    monkeypatch.setattr(SessionSet, "run", remember)
     return runs
 
 
@@ -368,7 +369,7 @@ def test_gpu_that_opens_and_cannot_run_is_none(
     def fail(*_arguments: object, **_tensors: object) -> None:
         raise RuntimeError("bool CudaCall(...) CUDA failure 209: no kernel image\nmore")
 
-    monkeypatch.setattr(lanes, "run_bound", fail)
+    monkeypatch.setattr(session_set, "run_bound", fail)
 
     with pretend_gpu():
         with pytest.raises(StartError, match=r"^device cuda: CUDA failure 209: no kernel"):

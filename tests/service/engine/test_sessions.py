@@ -13,7 +13,13 @@ from onnx import TensorProto, helper
 
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
-from service.engine.sessions import SLOWER_ON_CPU, Place, first_line, list_providers, open_session
+from service.engine.sessions import (
+    SLOWER_ON_CPU,
+    SessionConfig,
+    first_line,
+    list_providers,
+    open_session,
+)
 from tests.support.engines import pretend_gpu
 from tests.support.tiny_bundle import serialize_graph
 
@@ -66,7 +72,7 @@ def test_runs_on_a_gpu_take_no_second_block_of_memory_for_the_same_shape(
     tiny_bundle: Bundle, device: Device, planned: bool
 ) -> None:
     with pretend_gpu():
-        session = open_session(tiny_bundle, "encoder", Place(device, "fp32"))
+        session = open_session(tiny_bundle, "encoder", SessionConfig(device, "fp32"))
 
     assert session.get_session_options().enable_mem_pattern == planned
 

@@ -1,17 +1,26 @@
-"""Rows of a tensor in the memory of a device are read where they lie; here in the CPU's."""
+"""Tensors and cached queries in the memory of a device; here in the CPU's, which binds alike."""
 
 from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service.engine.tensors import cut_rows, run_graph
-from tests.support.tiny_bundle import TOKENS, WIDTH, tiny_head
+from service.engine import tensors
+from service.engine.heads import QueryArray
+from service.engine.tensors import QueryCache, Tensor, cut_rows, run_graph
+from tests.support.tiny_bundle import QUERY_WIDTH, TOKENS, WIDTH, random_queries, tiny_head
+
+LABELS = 10
+NUM_BYTES = LABELS * QUERY_WIDTH * 4
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 0), (2, 2), (1, 3), (4, 4)])
-def test_rows_give_what_they_give_as_a_batch_of_their_own(first: int, last: int) -> None:
+def test_rows_give_the_results_of_a_batch_of_their_own(first: int, last: int) -> None:
     head = ort.InferenceSession(tiny_head(), providers=["CPUExecutionProvider"])
     tokens = np.random.default_rng(0).normal(size=(5, TOKENS, WIDTH)).astype(np.float32)
     whole = ort.OrtValue.ortvalue_from_numpy(tokens)
@@ -27,10 +36,130 @@ def test_rows_give_what_they_give_as_a_batch_of_their_own(first: int, last: int)
 @pytest.mark.parametrize(
     ("width", "start"), [(64, 5), (32, 4), (48, 4), (16, 4), (3, 0), (1000, 0)]
 )
-def test_rows_begin_where_an_allocation_may(width: int, start: int) -> None:
+def test_rows_begin_at_an_aligned_address(width: int, start: int) -> None:
     whole = ort.OrtValue.ortvalue_from_shape_and_type([8, width], np.float32)
 
     rows = cut_rows(whole, 5, 6)
 
     assert (rows.start, rows.stop) == (start, 7)
     assert rows.start * width * 4 % 256 == 0
+
+
+def make_matrix(seed: int = 0, labels: int = LABELS) -> QueryArray:
+    """Returns queries like those of a label set."""
+    queries = random_queries(seed, labels)
+    queries.flags.writeable = False
+    return queries
+
+
+def find(cache: QueryCache, queries: QueryArray) -> Sequence[Tensor]:
+    return cache.find(queries, [queries[:7], queries[7:]])
+
+
+def is_cached(cache: QueryCache, queries: QueryArray) -> bool:
+    """Asks the cache for a matrix; returns whether its chunks are in device memory."""
+    chunks = find(cache, queries)
+    assert len(chunks) == 2
+    arrays = [chunk.numpy() if isinstance(chunk, ort.OrtValue) else chunk for chunk in chunks]
+    np.testing.assert_array_equal(np.concatenate(arrays), queries)
+    return all(isinstance(chunk, ort.OrtValue) for chunk in chunks)
+
+
+def holds(cache: QueryCache, queries: QueryArray) -> bool:
+    return id(queries) in cache._entries
+
+
+def test_cache_copies_a_matrix_once() -> None:
+    cache, queries = QueryCache("cpu"), make_matrix()
+    assert is_cached(cache, queries)
+    assert find(cache, queries)[0] is find(cache, queries)[0]
+
+
+def test_cache_tells_equal_matrices_apart() -> None:
+    cache, queries, other = QueryCache("cpu"), make_matrix(), make_matrix()
+    assert find(cache, queries)[0] is not find(cache, other)[0]
+
+
+def test_cache_ignores_a_writable_matrix_such_as_that_of_candidate_labels() -> None:
+    cache, queries = QueryCache("cpu", max_bytes=NUM_BYTES), make_matrix()
+    candidates = random_queries(1, LABELS)
+    assert is_cached(cache, queries)
+    for value in range(3):
+        candidates[:] = value
+        assert not is_cached(cache, candidates)
+    assert holds(cache, queries)
+
+
+def test_cache_evicts_the_least_recently_used_matrix_when_bytes_are_short() -> None:
+    cache = QueryCache("cpu", max_bytes=2 * NUM_BYTES)
+    first, second, third = (make_matrix(seed) for seed in range(3))
+    for queries in (first, second, first, third):
+        assert is_cached(cache, queries)
+
+    assert holds(cache, first)
+    assert not holds(cache, second)
+
+
+def test_cache_evicts_nothing_for_a_matrix_that_never_fits() -> None:
+    cache, queries = QueryCache("cpu", max_bytes=NUM_BYTES), make_matrix()
+    assert is_cached(cache, queries)
+
+    assert not is_cached(cache, make_matrix(1, LABELS + 1))
+
+    assert holds(cache, queries)
+
+
+def test_cache_frees_the_chunks_of_a_matrix_that_is_gone() -> None:
+    cache, queries = QueryCache("cpu"), make_matrix()
+    chunks = [weakref.ref(chunk) for chunk in find(cache, queries)]
+    assert all(chunk() is not None for chunk in chunks)
+
+    del queries
+
+    assert all(chunk() is None for chunk in chunks)
+
+
+def test_cache_returns_the_callers_chunks_when_memory_is_full() -> None:
+    cache, queries = QueryCache("nowhere", max_bytes=NUM_BYTES), make_matrix()
+    assert not any(is_cached(cache, queries) for _ in range(4))
+
+
+def test_cache_tries_half_the_bytes_after_memory_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, queries = QueryCache("cpu", max_bytes=NUM_BYTES), make_matrix()
+    half = queries[: LABELS // 2]
+    refused = []
+
+    def refuse(chunk: QueryArray, _memory: str) -> ort.OrtValue:
+        refused.append(len(chunk))
+        raise RuntimeError("CUDA failure 2: out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr(tensors, "_copy", refuse)
+        for _ in range(3):
+            find(cache, queries)
+
+    assert refused == [7]
+    assert not is_cached(cache, queries)
+    assert is_cached(cache, half)
+
+
+def test_cache_serves_several_threads() -> None:
+    cache = QueryCache("cpu", max_bytes=3 * NUM_BYTES)
+    matrices = [make_matrix(seed) for seed in range(5)]
+    failed = []
+
+    def find_all() -> None:
+        try:
+            for turn in range(200):
+                assert is_cached(cache, matrices[turn % 5])
+                assert is_cached(cache, make_matrix(turn))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=find_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not failed

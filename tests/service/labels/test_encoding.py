@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.bundle.card import EmbeddingSpace, OpenHead
-from service.engine.text_encoder import TEXTS_PER_TURN
+from service.engine.encoders import TEXTS_PER_TURN
 from service.errors import (
     Draining,
     InferenceFailed,

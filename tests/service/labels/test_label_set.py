@@ -55,6 +55,13 @@ def test_labels_that_came_with_an_embedding_are_told() -> None:
     assert make_trained_set([Label(name="a")]).own_embeddings.tolist() == [False]
 
 
+@pytest.mark.parametrize(("origin", "writable"), [("store", False), ("request", True)])
+def test_queries_are_writable_only_if_used_once(origin: Origin, *, writable: bool) -> None:
+    queries = open_set(origin=origin).queries
+    assert queries is not None
+    assert queries.flags.writeable is writable
+
+
 def test_positions_find_the_columns() -> None:
     labels = open_set()
     assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)

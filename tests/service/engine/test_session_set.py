@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
-from service.engine import lanes
+from service.engine import session_set
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import Head, SomeQueries
-from service.engine.lanes import open_lane
-from service.engine.sessions import Place
+from service.engine.session_set import open_session_set
+from service.engine.sessions import SessionConfig
 from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
 from tests.support.tiny_bundle import (
@@ -90,7 +90,7 @@ def test_mixed_batch_gives_each_image_what_it_asks_for(
 
 
 def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bundle) -> None:
-    lane = open_lane(open_bundle, Place("cpu", "fp32"))
+    lane = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
     # ONNX Runtime binds the memory of the CPU as it does that of a GPU.
     bound = replace(lane, token_device="cpu")
     images, queries = random_images(5, 3), random_queries(5, 4)
@@ -119,7 +119,7 @@ class CountingHead:
 def test_heads_on_a_gpu_run_for_no_rows_before_and_behind_those_that_ask(
     open_bundle: Bundle,
 ) -> None:
-    lane = open_lane(open_bundle, Place("cpu", "fp32"))
+    lane = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
     trained, opened = CountingHead(lane.trained_head), CountingHead(lane.open_head)
     bound = replace(lane, token_device="cpu", trained_head=trained, open_head=opened)
     images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
@@ -151,7 +151,7 @@ class CountingEncoder:
 def test_float_encoder_runs_image_by_image_and_an_int8_one_whole_batches(
     tiny_bundle: Bundle, precision: Precision, sizes: list[int]
 ) -> None:
-    lane = open_lane(tiny_bundle, Place("cpu", precision))
+    lane = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
     counting = CountingEncoder(lane.encoder)
     images, asked = random_images(7, 3), [[None]] * 3
 
@@ -170,7 +170,7 @@ def test_chunks_of_labels_give_the_logits_of_the_whole(
     images, queries = random_images(3, 2), random_queries(3, 10)
     whole = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
 
-    monkeypatch.setattr(lanes, "LABELS_PER_RUN", per_run)
+    monkeypatch.setattr(session_set, "LABELS_PER_RUN", per_run)
     chunked = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
 
     np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
@@ -186,14 +186,14 @@ def test_any_rows_of_a_matrix_give_its_logits_of_these_rows(
     whole = run_one(engine, image, queries)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "LABELS_PER_RUN", per_run)
+        patch.setattr(session_set, "LABELS_PER_RUN", per_run)
         some = run_one(engine, image, SomeQueries(queries, np.array(rows)))
 
     np.testing.assert_allclose(some, whole[rows], atol=TOLERANCE, rtol=0)
 
 
 def test_many_labels_are_run_in_chunks(engine: Engine) -> None:
-    queries = random_queries(0, 2 * lanes.LABELS_PER_RUN + 1)
+    queries = random_queries(0, 2 * session_set.LABELS_PER_RUN + 1)
     logits = run_one(engine, random_images(0, 1)[0], queries)
     assert logits.shape == (len(queries),)
     assert np.isfinite(logits).all()

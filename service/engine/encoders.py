@@ -1,0 +1,122 @@
+"""The graphs of labels, run on the CPU once for each label: texts -> embeddings -> queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from tokenizers import Tokenizer
+
+from service.bundle.reader import Bundle
+from service.engine.heads import LABELS_PER_RUN, Embeddings, QueryArray
+from service.engine.sessions import SessionConfig, check_tensors, open_session
+from service.errors import BundleError
+
+MAX_TOKENS = 128
+"""Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
+TEXTS_PER_TURN = 32
+"""Most texts that are encoded before the next list gets its turn."""
+
+
+class TextEncoder:
+    """Encodes texts; thread-safe."""
+
+    def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer, width: int) -> None:
+        """Use `open_text_encoder`; `width` is E."""
+        self._session = session
+        self._tokenizer = tokenizer
+        self._width = width
+
+    def encode(self, texts: Sequence[str]) -> Embeddings:
+        """Returns the embeddings [L, E] of L texts, each of length 1.
+
+        Each text has its own run: int8 scales by the largest value of a run, so an embedding would
+        depend on the other texts.
+        """
+        rows = [np.zeros((0, self._width), np.float32)]
+        for encoding in self._tokenizer.encode_batch(list(texts)):
+            inputs = {
+                "input_ids": np.array([encoding.ids], np.int64),
+                "attention_mask": np.array([encoding.attention_mask], np.int64),
+            }
+            rows += self._session.run(["embeddings"], inputs)
+        return np.concatenate(rows, dtype=np.float32)
+
+
+class LabelEncoder:
+    """Computes queries from embeddings; thread-safe.
+
+    Attributes:
+        width: K, the width of a query.
+    """
+
+    def __init__(self, session: ort.InferenceSession, width: int) -> None:
+        """Use `open_label_encoder`."""
+        self.width = width
+        self._session = session
+
+    def encode(self, embeddings: Embeddings) -> QueryArray:
+        """Returns the queries [L, K] of embeddings [L, E]."""
+        queries = np.empty((len(embeddings), self.width), np.float32)
+        for start in range(0, len(embeddings), LABELS_PER_RUN):
+            chunk = slice(start, start + LABELS_PER_RUN)
+            (queries[chunk],) = self._session.run(["queries"], {"embeddings": embeddings[chunk]})
+        return queries
+
+
+def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
+    """Opens a bundle's text encoder and runs it once; None if the bundle has none.
+
+    Raises:
+        BundleError: the graph or the tokenizer is damaged, or they do not fit each other.
+    """
+    precision = bundle.label_precision("text_encoder")
+    if precision is None or bundle.card.open_head is None:
+        return None
+    width = bundle.card.open_head.embedding_space.width
+    session = open_session(bundle, "text_encoder", SessionConfig("cpu", precision, threads))
+    ids = ("int64", (None,))
+    check_tensors("text_encoder", session.get_inputs(), input_ids=ids, attention_mask=ids)
+    check_tensors("text_encoder", session.get_outputs(), embeddings=("float", (width,)))
+    encoder = TextEncoder(session, _open_tokenizer(bundle), width)
+    try:
+        found = encoder.encode(["a", "two words"])
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise BundleError(f"text_encoder does not run: {' '.join(str(error).split())}") from error
+    if found.shape != (2, width) or not np.isfinite(found).all():
+        raise BundleError(f"text_encoder gave embeddings of shape {list(found.shape)}")
+    return encoder
+
+
+def _open_tokenizer(bundle: Bundle) -> Tokenizer:
+    content = bundle.read_tokenizer()
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the package raises `Exception` itself for a damaged file
+        raise BundleError("tokenizer.json is not a usable tokenizer") from error
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
+    """Opens a bundle's label encoder and runs it once; None if the bundle has no open head.
+
+    Raises:
+        BundleError: the graph is damaged, or does not fit the manifest.
+    """
+    precision = bundle.label_precision("label_encoder")
+    if precision is None or bundle.card.open_head is None:
+        return None
+    width = bundle.card.open_head.embedding_space.width
+    session = open_session(bundle, "label_encoder", SessionConfig("cpu", precision, threads))
+    check_tensors("label_encoder", session.get_inputs(), embeddings=("float", (width,)))
+    check_tensors("label_encoder", session.get_outputs(), queries=("float", (None,)))
+    try:
+        (found,) = session.run(["queries"], {"embeddings": np.ones((2, width), np.float32)})
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise BundleError(f"label_encoder does not run: {' '.join(str(error).split())}") from error
+    if len(found) != 2:
+        raise BundleError(f"label_encoder gave queries of shape {list(found.shape)}")
+    return LabelEncoder(session, found.shape[1])

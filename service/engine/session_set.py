@@ -1,0 +1,233 @@
+"""The graphs of images as ONNX Runtime sessions, and the way of a batch through them.
+
+The encoder runs for all images; the trained head for the images that ask for it, and the open head
+once for each distinct query matrix.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from service.bundle.card import CPU_DEVICES
+from service.bundle.manifest import GraphName
+from service.bundle.reader import Bundle
+from service.engine.heads import (
+    LABELS_PER_RUN,
+    Head,
+    HeadResults,
+    LogitsArray,
+    QueryArray,
+    SomeQueries,
+)
+from service.engine.sessions import SessionConfig, TensorSpec, check_tensors, open_session
+from service.engine.tensors import QueryCache, Tensor, cut_rows, run_bound, run_graph
+from service.errors import InferenceFailed
+from service.images.decode import PixelArray
+from service.scheduling.stages import time_stage
+
+_GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
+_MEMORY: TensorSpec = ("float", (None, None))
+_Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
+
+
+@dataclass(frozen=True)
+class SessionSet:
+    """Sessions of one bundle; thread-safe.
+
+    Attributes:
+        encoder: images -> tokens.
+        trained_head: tokens -> logits; None if the bundle has none.
+        open_head: tokens and queries -> logits; None if the bundle has none.
+        token_device: ONNX Runtime's name of the memory that tokens stay in between encoder and
+            heads; None is the CPU's.
+        query_cache: None on a CPU.
+        one_by_one: whether the encoder runs for each image of a batch by itself.
+    """
+
+    encoder: ort.InferenceSession
+    trained_head: ort.InferenceSession | None
+    open_head: ort.InferenceSession | None
+    token_device: str | None = None
+    query_cache: QueryCache | None = None
+    one_by_one: bool = False
+
+    def run(
+        self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
+    ) -> list[HeadResults]:
+        """Runs one batch; see `Engine.run`."""
+        with time_stage("encode"):
+            tokens = self._encode(images)
+        with time_stage("head"):
+            return self._run_heads(tokens, asked, explained)
+
+    def _encode(self, images: PixelArray) -> _Tokens:
+        if self.token_device is not None:
+            return run_bound(self.encoder, ["tokens"], self.token_device, images=images)[0]
+        step = 1 if self.one_by_one else len(images)
+        parts = [images[start : start + step] for start in range(0, len(images), step)]
+        tokens = [run_graph(self.encoder, ["tokens"], images=part)[0] for part in parts]
+        return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+
+    def _run_heads(
+        self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
+    ) -> list[HeadResults]:
+        heads = {id(head): head for wanted in asked for head in wanted}
+        rows_of: dict[int, list[int]] = defaultdict(list)
+        for row, wanted in enumerate(asked):
+            for key in {id(head) for head in wanted}:
+                rows_of[key].append(row)
+        logits: dict[tuple[int, int], LogitsArray] = {}
+        memories: dict[tuple[int, int], LogitsArray] = {}
+        for key, rows in rows_of.items():
+            with_memory = any(row in explained for row in rows)
+            outputs = ["logits", "memory"] if with_memory else ["logits"]
+            for into, found in zip(
+                (logits, memories), self._score(tokens, rows, heads[key], outputs), strict=False
+            ):
+                into.update(zip(((row, key) for row in rows), found, strict=True))
+        return [
+            HeadResults(
+                tuple(logits[row, id(head)] for head in wanted),
+                tuple(memories[row, id(head)] for head in wanted) if row in explained else (),
+            )
+            for row, wanted in enumerate(asked)
+        ]
+
+    def _score(
+        self, tokens: _Tokens, rows: list[int], head: Head, outputs: list[str]
+    ) -> list[LogitsArray]:
+        """Returns the outputs of a head for some rows."""
+        if isinstance(tokens, ort.OrtValue):
+            # Running the head for the rows between costs less than copying the others.
+            span = cut_rows(tokens, rows[0], rows[-1])
+            own = [row - span.start for row in rows]
+            return [found[own] for found in self._run_head(span, head, outputs)]
+        some = tokens if len(rows) == len(tokens) else tokens[rows]
+        return self._run_head(some, head, outputs)
+
+    def _run_head(self, tokens: Tensor, head: Head, outputs: list[str]) -> list[LogitsArray]:
+        if head is None:
+            assert self.trained_head is not None
+            return run_graph(self.trained_head, outputs, tokens=tokens)
+        assert self.open_head is not None
+        chunks = iter(self._split(head))
+        logits, *memory = run_graph(self.open_head, outputs, tokens=tokens, queries=next(chunks))
+        more = [run_graph(self.open_head, ["logits"], tokens=tokens, queries=q)[0] for q in chunks]
+        return [np.concatenate([logits, *more], axis=1) if more else logits, *memory]
+
+    def _split(self, queries: QueryArray | SomeQueries) -> Iterable[Tensor]:
+        starts = range(0, len(queries), LABELS_PER_RUN)
+        chunks = (queries[start : start + LABELS_PER_RUN] for start in starts)
+        if self.query_cache is None or isinstance(queries, SomeQueries):
+            return chunks
+        return self.query_cache.find(queries, list(chunks))
+
+
+def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
+    """Opens and checks the image graphs of a bundle.
+
+    Raises:
+        StartError: the device does not work here.
+        BundleError: a graph is damaged, or does not fit the manifest.
+    """
+    card = bundle.card
+    encoder = open_encoder(bundle, config)
+    width = encoder.get_outputs()[0].shape[-1]
+    tokens = ("float", (None, width if isinstance(width, int) else None))
+    trained_head = open_head = None
+    if card.trained_head is not None:
+        num_labels = card.trained_head.num_labels
+        trained_head = _open_head(bundle, "trained_head", config, num_labels, tokens=tokens)
+    if card.open_head is not None:
+        inputs = {"tokens": tokens, "queries": ("float", (None,))}
+        open_head = _open_head(bundle, "open_head", config, None, **inputs)
+    if config.device not in CPU_DEVICES:
+        return SessionSet(encoder, trained_head, open_head, _GPU_MEMORY, QueryCache(_GPU_MEMORY))
+    # The float32 activations of one image nearly fill a core's cache, and small weight matrices
+    # gain nothing from more rows. Heads, whose weights are large, do.
+    fp32 = bundle.image_precision("encoder", config.precision) == "fp32"
+    return SessionSet(encoder, trained_head, open_head, one_by_one=fp32 and config.device == "cpu")
+
+
+def _open_head(
+    bundle: Bundle,
+    name: GraphName,
+    config: SessionConfig,
+    num_labels: int | None,
+    **inputs: TensorSpec,
+) -> ort.InferenceSession:
+    head = open_session(bundle, name, config)
+    # Heads that have maps return their memory too.
+    memory = {"memory": _MEMORY} if f"{name}_maps" in bundle.manifest.graphs else {}
+    check_tensors(name, head.get_inputs(), **inputs)
+    check_tensors(name, head.get_outputs(), logits=("float", (num_labels,)), **memory)
+    return head
+
+
+def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
+    """Opens and checks the encoder alone; raises as `open_session_set` does."""
+    encoder, contract = open_session(bundle, "encoder", config), bundle.card.input
+    image_shape = (contract.height, contract.width, 3)
+    check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
+    check_tensors("encoder", encoder.get_outputs(), tokens=("float", (None, None)))
+    return encoder
+
+
+class MapGraphs:
+    """The graphs that draw attention maps from a head's memory, on the CPU; thread-safe.
+
+    Attributes:
+        trained: whether there are maps of the trained labels.
+        open: whether there are maps of open labels.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Opens the graphs that the bundle has.
+
+        Raises:
+            BundleError: a graph is damaged, or does not fit the bundle's format.
+        """
+        self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
+        self._open = _open_maps(bundle, "open_head_maps", queries=("float", (None,)))
+        self.trained = self._trained is not None
+        self.open = self._open is not None
+
+    def draw(
+        self, memory: NDArray[np.float32], labels: NDArray[np.int64] | QueryArray
+    ) -> NDArray[np.float32]:
+        """Returns the maps of L labels, float32 [L, rows, columns].
+
+        Args:
+            memory: float32 [S, D], of the head that scored the labels.
+            labels: int64 [L], positions of trained labels, or float32 [L, K], queries.
+
+        Raises:
+            InferenceFailed: ONNX Runtime failed.
+        """
+        trained = labels.ndim == 1
+        session = self._trained if trained else self._open
+        assert session is not None, "check `trained` or `open` first"
+        inputs = {"memory": memory[np.newaxis], "labels" if trained else "queries": labels}
+        try:
+            (maps,) = session.run(["maps"], inputs)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise InferenceFailed("the maps could not be drawn") from error
+        return np.asarray(maps[0], np.float32)
+
+
+def _open_maps(
+    bundle: Bundle, name: GraphName, **labels: TensorSpec
+) -> ort.InferenceSession | None:
+    if name not in bundle.manifest.graphs:
+        return None
+    session = open_session(bundle, name, SessionConfig("cpu", "fp32"))
+    check_tensors(name, session.get_inputs(), memory=_MEMORY, **labels)
+    check_tensors(name, session.get_outputs(), maps=("float", (None, None, None)))
+    return session
