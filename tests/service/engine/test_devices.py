@@ -26,8 +26,6 @@ PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
 TOLERANCE = 1e-4
 
 needs_plugin = pytest.mark.skipif(not has_openvino(), reason="the extra `openvino` is missing")
-    not has_openvino(), reason="the extra `openvino` is not installed"
-)
 
 
 @pytest.fixture(scope="module")
