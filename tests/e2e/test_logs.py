@@ -1,4 +1,4 @@
-"""The log of a real process, as a program reads it."""
+"""The log of a real process."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
 
 
 @pytest.mark.parametrize(
-    ("host", "keys", "told"),
+    ("host", "keys", "warned"),
     [
         ("127.0.0.1", {}, False),
         ("0.0.0.0", {}, True),
         ("0.0.0.0", {"ML_DECODER_ADMIN_KEYS": "admin-key-00000001"}, False),
     ],
 )
-def test_service_that_is_open_to_all_says_so(
-    tiny_bundle: Bundle, host: str, keys: dict[str, str], told: bool
+def test_start_warns_of_a_public_address_without_keys(
+    tiny_bundle: Bundle, host: str, keys: dict[str, str], warned: bool
 ) -> None:
     command = ("serve", "--bundle", str(tiny_bundle.path), "--port", "0", "--device", "cpu")
     with ServerProcess(*command, "--host", host, **keys) as server:
@@ -50,4 +50,4 @@ def test_service_that_is_open_to_all_says_so(
         server.wait_for_line("ready")
         server.send_signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert ("no keys are set" in server.stderr) == told
+        assert ("no keys are set" in server.stderr) == warned

@@ -1,4 +1,4 @@
-"""Metrics of real processes: workers that share them, and a port of their own."""
+"""Metrics of real processes: several workers that share them, and a separate port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.support.photos import make_photo
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 PREDICTIONS = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'
 
 
@@ -29,15 +29,15 @@ def predict(client: httpx.Client) -> None:
 
 
 def read_value(client: httpx.Client, sample: str) -> float | None:
-    """Returns the value of the sample that is written like this; None where there is none."""
+    """Returns the value of a sample, named as in the text format; None without one."""
     text = client.get("/metrics").text
     found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
     return None if found is None else float(found.group(1))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -68,7 +68,7 @@ def test_any_worker_answers_for_all_and_a_killed_one_leaves_its_counts_alone(
         assert read_value(first, PREDICTIONS) == 4
 
 
-def test_port_of_their_own_has_the_metrics_and_the_other_has_not(tiny_bundle: Bundle) -> None:
+def test_metrics_port_serves_the_metrics_and_the_main_port_does_not(tiny_bundle: Bundle) -> None:
     with (
         ServerProcess(*serve_command(tiny_bundle, "--metrics-port", "0")) as server,
         server.open_client() as client,
@@ -82,7 +82,7 @@ def test_port_of_their_own_has_the_metrics_and_the_other_has_not(tiny_bundle: Bu
         assert server.wait() == 0
 
 
-def test_port_that_is_taken_stops_the_start_with_one_line(tiny_bundle: Bundle) -> None:
+def test_taken_metrics_port_stops_the_start_with_one_line(tiny_bundle: Bundle) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with ServerProcess(*serve_command(tiny_bundle, "--metrics-port", port)) as server:
@@ -91,7 +91,7 @@ def test_port_that_is_taken_stops_the_start_with_one_line(tiny_bundle: Bundle) -
     assert line == f"ml-decoder: metrics_port {port}: Address already in use"
 
 
-def test_folder_that_is_not_there_stops_the_start_with_one_line(
+def test_missing_shared_folder_stops_the_start_with_one_line(
     tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "nowhere")
@@ -99,4 +99,5 @@ def test_folder_that_is_not_there_stops_the_start_with_one_line(
     with ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=folder) as server:
         assert server.wait() == 2
         (line,) = server.stderr.splitlines()
-    assert line.startswith(f"ml-decoder: PROMETHEUS_MULTIPROC_DIR {folder}: ")
+    reason = f"PROMETHEUS_MULTIPROC_DIR must be an existing, writable folder; it is {folder}"
+    assert line == f"ml-decoder: {reason}"

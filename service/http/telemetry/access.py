@@ -1,10 +1,4 @@
-"""Access: the outermost layer of the app; every request passes through it once.
-
-In: any HTTP request. Out: the same request with a request id, its answer with the id in
-`X-Request-ID`, one line in the log, and its place in the metrics. What nobody below expected
-becomes a 500 here: a traceback in the log, fixed wording for the client; what a server that ends
-cuts off, a 503. Next: `routes/`.
-"""
+"""Access: the outermost middleware: request ids, access log, metrics, unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -29,25 +23,27 @@ from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
 REQUEST_ID_HEADER = "X-Request-ID"
 RAW_REQUEST_ID = REQUEST_ID_HEADER.lower().encode()
 
-# Safe to log and to send back as it is: no white space, quotes or control characters.
-_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Where no route fits, the log shows what was asked for, but not a megabyte of it.
-_SHOWN_CHARACTERS = 200
+# No white space, quotes or control characters: safe in log lines and headers.
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LOGGED_PATH_CHARACTERS = 200
 
 logger = logging.getLogger(__name__)
 
 
 class Access:
-    """ASGI middleware: request id, log line, metrics, last resort for exceptions."""
+    """ASGI middleware that every request passes through once.
+
+    Unexpected exceptions become a 500 and a logged traceback; requests that are cut off when the
+    time to drain is over, a 503.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, host: PipelineHost) -> None:
-        """Wraps `app`; counts its requests in `metrics`; `host` tells whether the server ends."""
         self._app = app
         self._metrics = metrics
         self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request; everything but HTTP passes through untouched."""
+        """Serves one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -64,24 +60,24 @@ class Access:
         except asyncio.CancelledError:
             if not self._host.draining:
                 raise
-            # The time to stop is over. Raised on, this would be a traceback and a 500.
+            # Raised on, this would be a traceback and a 500.
             await answer.end(answer_error(Request(scope), Draining("cut off")), scope, receive)
         except Exception:
             logger.exception("unexpected error")
             await answer.end(answer_unexpected(Request(scope)), scope, receive)
         finally:
-            self._tell(scope, answer.status, time.perf_counter() - started)
+            self._record(scope, answer.status, time.perf_counter() - started)
             request_id_of.reset(token)
 
-    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
-        # The template, not the path: clients choose paths, and there are no end of them.
+        # The template, not the path: clients choose paths, so their number has no limit.
         template: str = getattr(scope.get("route"), "path", "")
         problem: str | None = scope["state"].get("problem")
         self._metrics.end_request(method, template, status, seconds, problem)
         fields: dict[str, object] = {
             "method": method,
-            "path": template or scope["path"][:_SHOWN_CHARACTERS],
+            "path": template or scope["path"][:_LOGGED_PATH_CHARACTERS],
             "status": status,
             "duration_ms": round(seconds * 1000, 1),
         }
@@ -101,21 +97,19 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [
-                *message["headers"],
-                (RAW_REQUEST_ID, self._request_id.encode()),
-            ]
+            request_id = (RAW_REQUEST_ID, self._request_id.encode())
+            message["headers"] = [*message["headers"], request_id]
         await self._send(message)
 
     async def end(self, response: Response, scope: Scope, receive: Receive) -> None:
-        # Half an answer cannot be mended: leaving it unfinished makes the server close.
+        # An answer that has begun stays unfinished, so that the server closes the connection.
         if self.status == 0:
             await response(scope, receive, self.send)
 
 
 def read_request_id(scope: Mapping[str, Any]) -> str | None:
-    """Returns the request id that the client has sent, whatever it may be."""
-    # Starlette's headers would be made for this alone.
+    """Returns the value of the client's `X-Request-ID`, valid or not."""
+    # Without Starlette's `Headers`, which would be made for this alone.
     for name, value in scope["headers"]:
         if name == RAW_REQUEST_ID:
             found: str = value.decode("latin-1")
@@ -124,12 +118,8 @@ def read_request_id(scope: Mapping[str, Any]) -> str | None:
 
 
 def choose_request_id(offered: str | None) -> str:
-    """Returns the client's request id where it is sane, else a new one.
-
-    Args:
-        offered: value of `X-Request-ID`: 1 to 128 letters, digits or any of `._:-`.
-    """
-    if offered is not None and _SANE_REQUEST_ID.fullmatch(offered):
+    """Returns `offered` if it is 1 to 128 letters, digits or any of `._:-`, else a new id."""
+    if offered is not None and _VALID_REQUEST_ID.fullmatch(offered):
         return offered
-    # No secret, so not worth a call of the system; a process that forks seeds this anew.
+    # No secret, so no system call; a process that forks seeds this anew.
     return f"{random.getrandbits(128):032x}"

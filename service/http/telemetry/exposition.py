@@ -1,7 +1,6 @@
-"""Exposition: the metrics as text, for whoever scrapes them.
+"""Exposition: samples the metrics and serves them as text, on `/metrics` or on a port of its own.
 
-In: `Metrics`. Out: the text of `/metrics`, or a port of its own that nobody else is shown. With
-`PROMETHEUS_MULTIPROC_DIR` set, any worker answers for all that share the folder.
+With `PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ def make_metrics() -> Metrics:
     """Returns the metrics of an app.
 
     Raises:
-        StartError: the folder to share them in is not there.
+        StartError: the shared folder is missing or read-only.
     """
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
-        raise StartError(f"{_FOLDER_VARIABLE} {folder}: no folder that can be written to")
+        raise StartError(f"{_FOLDER_VARIABLE} must be an existing, writable folder; it is {folder}")
     return Metrics()
 
 
 def open_registry(metrics: Metrics) -> CollectorRegistry:
-    """Returns what to expose: of this process, or of all that share the folder."""
+    """Returns the registry to expose: of this process, or of all that share the folder."""
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder is None:
-        # Of several processes, these would tell of the one that happens to answer.
+        # With several processes, these would describe only the one that answers.
         ProcessCollector(registry=metrics.registry)
         PlatformCollector(registry=metrics.registry)
         GCCollector(registry=metrics.registry)
@@ -60,11 +59,11 @@ def open_registry(metrics: Metrics) -> CollectorRegistry:
 
 
 async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
-    """Samples for as long as it is not cancelled."""
+    """Samples the metrics until it is cancelled."""
     while True:
         try:
             metrics.sample(host)
-            _forget_dead_processes()
+            _mark_dead_processes()
         except Exception:
             logger.exception("sampling the metrics failed")
         await asyncio.sleep(SAMPLE_SECONDS)
@@ -72,21 +71,20 @@ async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
 
 @contextmanager
 def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
-    """Answers with the metrics on `metrics_port` meanwhile, where it is set.
+    """Serves the metrics on `metrics_port`, if it is set, during the context.
 
     Raises:
-        StartError: the port cannot be had.
+        StartError: the port cannot be opened.
     """
-    if settings.metrics_port is None:
+    port = settings.metrics_port
+    if port is None:
         yield
         return
     try:
-        server, thread = start_http_server(
-            settings.metrics_port, settings.host, open_registry(metrics)
-        )
+        server, thread = start_http_server(port, settings.host, open_registry(metrics))
     except OSError as error:
-        reason = error.strerror or "it cannot be opened"
-        raise StartError(f"metrics_port {settings.metrics_port}: {reason}") from error
+        reason = error.strerror or "cannot be opened"
+        raise StartError(f"metrics_port {port}: {reason}") from error
     logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
     try:
         yield
@@ -96,15 +94,15 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
         thread.join()
 
 
-def _forget_dead_processes() -> None:
-    """Drops the present values of workers that have ended, however they did."""
+def _mark_dead_processes() -> None:
+    """Removes the gauges of workers that have ended, killed ones too."""
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder is None:
         return
     for file in Path(folder).glob("gauge_live*_*.db"):
         process = file.stem.rpartition("_")[2]
         if process.isdecimal() and not _is_alive(int(process)):
-            with suppress(FileNotFoundError):  # another worker was quicker
+            with suppress(FileNotFoundError):  # another worker did it first
                 mark_process_dead(process, folder)  # type: ignore[no-untyped-call]
 
 
@@ -113,6 +111,6 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # of another user
+        pass
     return True

@@ -1,8 +1,6 @@
-"""Logs: one line for each thing that happened, as text or as a JSON object.
+"""Logs: one line on stderr for each event, as text or as a JSON object.
 
-In: log records; what belongs to an event is given as fields (`extra={"status": 200}`), not put
-into its sentence. Out: lines on stderr. Every line that is written while a request is served
-carries the request's id.
+The data of an event are fields (`extra={"status": 200}`), not parts of its message.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pythonjsonlogger.json import JsonFormatter
 LogFormat = Literal["text", "json"]
 
 request_id_of: ContextVar[str | None] = ContextVar("request_id_of", default=None)
-"""Id of the request that is being served, in its task and in the tasks that it starts."""
+"""Id of the current request, in its task and in the tasks that it starts."""
 
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9._:+-]+")
 # uvicorn's copy of the message, with terminal colours.
@@ -28,20 +26,20 @@ _NOT_FIELDS = frozenset({*RESERVED_ATTRS, "color_message"})
 
 
 class TextFormatter(logging.Formatter):
-    """Writes `time level logger sentence field=value ...`; odd values are quoted."""
+    """Writes `time level logger message field=value ...`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Returns the line without its traceback."""
-        line = super().formatMessage(record)
         fields = {k: v for k, v in record.__dict__.items() if k not in _NOT_FIELDS}
-        return " ".join([line, *(f"{name}={_quote(value)}" for name, value in fields.items())])
+        words = (f"{name}={_quote(value)}" for name, value in fields.items())
+        return " ".join([super().formatMessage(record), *words])
 
 
 class RequestIdFilter(logging.Filter):
-    """Adds the id of the request that is being served, where there is one."""
+    """Adds the id of the current request to log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
+        """Always returns True."""
         request_id = request_id_of.get()
         if request_id is not None:
             record.request_id = request_id
@@ -49,18 +47,18 @@ class RequestIdFilter(logging.Filter):
 
 
 def configure_logs(level: str, log_format: LogFormat = "text") -> None:
-    """Sends log records of this severity and above to stderr, one line each."""
+    """Sends log records of this severity and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(make_formatter(log_format))
     handler.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
-        # uvicorn tells the story of its start and stop in ten lines; ours takes three.
+        # uvicorn logs ten lines at start and stop; the server's own three are enough.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def make_formatter(log_format: LogFormat) -> logging.Formatter:
-    """Returns what turns a record into a line."""
+    """Returns the formatter of `log_format`."""
     if log_format == "text":
         return TextFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     return JsonFormatter(
@@ -73,5 +71,5 @@ def make_formatter(log_format: LogFormat) -> logging.Formatter:
 
 def _quote(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    # What a client sent may hold line ends; as JSON it is one line and one value.
+    # A client's value may contain line ends; as JSON it is one value on one line.
     return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)

@@ -1,9 +1,7 @@
-"""Metrics: what Prometheus may know of this service; every name is in `docs/operate.md`.
+"""Prometheus metrics; `docs/operate.md` lists their names.
 
-In: requests, as `access.py` sees them; photos and batches, as the pipeline tells them; once in a
-while the state of the pipeline. Out: a registry, which `exposition.py` writes out. Everything is
-counted in a few microseconds a request; what only has a present value (a queue's length) is
-sampled, so that it costs a request nothing and is right for several worker processes too.
+Counting takes a few microseconds a request. Present values, such as a queue's length, are sampled,
+so that they cost requests nothing and are right with several worker processes too.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.metrics import MetricWrapperBase
 
 from service.http.host import PipelineHost
-from service.pipeline.pipeline import Pipeline
+from service.labels.catalogue import Catalogue
 from service.scheduling.stages import Stage
 
 PREFIX = "ml_decoder"
@@ -34,17 +32,16 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 GaugeMode = Literal["livesum", "livemin", "livemax"]
 
-# Clients may send any word as a method; a label takes only what there is a route for.
+# Clients may send any word as a method; others share the label `other`.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
-# No status was sent; proxies log a client that left as 499, so do we.
 CLIENT_LEFT = 499
-
+"""Status of a request whose client left before the answer, as proxies log it."""
 
 MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 
 class _Children(dict[tuple[object, ...], MetricT]):
-    """The children of a metric by their labels; to find one is what costs most of counting."""
+    """The children of a metric by their labels; the metric's own lookup takes most of the time."""
 
     def __init__(self, metric: MetricT) -> None:
         super().__init__()
@@ -59,16 +56,11 @@ class Metrics:
     """The metrics of one app; a `Watcher` of its pipeline.
 
     With `PROMETHEUS_MULTIPROC_DIR` set, values go to files that the worker processes share. The
-    modes of the gauges say how they are put together: queues add up, a state is that of the
-    process that lags behind.
-
-    Attributes:
-        registry: where the metrics of this process are.
+    modes of the gauges say how they are combined: queues add up, a state is that of the worst.
     """
 
     def __init__(self) -> None:
-        """Makes all metrics, at zero."""
-        # When each series began: nobody looks at it.
+        # Without a series of creation times for each metric.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         labels = ("method", "path", "status")
@@ -105,21 +97,21 @@ class Metrics:
     def end_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a request that has arrived and is over; arguments as of `count_request`."""
+        """Counts the end of a started request; arguments as of `count_request`."""
         self._in_flight.dec()
         self.count_request(method, path, status, seconds, problem)
 
     def count_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a request that is over, and was never told to have arrived.
+        """Counts a finished request that was never started.
 
         Args:
             method: as the client sent it.
-            path: template of the route; empty where there is none.
-            status: of the answer; 499 where the client left before it.
+            path: template of the route; empty without one.
+            status: of the answer, or `CLIENT_LEFT`.
             seconds: from arrival to the last byte.
-            problem: stable code of the error that was the answer; None for good answers.
+            problem: stable code of an error; None for good answers.
         """
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
@@ -134,7 +126,7 @@ class Metrics:
         self._inference.observe(seconds)
 
     def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:  # noqa: ARG002
-        """Counts a photo that was answered."""
+        """Counts a predicted photo."""
         for stage in stages:
             if stage.name == "queue":
                 self._queue.observe(stage.seconds)
@@ -142,22 +134,19 @@ class Metrics:
                 self._decode.observe(stage.seconds)
 
     def sample(self, host: PipelineHost) -> None:
-        """Looks at what has a present value only."""
+        """Sets the gauges."""
         self._ready.set(host.ready)
         pipeline = host.opened
         self._queue_size.set(0 if pipeline is None else pipeline.queue_length)
-        if pipeline is not None:
-            self._sample_model(pipeline)
-            self._sample_labels(pipeline)
-
-    def _sample_model(self, pipeline: Pipeline) -> None:
+        if pipeline is None:
+            return
         card, engine = pipeline.bundle.card, pipeline.engine
         self._model_info.labels(
             card.name, card.version, engine.device, engine.provider, engine.precision
         ).set(1)
+        self._sample_labels(pipeline.catalogue)
 
-    def _sample_labels(self, pipeline: Pipeline) -> None:
-        catalogue = pipeline.catalogue
+    def _sample_labels(self, catalogue: Catalogue) -> None:
         sets, labels = Tally[str](), Tally[str]()
         for label_set in catalogue.list_sets():
             sets[label_set.origin] += 1
@@ -168,14 +157,10 @@ class Metrics:
         self._set_version.set(catalogue.store_revision)
         self._store_up.set(catalogue.store_answers)
 
-    def _seconds(self, name: str, what: str, *labels: str) -> Histogram:
-        return Histogram(
-            *(f"{PREFIX}_{name}", f"{what}, seconds", labels),
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
+    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
+        described = f"{PREFIX}_{name}", f"{text}, seconds", labels
+        return Histogram(*described, buckets=SECONDS_BUCKETS, registry=self.registry)
 
-    def _gauge(self, name: str, what: str, mode: GaugeMode, *labels: str) -> Gauge:
-        return Gauge(
-            *(f"{PREFIX}_{name}", what, labels), registry=self.registry, multiprocess_mode=mode
-        )
+    def _gauge(self, name: str, text: str, mode: GaugeMode, *labels: str) -> Gauge:
+        described = f"{PREFIX}_{name}", text, labels
+        return Gauge(*described, registry=self.registry, multiprocess_mode=mode)

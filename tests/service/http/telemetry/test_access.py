@@ -1,4 +1,4 @@
-"""Tests of the outermost layer: request ids, log lines, the last resort."""
+"""The outermost middleware: request ids, log lines, unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def make_access(app: ASGIApp) -> Access:
     return Access(app, Metrics(), PipelineHost(Settings()))
 
 
-@pytest.mark.parametrize("sane", ["a", "A-Z.0_9:b", "x" * 128])
-def test_sane_request_id_is_kept(sane: str) -> None:
-    assert choose_request_id(sane) == sane
+@pytest.mark.parametrize("valid", ["a", "A-Z.0_9:b", "x" * 128])
+def test_valid_request_id_is_kept(valid: str) -> None:
+    assert choose_request_id(valid) == valid
 
 
-@pytest.mark.parametrize("odd", [None, "", "x" * 129, "a b", 'a"b', "a\nb", "é", "a/b", "a\n"])
-def test_odd_request_id_is_replaced_by_a_new_one(odd: str | None) -> None:
-    first, second = choose_request_id(odd), choose_request_id(odd)
-    assert first not in (odd, second)
+@pytest.mark.parametrize("invalid", [None, "", "x" * 129, "a b", 'a"b', "a\nb", "é", "a/b", "a\n"])
+def test_invalid_request_id_is_replaced_by_a_new_one(invalid: str | None) -> None:
+    first, second = choose_request_id(invalid), choose_request_id(invalid)
+    assert first not in (invalid, second)
     assert choose_request_id(first) == first
 
 
@@ -84,7 +84,7 @@ def test_log_line_has_template_status_duration_and_problem(
     assert getattr(record, "duration_ms") >= 0  # noqa: B009 - mypy knows no extra fields
 
 
-def test_endless_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     TestClient(make_access(fail)).get("/" + "x" * 5000)
     (record,) = [r for r in caplog.records if r.getMessage() == "request"]

@@ -38,7 +38,7 @@ def test_json_line_is_an_object_with_the_fields() -> None:
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("value", ["a\nb", "a\r\nb", "a\u2028b", 'a" level="x', "\x1b[31m"])
-def test_value_of_a_client_stays_one_value_on_one_line(log_format: LogFormat, value: str) -> None:
+def test_value_with_line_ends_is_one_value_on_one_line(log_format: LogFormat, value: str) -> None:
     line = make_formatter(log_format).format(make_record(path=value))
     assert len(line.splitlines()) == 1
     assert json.dumps(value) in line
@@ -55,7 +55,7 @@ def test_traceback_is_in_the_json_object() -> None:
     assert "ZeroDivisionError: a bug" in json.loads(line)["exc_info"]
 
 
-def test_lines_within_a_request_carry_its_id_and_others_none() -> None:
+def test_request_id_is_on_the_lines_of_its_request_only() -> None:
     token = request_id_of.set("abc")
     within = make_record()
     RequestIdFilter().filter(within)

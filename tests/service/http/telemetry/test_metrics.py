@@ -1,4 +1,4 @@
-"""Metrics count what happened, under bounded labels, and sample what is."""
+"""Metrics: counters with a bounded number of series, and sampled gauges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client(open_bundle: Bundle) -> Iterator[TestClient]:
 
 
 def sample(client: TestClient) -> None:
-    """Samples now instead of waiting for the next time."""
+    """Samples now instead of waiting for the next sample."""
     app = client.app
     client.portal.call(lambda: _sample(app))  # type: ignore[union-attr, arg-type]
 
@@ -37,7 +37,7 @@ async def _sample(app: object) -> None:
 
 
 def read(client: TestClient, name: str, **labels: str) -> float | None:
-    """Returns a metric's value; labels in any order; None where there is no such sample."""
+    """Returns a metric's value; None without such a sample."""
     value: float | None = client.app.state.registry.get_sample_value(  # type: ignore[attr-defined]
         f"ml_decoder_{name}", labels
     )
@@ -97,7 +97,7 @@ def test_refused_request_is_counted_by_its_reason(client: TestClient) -> None:
 
 
 class FullPipeline(Pipeline):
-    """Has no place in its queue for a photo called `full`."""
+    """Has no place in its queue for the photo `full`."""
 
     async def predict(
         self, data: bytes, selection: Selection, deadline: float | None = None
@@ -113,14 +113,14 @@ def open_full(settings: Settings) -> Pipeline:
     return pipeline
 
 
-def test_full_queue_is_a_reason_of_its_own(tiny_bundle: Bundle) -> None:
+def test_full_queue_is_counted_by_its_reason(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path, open_full) as client:
         assert send_image(client, b"full").status_code == 429
         assert read(client, "rejected_total", reason="queue_full") == 1
         assert_still_serving(client)
 
 
-def test_in_flight_is_the_scrape_alone_when_nothing_else_goes_on(client: TestClient) -> None:
+def test_in_flight_counts_only_the_scrape_on_an_idle_service(client: TestClient) -> None:
     send_image(client)
     send_image(client, b"junk")
     assert "ml_decoder_requests_in_flight 1.0" in client.get("/metrics").text
@@ -134,7 +134,7 @@ def test_client_that_left_is_counted() -> None:
     assert metrics.registry.get_sample_value("ml_decoder_disconnects_total") == 1
 
 
-def test_model_info_says_what_really_runs(client: TestClient) -> None:
+def test_model_info_describes_what_runs(client: TestClient) -> None:
     sample(client)
     labels = {
         "model": "tiny-open",
@@ -164,7 +164,7 @@ def test_labels_and_version_follow_the_store(client: TestClient) -> None:
     assert read(client, "labels", origin="store") == 0
 
 
-def test_service_that_is_loading_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle) -> None:
+def test_loading_service_is_not_ready_and_has_an_empty_queue(tiny_bundle: Bundle) -> None:
     metrics = Metrics()
     metrics.sample(PipelineHost(Settings(bundle=tiny_bundle.path)))
     assert metrics.registry.get_sample_value("ml_decoder_ready") == 0
@@ -177,7 +177,7 @@ def test_buckets_reach_from_a_millisecond_to_the_default_deadline() -> None:
     assert list(SECONDS_BUCKETS) == sorted(set(SECONDS_BUCKETS))
 
 
-def test_there_is_no_such_path_where_the_metrics_have_a_port_of_their_own(
+def test_metrics_path_is_404_if_the_metrics_have_their_own_port(
     tiny_bundle: Bundle,
 ) -> None:
     with serve_app(tiny_bundle.path, metrics_port=0) as client:

@@ -1,4 +1,4 @@
-"""Traces: the spans of a request, the client's trace continued, nothing at all when off."""
+"""Traces: the spans of a request, the client's trace continued, no import if off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -72,7 +71,7 @@ def test_request_has_a_span_with_one_child_for_each_stage_in_order(
     assert batch_sizes == [1, 1, 1, 1]
 
 
-def test_every_photo_of_a_batch_has_its_stages(
+def test_each_photo_of_a_batch_has_its_stages(
     client: TestClient, exporter: InMemorySpanExporter
 ) -> None:
     send_images(client, [make_photo(seed) for seed in range(3)])
@@ -81,7 +80,7 @@ def test_every_photo_of_a_batch_has_its_stages(
     assert [names.count(name) for name in STAGES] == [3, 3, 3, 3, 1]
 
 
-def test_clients_trace_is_continued_and_told_back(
+def test_trace_of_the_client_is_continued(
     client: TestClient, exporter: InMemorySpanExporter
 ) -> None:
     answer = send_image(client, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
@@ -89,8 +88,7 @@ def test_clients_trace_is_continued_and_told_back(
     assert {f"{span.context.trace_id:032x}" for span in (request, *stages)} == {TRACE_ID}
     assert request.parent is not None
     assert f"{request.parent.span_id:016x}" == PARENT_ID
-    span_id = f"{request.context.span_id:016x}"
-    assert answer.headers["traceresponse"] == f"00-{TRACE_ID}-{span_id}-01"
+    assert "traceresponse" not in answer.headers
 
 
 def test_trace_that_the_client_does_not_sample_is_not_exported(
@@ -102,7 +100,7 @@ def test_trace_that_the_client_does_not_sample_is_not_exported(
 
 
 @pytest.mark.parametrize("junk", ["x", f"00-{'0' * 32}-{PARENT_ID}-01", "00-" + "f" * 5000])
-def test_junk_in_the_clients_trace_starts_a_new_one(
+def test_invalid_traceparent_starts_a_new_trace(
     client: TestClient, exporter: InMemorySpanExporter, junk: str
 ) -> None:
     assert send_image(client, headers={"traceparent": junk}).status_code == 200
@@ -122,7 +120,7 @@ def test_refused_request_has_its_status_and_no_stages(
 
 def test_probes_are_not_traced(client: TestClient, exporter: InMemorySpanExporter) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
-        assert "traceresponse" not in client.get(path).headers
+        client.get(path)
     assert exporter.get_finished_spans() == ()
 
 
@@ -145,10 +143,10 @@ def test_log_lines_carry_the_trace(client: TestClient, exporter: InMemorySpanExp
     assert record.__dict__["trace_id"] == f"{request.context.trace_id:032x}"
 
 
-def test_service_has_a_name_of_its_own_unless_it_is_given_one(
+def test_service_name_has_a_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, given = open_provider(), None
+    own = open_provider()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "tagger")
     given = open_provider()
     assert own.resource.attributes["service.name"] == "ml-decoder-serve"
@@ -157,12 +155,7 @@ def test_service_has_a_name_of_its_own_unless_it_is_given_one(
         provider.shutdown()
 
 
-def run_python(code: str) -> str:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def test_what_is_off_is_not_imported() -> None:
+def test_opentelemetry_sdk_is_not_imported_if_traces_are_off() -> None:
     code = """
 import sys
 from service.http.app import create_app
@@ -171,18 +164,12 @@ from service.settings import Settings
 create_app(PipelineHost(Settings()))
 print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exp"))])
 """
-    assert run_python(code).strip() == "[]"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert found.strip() == "[]"
 
 
 def test_traces_without_opentelemetry_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "service.http.telemetry.traces", None)
     with pytest.raises(StartError, match="otel"):
         create_app(PipelineHost(Settings(traces="otlp")))
-
-
-def test_traces_that_are_off_make_no_header(tiny_bundle: Bundle) -> None:
-    host: Any = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"))
-    with TestClient(create_app(host)) as client:
-        while client.get("/readyz").status_code != 200:
-            pass
-        assert "traceresponse" not in send_image(client).headers
