@@ -1,7 +1,6 @@
-"""Answers: what the service says, as objects.
+"""The service's answers as frozen pydantic models, and its errors.
 
-In: JSON. Out: frozen pydantic models; what a newer service adds is ignored. The full description
-of every field is the service's own, in `/docs` and `docs/api.md`.
+Unknown fields of a newer service are ignored. `docs/api.md` describes every field.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ class _Answer(BaseModel):
 
 
 class NameAndVersion(_Answer):
-    """What made an answer, exactly."""
+    """A model or a label set."""
 
     name: str
     version: str
 
 
 class ImageSize(_Answer):
-    """Size of an image after its EXIF orientation was applied, pixels."""
+    """Size in pixels after the EXIF orientation was applied."""
 
     width: int
     height: int
@@ -33,14 +32,11 @@ class ScoredLabel(_Answer):
     """One label of an image.
 
     Attributes:
-        label: its name.
         score: 0..1.
-        threshold: the score from which the label counts as present.
-        source: `trained` or `zero_shot`.
+        threshold: the label counts as present from this score on.
         calibrated: whether the threshold is the label's own.
-        map: where the model looked, [rows][columns] of 0..1 over the image; None unless asked for
-            with `explain`.
-        overlay: the map as a data URL of a PNG; None unless asked for with `explain="overlay"`.
+        map: attention, [rows][columns] of 0..1 over the image; only with `explain`.
+        overlay: the map as a data URL of a PNG; only with `explain="overlay"`.
     """
 
     label: str
@@ -53,7 +49,7 @@ class ScoredLabel(_Answer):
 
 
 class Timings(_Answer):
-    """Where the time went, milliseconds."""
+    """Milliseconds of each step."""
 
     decode_ms: float
     queue_ms: float
@@ -62,7 +58,7 @@ class Timings(_Answer):
 
 
 class Answer(_Answer):
-    """The labels of one image, best score first, and what they are from."""
+    """The labels of one image, best score first."""
 
     model: NameAndVersion
     label_set: NameAndVersion
@@ -74,15 +70,14 @@ class Answer(_Answer):
 
 
 class NewLabel(BaseModel):
-    """A label to register; a bare name does where nothing but the name is to be said.
+    """A label to register; a plain name is enough if only the name is set.
 
     Attributes:
-        name: what answers call it.
         prompt: text to encode instead of the name.
-        embedding: [E] numbers to use instead of any text.
+        embedding: [E] numbers to use instead of a text.
         threshold: 0..1; None takes the open head's.
-        calibrated: as a `RegisteredLabel` has it; False drops the threshold.
-        own_embedding: as a `RegisteredLabel` has it; True demands the embedding.
+        calibrated: False drops the threshold; see `RegisteredLabel`.
+        own_embedding: True requires an embedding; see `RegisteredLabel`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,18 +94,17 @@ class RegisteredLabel(_Answer):
     """One label of a set.
 
     Attributes:
-        name: what answers call it.
         prompt: text that was encoded instead of the name.
-        threshold: the score from which the label counts as present.
+        threshold: the label counts as present from this score on.
         calibrated: whether the threshold is the label's own.
-        own_embedding: whether it came with an embedding, which is not told, and not with a text.
+        own_embedding: whether it was registered with an embedding, which is not returned.
     """
 
     name: str
     prompt: str | None
     threshold: float
     calibrated: bool
-    own_embedding: bool = False  # a service of before does not say
+    own_embedding: bool = False  # older services do not send it
 
 
 class LabelSetSummary(_Answer):
@@ -130,13 +124,13 @@ class LabelSetList(_Answer):
 
 
 class LabelSet(LabelSetSummary):
-    """A label set with its labels; `version` is what `if_version` takes."""
+    """A label set with its labels; `if_version` takes its `version`."""
 
     labels: list[RegisteredLabel]
 
 
 class Info(_Answer):
-    """The model card; parts that differ from model to model are plain JSON values."""
+    """The model card; parts that differ between models are plain JSON values."""
 
     model: NameAndVersion
     license: str
@@ -147,3 +141,58 @@ class Info(_Answer):
     labels: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     runtime: dict[str, Any]
+
+
+class ClientError(Exception):
+    """Base of the client's errors; the message is one line."""
+
+
+class ServiceUnreachable(ClientError):
+    """No response, after all retries."""
+
+
+class UnreadableAnswer(ClientError):
+    """A success status with an unexpected body: another service listens at this address."""
+
+
+class ServiceProblem(ClientError):
+    """An error response, in the service's shape (RFC 9457) or another.
+
+    Attributes:
+        status: HTTP status.
+        code: stable name of the problem, `queue_full` for example; empty if a proxy answered.
+        title: kind of problem.
+        detail: what is wrong in this request, or None.
+        errors: each invalid value with `where`, `name` and `reason`.
+        request_id: id in the service's log, or None.
+    """
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        """Takes the fields of `body` that have the right type and ignores the others."""
+
+        def read(name: str) -> str | None:
+            value = body.get(name)
+            return value if isinstance(value, str) else None
+
+        self._body = body
+        self.status = status
+        self.code = read("code") or ""
+        self.title = read("title") or f"HTTP {status}"
+        self.detail = read("detail")
+        self.errors = _read_errors(body.get("errors"))
+        self.request_id = read("request_id")
+        values = "; ".join(f"{value['name']}: {value['reason']}" for value in self.errors)
+        super().__init__(": ".join(filter(None, (self.title, values or self.detail))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes it picklable: otherwise a pool of processes hangs."""
+        return type(self), (self.status, self._body)
+
+
+def _read_errors(errors: object) -> list[dict[str, str]]:
+    return [
+        error
+        for error in (errors if isinstance(errors, list) else ())
+        if isinstance(error, dict)
+        and all(isinstance(error.get(name), str) for name in ("where", "name", "reason"))
+    ]

@@ -1,8 +1,4 @@
-"""Calls: what is sent for each thing that a client can want.
-
-In: arguments of the client's methods. Out: a `Call`, which knows its request and how to read the
-answer. Next: `blocking.py` and `awaiting.py`, which send it.
-"""
+"""The HTTP request of each method of a client, and how to read its response."""
 
 from __future__ import annotations
 
@@ -27,38 +23,38 @@ from ml_decoder_client.answers import (
     LabelSetSummary,
     NewLabel,
     RegisteredLabel,
+    ServiceProblem,
+    UnreadableAnswer,
 )
-from ml_decoder_client.errors import ServiceProblem, UnreadableAnswer
-from ml_decoder_client.tries import was_in_doubt
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 
 Photo = bytes | str | os.PathLike[str]
-"""The content of an image file, or the path of one."""
+"""The content of an image file, or its path."""
 LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
-"""A label's name, or all that there is to say of it."""
+"""A name, or a label with more fields; a mapping has the keys of `NewLabel`."""
 
-# The service takes 2,048 text fields in a form, of which a few are no lists; JSON may hold more.
-_MOST_ENTRIES = 2000
-# Of these JSON takes a list alone, where one name may be given.
+# The service reads at most 2,048 text fields of a form, some of them no lists.
+_MAX_FORM_ENTRIES = 2000
+# JSON requires a list for these; a form takes a single name too.
 _LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
-# The service encodes the texts of a label set before it answers, in 4 ms each on two cores.
-_SECONDS_A_LABEL = 0.02
+# The service encodes the texts of a label set before it answers: 4 ms each on two cores.
+_SECONDS_PER_LABEL = 0.02
 
 
 class Question(TypedDict, total=False):
-    """What to ask of an image: the parameters of `/predict`, all of them optional.
+    """The parameters of `/predict`, all optional.
 
     Attributes:
-        top_k: most labels to answer with; alone, exactly the k best.
+        top_k: most labels to return; without `threshold`, exactly the k best.
         threshold: a score 0..1 for every label, or `calibrated` for each label's own.
-        include: names to choose from.
-        exclude: names to leave out.
-        label_set: names of label sets to answer from.
+        include: only these labels.
+        exclude: all labels but these.
+        label_set: label sets to choose from.
         candidate_labels: labels for this request alone.
-        min_version: answer from label sets of this version or later.
-        explain: add to each label a map of where the model looked; `overlay` a picture as well.
+        min_version: least version of the label sets.
+        explain: adds an attention map to each label; `overlay` adds a picture too.
     """
 
     top_k: int
@@ -73,114 +69,86 @@ class Question(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Call(Generic[ResultT]):
-    """One request and how to read its answer.
+    """One request and how to read its response.
 
     Attributes:
-        method: HTTP method.
-        path: below the service's address.
-        read: makes the result of a good answer.
-        options: keyword arguments of `httpx.Client.request`.
-        more_seconds: how long the service may work on it beyond the client's time-out.
+        path: relative to the service's address.
+        read: returns the result of a success response.
+        options: keyword arguments of `httpx.Client.build_request`.
+        extra_seconds: added to the client's timeout.
     """
 
     method: str
     path: str
     read: Callable[[httpx.Response], ResultT]
     options: dict[str, Any] = field(default_factory=dict)
-    more_seconds: float = 0.0
+    extra_seconds: float = 0.0
 
-    @property
-    def is_conditional(self) -> bool:
-        """Whether it demands a version of a set, which is another one once it is done."""
-        return "If-Match" in self.options.get("headers", {})
+    def read_result(self, response: httpx.Response, *, maybe_done: bool) -> ResultT:
+        """Returns the result.
 
-    def finish(self, response: httpx.Response) -> ResultT:
-        """Returns the result of the answer.
+        Args:
+            response: the last one.
+            maybe_done: whether an earlier attempt may have succeeded.
 
         Raises:
             ServiceProblem: it is an error.
-            UnreadableAnswer: it is none of the service's.
+            UnreadableAnswer: its body is not the service's.
         """
-        if not (response.is_success or self._was_done_before(response)):
-            raise ServiceProblem(response.status_code, _read_object(response))
+        if not response.is_success:
+            problem = ServiceProblem(response.status_code, _read_object(response))
+            is_gone = self.method == "DELETE" and problem.code == "label_set_not_found"
+            if not (is_gone and maybe_done):
+                raise problem
         try:
             return self.read(response)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             reason = ": ".join(filter(None, (place, first["msg"])))
-            raise UnreadableAnswer(f"{response.url} answers something else: {reason}") from error
-
-    def _was_done_before(self, response: httpx.Response) -> bool:
-        # What a deletion no longer finds may have been deleted by the try whose answer was lost.
-        if self.method != "DELETE" or not was_in_doubt(response):
-            return False
-        return _read_object(response).get("code") == "label_set_not_found"
+            raise UnreadableAnswer(f"unexpected response of {response.url}: {reason}") from error
 
 
-def check_many(photos: Iterable[Photo], at_once: int) -> None:
-    """Checks the arguments of `predict_many`.
-
-    Raises:
-        TypeError: there is one photo in place of many.
-        ValueError: `at_once` is less than 1.
-    """
-    if isinstance(photos, str | bytes | os.PathLike):  # else each letter would be a path
-        raise TypeError("photos are a list of photos, not one")
-    if at_once < 1:
-        raise ValueError("at_once must be at least 1")
+def predict(photo: Photo, question: Question) -> Call[Answer]:
+    """Raises OSError if the file cannot be read."""
+    return Call("POST", "predict", _read(Answer), _write_question(_read_photo(photo), question))
 
 
-def call_predict(photo: Photo, question: Question) -> Call[Answer]:
-    """Labels of one photo.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    options = _write_question(_read_photo(photo), question)
-    return Call("POST", "predict", _read(Answer), options)
-
-
-def call_info() -> Call[Info]:
+def info() -> Call[Info]:
     """The model card."""
     return Call("GET", "info", _read(Info))
 
 
-def call_list() -> Call[list[LabelSetSummary]]:
-    """Every label set."""
+def list_label_sets() -> Call[list[LabelSetSummary]]:
+    """All label sets."""
     read = _read(LabelSetList)
     return Call("GET", "labels", lambda response: read(response).label_sets)
 
 
-def call_read(name: str) -> Call[LabelSet]:
+def read_label_set(name: str) -> Call[LabelSet]:
     """One label set."""
     return Call("GET", _set_path(name), _read(LabelSet))
 
 
-def call_register(
+def register_label_set(
     name: str, labels: Iterable[LabelToWrite], embedding_space: str | None
 ) -> Call[LabelSet]:
     """A new label set."""
-    body = _set_body(labels, embedding_space)
-    options = {"json": {"name": name, **body}}
-    return Call("POST", "labels", _read(LabelSet), options, _seconds_for(body))
+    body = {"name": name, **_set_body(labels, embedding_space)}
+    return _write_set("POST", "labels", body, {})
 
 
-def call_replace(
-    name: str,
-    labels: Iterable[LabelToWrite],
-    embedding_space: str | None,
-    if_version: str | None,
+def replace_label_set(
+    name: str, labels: Iterable[LabelToWrite], embedding_space: str | None, version: str | None
 ) -> Call[LabelSet]:
-    """A label set in place of the one of its name."""
+    """A new or changed label set."""
     body = _set_body(labels, embedding_space)
-    options = {"json": body, "headers": _demand(if_version)}
-    return Call("PUT", _set_path(name), _read(LabelSet), options, _seconds_for(body))
+    return _write_set("PUT", _set_path(name), body, _if_match(version))
 
 
-def call_delete(name: str, if_version: str | None) -> Call[None]:
-    """A label set that goes away."""
-    return Call("DELETE", _set_path(name), lambda _: None, {"headers": _demand(if_version)})
+def delete_label_set(name: str, version: str | None) -> Call[None]:
+    """A label set that is removed."""
+    return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(version)})
 
 
 def _read(model: type[ModelT]) -> Callable[[httpx.Response], ModelT]:
@@ -190,7 +158,7 @@ def _read(model: type[ModelT]) -> Callable[[httpx.Response], ModelT]:
 def _read_object(response: httpx.Response) -> dict[str, Any]:
     try:
         body = response.json()
-    except (ValueError, RecursionError):  # a proxy before the service may answer with anything
+    except (ValueError, RecursionError):  # a proxy's body may be anything
         return {}
     return body if isinstance(body, dict) else {}
 
@@ -200,15 +168,16 @@ def _read_photo(photo: Photo) -> bytes:
         return photo
     try:
         return Path(photo).read_bytes()
-    except ValueError as error:  # a NUL, or letters that no file name can have
+    except ValueError as error:  # NUL, or characters that no file name can have
         raise OSError(errno.EINVAL, str(error), photo) from error
 
 
 def _write_question(data: bytes, question: Question) -> dict[str, Any]:
     fields = {name: _write_value(name, value) for name, value in question.items()}
-    if sum(len(value) for value in fields.values() if isinstance(value, list)) > _MOST_ENTRIES:
+    entries = sum(len(value) for value in fields.values() if isinstance(value, list))
+    if entries > _MAX_FORM_ENTRIES:
         return {"json": {"image": base64.b64encode(data).decode(), **fields}}
-    # A name of our own: the file's may be one that no header can hold, and nobody reads it.
+    # Not the file's name: a header cannot carry every name, and the service ignores it.
     return {"files": {"image": ("image", data)}, "data": fields}
 
 
@@ -217,42 +186,44 @@ def _write_value(name: str, value: object) -> str | list[str]:
         return "true" if value else "false"
     if isinstance(value, str) and name in _LISTS:
         return [value]
-    if isinstance(value, str | Real):  # Real are numpy's numbers too
+    if isinstance(value, str | Real):  # numpy's numbers are Real
         return str(value)
-    # Not what can be gone through once: `predict_many` asks the same of every photo.
+    # No iterators: `predict_many` sends the same question with every photo.
     if isinstance(value, Collection) and not isinstance(value, bytes):
         return [str(item) for item in value]
-    raise TypeError(f"{name} cannot be a {type(value).__name__}")
+    raise TypeError(f"{name} must be a number, a text or a list; it is a {type(value).__name__}")
 
 
 def _set_path(name: str) -> str:
-    if name in ("", ".", ".."):  # what URLs drop from a path: the call would go elsewhere
-        raise ValueError(f"{name!r} is no name of a label set")
+    if name in ("", ".", ".."):  # URLs drop these, so the request would reach another route
+        raise ValueError(f"invalid label set name {name!r}")
     return f"labels/{quote(name, safe='')}"
 
 
+def _write_set(
+    method: str, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> Call[LabelSet]:
+    seconds = _SECONDS_PER_LABEL * len(body["labels"])
+    return Call(method, path, _read(LabelSet), {"json": body, "headers": headers}, seconds)
+
+
 def _set_body(labels: Iterable[LabelToWrite], embedding_space: str | None) -> dict[str, Any]:
-    if isinstance(labels, str | Mapping):  # else each letter, or each key, would be a label
-        raise TypeError("labels are a list of names, not one name or mapping")
-    listed = [_write_label(label) for label in labels]
+    if isinstance(labels, str | Mapping):  # each letter or key would become a label
+        raise TypeError("labels must be a list of labels, not one name or mapping")
     space = {} if embedding_space is None else {"embedding_space": embedding_space}
-    return {"labels": listed, **space}
-
-
-def _seconds_for(body: dict[str, Any]) -> float:
-    return _SECONDS_A_LABEL * len(body["labels"])
+    return {"labels": [_write_label(label) for label in labels], **space}
 
 
 def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
     match label:
         case str():
             return label
-        case NewLabel() | RegisteredLabel():
-            return label.model_dump(exclude_none=True)
         case Mapping():
             return _write_label(NewLabel.model_validate(label))
-    raise TypeError(f"a label is a name, an object or a mapping, not a {type(label).__name__}")
+        case NewLabel() | RegisteredLabel():
+            return label.model_dump(exclude_none=True)
+    raise TypeError(f"a label must be a name, an object or a mapping, not a {type(label).__name__}")
 
 
-def _demand(version: str | None) -> dict[str, str]:
+def _if_match(version: str | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"{version}"'}

@@ -1,183 +1,209 @@
-"""Connection: what both clients hand to httpx, and what it means when no answer comes.
+"""What both clients share below the calls: checked arguments, retries and errors.
 
-In: arguments of the clients' constructors. Out: address, headers and time-outs, checked. Next:
-`tries.py`.
+A response can be lost after the service has done the request. Predictions, registrations,
+replacements and deletions are sent again; a write with `if_version` is not, since its own success
+would make the second attempt fail.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 import re
-import threading
-import weakref
-from contextlib import aclosing, closing
+import ssl
+from contextlib import aclosing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
 
 import httpx
 
-from ml_decoder_client.errors import ClientError, ServiceUnreachable, UnreadableAnswer
+from ml_decoder_client.answers import ClientError, ServiceUnreachable, UnreadableAnswer
+from ml_decoder_client.calls import Call, ResultT
 
-_LONGEST_TIMEOUT_SECONDS = 86_400.0
-_MOST_PORT = 65_535
+Outcome = httpx.Response | httpx.RequestError
+
+_MAX_TIMEOUT_SECONDS = 86_400.0
+_MAX_PORT = 65_535
 _KEY = re.compile("[!-~]([ -~]*[!-~])?")
 
+# After these the service has certainly not done the request.
+_REFUSED = {429, 503}
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
+# After these it may have. Timeouts are final: a second request would be as slow.
+_BAD_GATEWAY = 502
+_LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError)
+_FIRST_WAIT_SECONDS = 1.0
+_MAX_WAIT_SECONDS = 300.0
 
-class WholeTransport(httpx.HTTPTransport):
-    """Reads each answer to its end, so that one cut short is a broken connection like any other.
 
-    Threads wait here for a connection: where they wait in httpcore 1.0.9, it sometimes closes one
-    that another thread has just taken (its issue 1110).
+class Connection:
+    """Arguments of both clients."""
 
-    A forked process opens connections of its own: on those of its parent, either would read
-    answers to the other's photos.
-    """
+    _http: httpx.Client | httpx.AsyncClient
 
-    def __init__(self, connections: int) -> None:
-        """Opens nothing yet; `connections` is the most at a time."""
+    def __init__(
+        self,
+        url: str = "http://localhost:8000",
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 60.0,
+        retries: int = 5,
+        connections: int = 16,
+    ) -> None:
+        """Checks the arguments; connects with the first call.
+
+        Args:
+            url: address of the service.
+            api_key: sent with every request, if any.
+            timeout_seconds: most seconds without a byte in one attempt, at most a day; writing a
+                label set adds 20 ms a label.
+            retries: most retries of a call after 429, 502, 503 or a broken connection, after
+                `Retry-After` (at most 300 s) or exponential backoff with jitter. A write with
+                `if_version` is not retried if the service may have done it.
+            connections: most connections at a time.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
+        for name, number, least in (("retries", retries, 0), ("connections", connections, 1)):
+            if number < least:
+                raise ValueError(f"{name} must be at least {least}; it is {number}")
+        if not 0 < timeout_seconds <= _MAX_TIMEOUT_SECONDS:
+            limit = f"above 0 and at most {_MAX_TIMEOUT_SECONDS:g}"
+            raise ValueError(f"timeout_seconds must be {limit}; it is {timeout_seconds:g}")
+        if not (api_key is None or _KEY.fullmatch(api_key)):
+            raise ValueError("api_key must be printable ASCII without spaces at its ends")
+        self._timeout_seconds = timeout_seconds
+        self._retries = retries
         self._connections = connections
+        self._options: dict[str, Any] = {
+            "base_url": _read_url(url),
+            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+        }
         self._tls = httpx.create_ssl_context()
-        self.open()
-        _transports.add(self)
+        self._open()
 
-    def open(self) -> None:
-        """Begins without any connection, and with nobody waiting for one."""
-        super().__init__(self._tls, limits=make_limits(self._connections))
-        self._places = threading.Semaphore(self._connections)
+    def _open(self) -> None:
+        raise NotImplementedError
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Sends the request; the answer has its body."""
-        with self._places, closing(super().handle_request(request)) as response:
-            response.read()
-            return response
+    def _build_request(self, call: Call[Any]) -> httpx.Request:
+        # No timeout for a free connection: the calls that use them have timeouts.
+        read = self._timeout_seconds + call.extra_seconds
+        timeout = httpx.Timeout(self._timeout_seconds, read=read, pool=None)
+        return self._http.build_request(call.method, call.path, timeout=timeout, **call.options)
 
-
-_transports: weakref.WeakSet[WholeTransport] = weakref.WeakSet()
-
-
-def _leave_connections() -> None:
-    for transport in _transports:
-        transport.open()
+    def _finish(self, call: Call[ResultT], outcome: Outcome, attempts: Attempts) -> ResultT:
+        if isinstance(outcome, httpx.RequestError):
+            raise _explain(outcome, self._http.base_url) from outcome
+        return call.read_result(outcome, maybe_done=attempts.maybe_done)
 
 
-if hasattr(os, "register_at_fork"):  # Windows forks nothing
-    os.register_at_fork(after_in_child=_leave_connections)
+class Attempts:
+    """Decides after each attempt of one call if and when there is another.
 
-
-class AsyncWholeTransport(httpx.AsyncBaseTransport):
-    """The same for asyncio.
-
-    Each connection has a pool of its own here, and one that was not used to the end of an answer
-    is closed: where a task is cancelled at the wrong moment, a pool of httpcore 1.0.9 keeps its
-    connection for nobody, until there is none left to wait for.
+    Attributes:
+        maybe_done: whether an attempt that was followed by another may have succeeded.
     """
 
-    def __init__(self, connections: int) -> None:
-        """Opens nothing yet; `connections` is the most at a time."""
-        self._limits = make_limits(connections)
-        self._tls = httpx.create_ssl_context()
-        self._places = asyncio.Semaphore(connections)
+    maybe_done = False
+
+    def __init__(self, retries: int, request: httpx.Request) -> None:
+        """Plans up to `retries` + 1 attempts."""
+        self._retries = retries
+        self._is_conditional = "If-Match" in request.headers
+        self._made = 0
+
+    def find_wait(self, outcome: Outcome) -> float | None:
+        """Returns the seconds until the next attempt, or None if `outcome` is the last."""
+        if isinstance(outcome, httpx.Response):
+            is_safe = outcome.status_code in _REFUSED
+            is_lost = outcome.status_code == _BAD_GATEWAY
+            demanded = _read_retry_after(outcome.headers.get("Retry-After", ""))
+        else:
+            is_safe, is_lost = isinstance(outcome, _NOT_SENT), isinstance(outcome, _LOST)
+            demanded = 0.0
+        may_retry = is_safe or (is_lost and not self._is_conditional)
+        if self._made >= self._retries or not may_retry:
+            return None
+        self.maybe_done |= is_lost
+        backoff = _FIRST_WAIT_SECONDS * 2 ** min(self._made, 10)
+        self._made += 1
+        return min(demanded or backoff * random.random(), _MAX_WAIT_SECONDS)
+
+
+class PerConnectionTransport(httpx.AsyncBaseTransport):
+    """Transport with a pool of its own for each connection; reads responses to their end.
+
+    A pool of httpcore 1.0.9 that several tasks share loses a connection if a task is cancelled at
+    the wrong moment, until none is left. Here a connection that was cancelled is closed.
+    """
+
+    def __init__(self, connections: int, tls: ssl.SSLContext) -> None:
+        """Opens `connections` connections at most, as they are needed."""
+        self._tls = tls
+        self._slots = asyncio.Semaphore(connections)
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._is_closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Sends the request; the answer has its body."""
-        async with self._places:
-            connection = self._idle.pop() if self._idle else self._open()
-            is_kept = False
+        """Sends the request."""
+        async with self._slots:
+            connection = self._idle.pop() if self._idle else httpx.AsyncHTTPTransport(self._tls)
+            is_reusable = False
             try:
                 async with aclosing(await connection.handle_async_request(request)) as response:
                     await response.aread()
-                is_kept = not self._is_closed
+                is_reusable = not self._is_closed
                 return response
             finally:
-                if is_kept:
+                if is_reusable:
                     self._idle.append(connection)
                 else:
                     await connection.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections; one that is used, when its answer is there."""
+        """Closes idle connections now, and the others after their response."""
         self._is_closed = True
         while self._idle:
             await self._idle.pop().aclose()
 
-    def _open(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(self._tls, limits=self._limits)
 
-
-def make_limits(connections: int) -> httpx.Limits:
-    """Returns the limits of a client's pool, which keeps all of its connections.
-
-    Raises:
-        ValueError: there is to be none.
-    """
-    if connections < 1:
-        raise ValueError("connections must be at least 1")
-    return httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-
-
-def make_timeout(seconds: float, more_seconds: float) -> httpx.Timeout:
-    """Returns the time-outs of one try; the service may work on it for `more_seconds`.
-
-    None strikes while a call waits for a connection: others have them, which end in time.
-    """
-    return httpx.Timeout(seconds, read=seconds + more_seconds, pool=None)
-
-
-def read_url(url: str) -> httpx.URL:
-    """Returns the address of the service.
-
-    Raises:
-        ValueError: it is none.
-    """
+def _read_url(url: str) -> httpx.URL:
     try:
         address = httpx.URL(url)
-        address.raw_host.decode().encode("idna")  # as whoever looks the name up does
+        address.raw_host.decode().encode("idna")  # as name resolution does
     except (httpx.InvalidURL, ValueError):
         address = httpx.URL()
-    # What looks a port up takes 65,616 for 80.
-    has_port = address.port is None or 0 < address.port <= _MOST_PORT
+    # Sockets take port 65,616 for 80.
+    has_port = address.port is None or 0 < address.port <= _MAX_PORT
     if not (address.scheme in ("http", "https") and address.host and has_port) or address.query:
-        raise ValueError(f"{url!r} is no address like http://localhost:8000")
+        raise ValueError(f"invalid url {url!r}: use one like http://localhost:8000")
     return address
 
 
-def check_timeout(seconds: float) -> float:
-    """Returns the seconds of a time-out.
-
-    Raises:
-        ValueError: no socket could keep it.
-    """
-    if not 0 < seconds <= _LONGEST_TIMEOUT_SECONDS:
-        raise ValueError(f"timeout_seconds must be above 0, at most {_LONGEST_TIMEOUT_SECONDS:g}")
-    return seconds
-
-
-def make_headers(api_key: str | None) -> dict[str, str]:
-    """Returns the headers of every request.
-
-    Raises:
-        ValueError: the key cannot stand in a header.
-    """
-    if api_key is None:
-        return {}
-    if not _KEY.fullmatch(api_key):
-        raise ValueError("api_key is not printable ASCII without spaces around it")
-    return {"Authorization": f"Bearer {api_key}"}
+def _read_retry_after(text: str) -> float:
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    except ValueError:
+        return 0.0
 
 
-def explain_failure(
-    error: httpx.RequestError, url: httpx.URL, timeout: httpx.Timeout
-) -> ClientError:
-    """Returns what a call raises that has no answer."""
+def _explain(error: httpx.RequestError, url: httpx.URL) -> ClientError:
     match error:
         case httpx.DecodingError():
-            return UnreadableAnswer(f"the answer of {url} cannot be decoded: {error}")
+            return UnreadableAnswer(f"cannot decode the response of {url}: {error}")
         case httpx.TimeoutException():
-            seconds = timeout.read if isinstance(error, httpx.ReadTimeout) else timeout.connect
-            reason = f"no answer from {url} within {seconds:g} s: timeout_seconds"
+            timeouts = error.request.extensions["timeout"]
+            seconds = timeouts["read" if isinstance(error, httpx.ReadTimeout) else "connect"]
+            reason = f"no response from {url} within {seconds:g} s (timeout_seconds)"
         case httpx.ConnectError():
-            reason = f"nothing answers at {url}: {error}"
+            reason = f"cannot connect to {url}: {error}"
         case _:
-            reason = f"the connection to {url} broke: {str(error) or type(error).__name__}"
+            reason = f"connection to {url} lost: {str(error) or type(error).__name__}"
     return ServiceUnreachable(reason)

@@ -58,7 +58,7 @@ def run_bench(plan: Plan) -> Load:
     try:
         return asyncio.run(_measure_load(plan))
     except UnicodeEncodeError as error:
-        raise StartError(f"{error.object!a} is no name of a label set") from error
+        raise StartError(f"invalid label set name {error.object!a}") from error
     except ClientError as error:
         raise StartError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Both clients, a real server for them, and a fake one."""
+"""Both clients, and a real and a fake server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABEL_SET = {
 
 
 class Awaited:
-    """An `AsyncClient` that is used like a `Client`, so that one test serves both."""
+    """`AsyncClient` with the methods of `Client`, so that a test can run with both."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()

@@ -1,17 +1,25 @@
-"""The client's models have the fields of the service's answers, and its question the parameters."""
+"""Fields of answers and questions, and responses that are not the service's."""
 
 from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from ml_decoder_client import answers
+from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer, answers
 from ml_decoder_client.calls import Question
 from service.http.requests.parameters import Parameters
 from service.http.responses import schemas
 from service.labels.definition import OpenLabel
+from tests.client.conftest import Fake
+from tests.support.fake_service import ANSWER
+from tests.support.photos import make_photo
 
-# Attention maps may be served by a newer service than this one.
+PHOTO = make_photo()
+# A newer service may have these.
 NEWER = {"map", "overlay", "explain"}
 
 
@@ -31,9 +39,99 @@ NEWER = {"map", "overlay", "explain"}
         (answers.NewLabel, OpenLabel),
     ],
 )
-def test_fields_are_those_of_the_service(ours: type[BaseModel], theirs: type[BaseModel]) -> None:
+def test_model_has_the_fields_of_the_service(
+    ours: type[BaseModel], theirs: type[BaseModel]
+) -> None:
     assert set(ours.model_fields) - NEWER == set(theirs.model_fields) - NEWER
 
 
 def test_question_has_every_parameter() -> None:
     assert set(Question.__annotations__) - NEWER == set(Parameters.model_fields) - NEWER
+
+
+def provoke_error(kind: Any, fake: Fake, status: int, body: bytes, **headers: str) -> ClientError:
+    """Returns the error for such a response; a good request works afterwards."""
+    service, url = fake
+    service.answers, service.body = [(status, headers)], body
+    with kind(url, retries=0) as client:
+        first, second = client.predict_many([PHOTO, PHOTO])
+        assert type(first) is type(second)
+        assert isinstance(first, ClientError)
+        service.answers, service.body = [(200, {})], json.dumps(ANSWER).encode()
+        (good,) = client.predict_many([PHOTO])
+        assert isinstance(good, Answer), "a good request still works"
+    return first
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"detail": [{"loc": ["body"], "msg": "x"}]}, "HTTP 422"),
+        ({"title": None, "detail": "why", "code": 7}, "HTTP 422: why"),
+        ({"title": "No", "errors": None}, "No"),
+        ({"title": "No", "errors": [{"message": "x"}, 1, {"where": "a", "name": []}]}, "No"),
+        ({"title": "No", "errors": [{"where": "body", "name": "a", "reason": "b"}]}, "No: a: b"),
+        ([], "HTTP 422"),
+        (None, "HTTP 422"),
+    ],
+)
+def test_problem_takes_the_fields_that_have_the_right_type(
+    kind: Any, fake: Fake, body: Any, text: str
+) -> None:
+    problem = provoke_error(kind, fake, 422, json.dumps(body).encode())
+    assert isinstance(problem, ServiceProblem)
+    assert (problem.status, problem.code, str(problem)) == (422, "", text)
+
+
+def test_problem_can_be_pickled() -> None:
+    values = [{"where": "query", "name": "top_k", "reason": "too small"}]
+    body = {"title": "No", "code": "no", "errors": values, "request_id": "7"}
+    problem = ServiceProblem(422, body)
+    again = pickle.loads(pickle.dumps(problem))
+    assert (type(again), str(again)) == (ServiceProblem, "No: top_k: too small")
+    assert vars(again) == vars(problem)
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 200_000, b""])
+def test_error_without_json_is_a_problem_with_its_status(
+    kind: Any, fake: Fake, body: bytes
+) -> None:
+    problem = provoke_error(kind, fake, 400, body)
+    assert isinstance(problem, ServiceProblem)
+    assert str(problem) == "HTTP 400"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"<html>", "Invalid JSON"),
+        (b"", "Invalid JSON"),
+        (b"[" * 200_000, "Invalid JSON"),
+        (b"[]", "Input should be an object"),
+        (json.dumps({**ANSWER, "image": {"width": 2}}).encode(), "image.height: Field required"),
+    ],
+)
+def test_success_with_another_body_is_unreadable(
+    kind: Any, fake: Fake, body: bytes, reason: str
+) -> None:
+    error = provoke_error(kind, fake, 200, body)
+    assert isinstance(error, UnreadableAnswer)
+    assert f"unexpected response of {fake[1]}/predict: {reason}" in str(error)
+    assert "\n" not in str(error)
+
+
+def test_response_that_cannot_be_decoded_is_unreadable(kind: Any, fake: Fake) -> None:
+    error = provoke_error(kind, fake, 200, b"junk", **{"Content-Encoding": "gzip"})
+    assert isinstance(error, UnreadableAnswer)
+    assert f"cannot decode the response of {fake[1]}" in str(error)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"label_sets": [{}]}', b'{"label_sets": 1}', b"null"])
+def test_list_with_another_body_is_unreadable(kind: Any, fake: Fake, body: bytes) -> None:
+    service, url = fake
+    service.body = body
+    with kind(url) as client:
+        with pytest.raises(UnreadableAnswer, match="unexpected response"):
+            client.list_label_sets()
+        service.body = b'{"label_sets": []}'
+        assert client.list_label_sets() == []

@@ -1,8 +1,9 @@
-"""Both clients, on a real server; every test runs for the blocking and for the async one."""
+"""Both clients against a real server."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def client(kind: Any, server_url: str) -> Iterator[Any]:
         assert client.predict(PHOTO, top_k=1).labels, "a good request still works"
 
 
-def test_photo_is_labelled_from_bytes_and_from_a_file(client: Any, tmp_path: Path) -> None:
+def test_predict_takes_bytes_or_a_file(client: Any, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(PHOTO)
     from_bytes, from_file = client.predict(PHOTO, top_k=3), client.predict(path, top_k=3)
@@ -34,7 +35,7 @@ def test_photo_is_labelled_from_bytes_and_from_a_file(client: Any, tmp_path: Pat
     assert (from_bytes.image.width, from_bytes.image.height) == (48, 32)
 
 
-def test_every_parameter_reaches_the_service(client: Any) -> None:
+def test_predict_sends_every_parameter(client: Any) -> None:
     def names(**question: Any) -> list[str]:
         return [label.label for label in client.predict(PHOTO, **question).labels]
 
@@ -45,7 +46,7 @@ def test_every_parameter_reaches_the_service(client: Any) -> None:
     assert names(min_version=0, threshold="calibrated") == names()
 
 
-def test_numbers_and_names_of_numpy_and_sets_of_names_are_taken(client: Any) -> None:
+def test_predict_takes_numpy_values_and_sets_of_names(client: Any) -> None:
     plain = client.predict(PHOTO, include=["cat", "dog"], threshold=0.25, top_k=1)
     names = (np.array(["cat", "dog"]), {"cat", "dog"}, {"cat": 1, "dog": 2}.keys())
     for include in names:
@@ -56,33 +57,33 @@ def test_numbers_and_names_of_numpy_and_sets_of_names_are_taken(client: Any) -> 
 @pytest.mark.parametrize(
     ("question", "reason"),
     [
-        ({"top_k": None}, "top_k cannot be a NoneType"),
-        ({"include": (name for name in ["cat"])}, "include cannot be a generator"),
-        ({"exclude": b"cat"}, "exclude cannot be a bytes"),
+        ({"top_k": None}, "top_k must be .*; it is a NoneType"),
+        ({"include": (name for name in ["cat"])}, "include must be .* a generator"),
+        ({"exclude": b"cat"}, "exclude must be .* a bytes"),
     ],
 )
-def test_parameter_that_cannot_be_sent_is_refused_in_words(
+def test_predict_names_the_parameter_that_has_a_wrong_type(
     client: Any, question: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(TypeError, match=reason):
         client.predict(PHOTO, **question)
 
 
-def test_one_name_is_no_list_of_labels(client: Any) -> None:
+def test_single_name_is_refused_as_labels(client: Any) -> None:
     for write in (client.register_label_set, client.replace_label_set):
         with pytest.raises(TypeError, match="not one name"):
             write("pets", "cat")
     assert "pets" not in {found.name for found in client.list_label_sets()}
 
 
-def test_labels_may_come_one_by_one(client: Any) -> None:
+def test_labels_may_be_an_iterator(client: Any) -> None:
     for write in (client.register_label_set, client.replace_label_set):
         made = write("crowd", (name for name in ("newt", "yak")))
         assert [label.name for label in made.labels] == ["newt", "yak"]
     client.delete_label_set("crowd")
 
 
-def test_label_may_be_a_mapping_of_its_keys(client: Any) -> None:
+def test_label_may_be_a_mapping(client: Any) -> None:
     made = client.register_label_set("crowd", [{"name": "newt", "threshold": 0.25}, "yak"])
     assert [(label.name, label.calibrated) for label in made.labels] == [
         *(("newt", True), ("yak", False))
@@ -96,9 +97,11 @@ def test_label_may_be_a_mapping_of_its_keys(client: Any) -> None:
 
 
 @pytest.mark.parametrize("label", [None, 3, ("newt", 0.25), b"newt"])
-def test_label_of_another_type_is_refused_in_one_line(client: Any, label: Any) -> None:
+def test_label_of_another_type_is_refused(client: Any, label: Any) -> None:
     for write in (client.register_label_set, client.replace_label_set):
-        with pytest.raises(TypeError, match=r"^a label is a name, an object or a mapping, not a "):
+        with pytest.raises(
+            TypeError, match=r"^a label must be a name, an object or a mapping, not a "
+        ):
             write("crowd", ["yak", label])
         with pytest.raises(TypeError, match="not one name or mapping"):
             write("crowd", {"yak": label})
@@ -106,33 +109,33 @@ def test_label_of_another_type_is_refused_in_one_line(client: Any, label: Any) -
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_name_that_an_address_would_swallow_is_refused(client: Any, name: str) -> None:
+def test_set_name_is_refused_if_urls_would_drop_it(client: Any, name: str) -> None:
     for ask in (
         lambda: client.read_label_set(name),
         lambda: client.replace_label_set(name, ["yak"]),
         lambda: client.delete_label_set(name),
     ):
-        with pytest.raises(ValueError, match=f"'{name}' is no name of a label set"):
+        with pytest.raises(ValueError, match=f"invalid label set name '{re.escape(name)}'"):
             ask()
 
 
 @pytest.mark.parametrize("name", ["a/b", "%2F", "a?b", "a#b", "a b", "\n", "ü", "..%2F"])
-def test_name_that_no_set_has_reaches_the_service_as_it_is(client: Any, name: str) -> None:
+def test_invalid_set_name_is_sent_unchanged(client: Any, name: str) -> None:
     with pytest.raises(ServiceProblem) as caught:
         client.delete_label_set(name)
-    # A slash is one for the service too, however it is written.
+    # %2F is a slash for the service.
     assert caught.value.status == (404 if "/" in name else 422)
     with pytest.raises(ServiceProblem, match="The name of a label set should be"):
         client.register_label_set(name, ["yak"])
 
 
 @pytest.mark.parametrize("photos", ["photos", b"photo", Path("photos")])
-def test_one_photo_is_no_list_of_photos(client: Any, photos: Any) -> None:
-    with pytest.raises(TypeError, match="photos are a list of photos, not one"):
+def test_predict_many_refuses_a_single_photo(client: Any, photos: Any) -> None:
+    with pytest.raises(TypeError, match="photos must be a list of photos, not one"):
         list(client.predict_many(photos))
 
 
-def test_many_photos_come_back_in_order_and_a_bad_one_costs_only_itself(client: Any) -> None:
+def test_predict_many_yields_answers_in_order_and_an_error_for_a_bad_photo(client: Any) -> None:
     photos = [make_photo(seed) for seed in range(20)]
     photos[7] = b"junk"
     answers = list(client.predict_many(photos, at_once=4, top_k=2))
@@ -145,14 +148,14 @@ def test_many_photos_come_back_in_order_and_a_bad_one_costs_only_itself(client: 
             assert [la.label for la in answer.labels] == [la.label for la in alone.labels]
 
 
-def test_file_that_is_not_there_is_an_error_of_its_own(client: Any, tmp_path: Path) -> None:
+def test_missing_file_is_an_oserror(client: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         client.predict(tmp_path / "none.png")
     (missing,) = client.predict_many([tmp_path / "none.png"])
     assert isinstance(missing, FileNotFoundError)
 
 
-def test_problem_says_what_the_service_says(client: Any) -> None:
+def test_problem_has_the_fields_of_the_response(client: Any) -> None:
     with pytest.raises(ServiceProblem, match="A label is unknown: 'unicorn'") as caught:
         client.predict(PHOTO, include=["unicorn"])
     problem = caught.value
@@ -183,7 +186,7 @@ def test_label_set_is_registered_replaced_and_deleted_by_version(client: Any) ->
     assert caught.value.code == "label_set_not_found"
 
 
-def test_labels_that_were_read_may_be_written_as_they_are(client: Any) -> None:
+def test_labels_that_were_read_can_be_written(client: Any) -> None:
     labels = ["yak", NewLabel(name="newt", threshold=0.25, prompt="a newt")]
     made = client.register_label_set("my-zoo", labels)
     told = client.read_label_set("my-zoo").labels
@@ -197,13 +200,13 @@ def test_labels_that_were_read_may_be_written_as_they_are(client: Any) -> None:
     client.delete_label_set("my-zoo")
 
 
-def test_card_is_read(client: Any) -> None:
+def test_info_returns_the_model_card(client: Any) -> None:
     info = client.info()
     assert info.model.name == "tiny-open"
     assert info.runtime["device"] == "cpu"
 
 
-def test_photo_of_any_file_name_is_labelled(client: Any, tmp_path: Path) -> None:
+def test_photo_may_have_any_file_name(client: Any, tmp_path: Path) -> None:
     paths = [tmp_path / os.fsdecode(name) for name in (b"\xff.png", b"a\n.png", b'".png')]
     for path in paths:
         path.write_bytes(PHOTO)
@@ -212,18 +215,18 @@ def test_photo_of_any_file_name_is_labelled(client: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
-def test_path_that_cannot_be_one_costs_only_itself(client: Any, name: str) -> None:
+def test_predict_many_yields_an_error_for_an_invalid_path(client: Any, name: str) -> None:
     with pytest.raises(OSError, match="Errno 22"):
         client.predict(name)
     bad, good = client.predict_many([name, PHOTO], top_k=1)
     assert (type(bad), type(good)) == (OSError, Answer)
 
 
-def test_lists_longer_than_a_form_may_be_are_sent_too(client: Any) -> None:
+def test_predict_takes_lists_longer_than_a_form_allows(client: Any) -> None:
     question = {"top_k": 9, "threshold": 0.0, "explain": False, "min_version": 0}
     labels = client.predict(PHOTO, include=["cat", "dog"] * 1500, **question).labels
     assert {label.label for label in labels} == {"cat", "dog"}
-    # One name in place of a list is taken however the question is sent.
+    # A single name works in forms and in JSON.
     for names in ("chair", ["chair"] * 3000):
         labels = client.predict(PHOTO, label_set="everyday", include=names, threshold=0).labels
         assert [label.label for label in labels] == ["chair"]
@@ -233,6 +236,6 @@ def test_lists_longer_than_a_form_may_be_are_sent_too(client: Any) -> None:
 
 
 @pytest.mark.parametrize("at_once", [0, -1])
-def test_many_photos_none_at_once_is_refused(client: Any, at_once: int) -> None:
+def test_predict_many_refuses_at_once_below_one(client: Any, at_once: int) -> None:
     with pytest.raises(ValueError, match="at_once must be at least 1"):
         list(client.predict_many([PHOTO], at_once=at_once))

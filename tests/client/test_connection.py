@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a service; every test of `kind` runs for both clients."""
+"""Connections and arguments; every test with `kind` runs for both clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = [f"name {number}" for number in range(1000)]
 
 @pytest.fixture
 def held(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The fake answers nothing until this is set."""
+    """The fake answers only when this is set."""
     service, _ = fake
     answer, event = service.answer, threading.Event()
 
@@ -39,7 +39,7 @@ def held(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     event.set()
 
 
-def test_answer_cut_short_is_a_broken_connection_too(kind: Any, fake: Fake) -> None:
+def test_truncated_response_is_a_lost_connection(kind: Any, fake: Fake) -> None:
     service, url = fake
     cut = (200, {"Content-Length": "10000", "Connection": "close"})
     service.answers = [cut, (200, {})]
@@ -47,22 +47,22 @@ def test_answer_cut_short_is_a_broken_connection_too(kind: Any, fake: Fake) -> N
         assert client.predict(PHOTO).request_id == "1"
     assert len(service.requests) == 2
     service.answers = [cut]
-    with kind(url, retries=0) as client, pytest.raises(ServiceUnreachable, match="broke: peer"):
+    with kind(url, retries=0) as client, pytest.raises(ServiceUnreachable, match="lost: peer"):
         client.predict(PHOTO)
 
 
-def test_service_that_is_away_is_told_in_words(kind: Any) -> None:
+def test_error_names_the_address_if_nothing_listens(kind: Any) -> None:
     client = kind("http://127.0.0.1:9", retries=0)
-    words = r"nothing answers at http://127\.0\.0\.1:9: .*(refused|failed)"
+    words = r"cannot connect to http://127\.0\.0\.1:9: .*(refused|failed)"
     with client, pytest.raises(ServiceUnreachable, match=words):
         client.info()
 
 
-def test_service_that_does_not_answer_in_time_is_told_in_words(
+def test_error_names_the_timeout_if_the_service_is_too_slow(
     kind: Any, fake: Fake, held: threading.Event
 ) -> None:
     _, url = fake
-    words = rf"^no answer from {url} within 0\.5 s: timeout_seconds$"
+    words = rf"^no response from {url} within 0\.5 s \(timeout_seconds\)$"
     with kind(url, timeout_seconds=0.5) as client, pytest.raises(ServiceUnreachable, match=words):
         client.info()
     held.set()
@@ -70,7 +70,9 @@ def test_service_that_does_not_answer_in_time_is_told_in_words(
         assert client.predict(PHOTO).request_id == "1"
 
 
-def test_label_set_has_time_for_each_label(kind: Any, fake: Fake, held: threading.Event) -> None:
+def test_timeout_grows_with_the_labels_of_a_set(
+    kind: Any, fake: Fake, held: threading.Event
+) -> None:
     service, url = fake
     service.body = json.dumps(LABEL_SET).encode()
     with kind(url, timeout_seconds=0.5, retries=0) as client:
@@ -81,7 +83,7 @@ def test_label_set_has_time_for_each_label(kind: Any, fake: Fake, held: threadin
 
 
 @pytest.mark.anyio
-async def test_wait_for_a_connection_of_the_pool_has_no_time_out(
+async def test_waiting_for_a_free_connection_has_no_timeout(
     fake: Fake, held: threading.Event
 ) -> None:
     service, url = fake
@@ -96,7 +98,7 @@ async def test_wait_for_a_connection_of_the_pool_has_no_time_out(
 
 
 @pytest.mark.anyio
-async def test_calls_that_are_cancelled_keep_no_connection(fake: Fake) -> None:
+async def test_cancelled_calls_release_their_connections(fake: Fake) -> None:
     async with AsyncClient(fake[1], retries=0, connections=2) as client:
         for steps in range(60):
             calls = [asyncio.create_task(client.info()) for _ in range(6)]
@@ -117,8 +119,8 @@ async def test_calls_that_are_cancelled_keep_no_connection(fake: Fake) -> None:
         *("http://\udcff", "http://a..b", f"http://{'a' * 64}", "http://localhost/?key=1"),
     ],
 )
-def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str) -> None:
-    with pytest.raises(ValueError, match="is no address like http://localhost:8000"):
+def test_invalid_address_is_refused_by_the_constructor(kind: Any, fake: Fake, url: str) -> None:
+    with pytest.raises(ValueError, match="use one like http://localhost:8000"):
         kind(url)
     with kind(fake[1]) as client:
         assert client.predict(PHOTO).request_id == "1"
@@ -127,18 +129,21 @@ def test_address_that_is_none_is_refused_at_once(kind: Any, fake: Fake, url: str
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"api_key": "clé"}, "api_key is not printable ASCII"),
-        ({"api_key": "key\n"}, "api_key is not printable ASCII"),
-        ({"api_key": ""}, "api_key is not printable ASCII"),
-        ({"connections": 0}, "connections must be at least 1"),
+        ({"api_key": "clé"}, "api_key must be printable ASCII"),
+        ({"api_key": "key\n"}, "api_key must be printable ASCII"),
+        ({"api_key": ""}, "api_key must be printable ASCII"),
+        ({"connections": 0}, "connections must be at least 1; it is 0"),
         ({"retries": -1}, "retries must be at least 0"),
         ({"timeout_seconds": 0}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": -1}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0"),
-        ({"timeout_seconds": math.inf}, "timeout_seconds must be above 0, at most 86400"),
+        (
+            {"timeout_seconds": math.inf},
+            "timeout_seconds must be above 0 and at most 86400; it is inf",
+        ),
     ],
 )
-def test_argument_out_of_range_is_refused_at_once(
+def test_argument_out_of_range_is_refused_by_the_constructor(
     kind: Any, fake: Fake, options: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -147,7 +152,7 @@ def test_argument_out_of_range_is_refused_at_once(
         assert client.predict(PHOTO).request_id == "1"
 
 
-def test_connections_are_kept(kind: Any, fake: Fake) -> None:
+def test_connections_are_reused(kind: Any, fake: Fake) -> None:
     service, url = fake
     with kind(url, connections=2) as client:
         list(client.predict_many([PHOTO] * 40, at_once=8))
@@ -172,16 +177,16 @@ os._exit(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_forked_process_has_connections_of_its_own(fake: Fake) -> None:
+def test_forked_process_opens_its_own_connections(fake: Fake) -> None:
     service, url = fake
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
     command = [sys.executable, "-c", _FORKED, url]
     subprocess.run(command, env=environment, check=True, timeout=60)
     assert len(service.requests) == 4
-    assert len(service.connections) == 2, "one of the parent, which it keeps, and one of the child"
+    assert len(service.connections) == 2, "one of each process"
 
 
-def test_key_and_path_are_sent_below_the_address(kind: Any, fake: Fake) -> None:
+def test_requests_carry_the_key_and_keep_the_path_of_the_address(kind: Any, fake: Fake) -> None:
     service, url = fake
     with kind(f"{url}/tags/", api_key="sesame") as client:
         client.predict(PHOTO)

@@ -290,7 +290,7 @@ def test_bench_without_a_service_or_a_client_is_one_line(
 ) -> None:
     code, _, err = run("bench", "--url", "http://127.0.0.1:9")
     assert (code, len(err.splitlines())) == (2, 1)
-    assert err.startswith("ml-decoder: nothing answers at http://127.0.0.1:9: ")
+    assert err.startswith("ml-decoder: cannot connect to http://127.0.0.1:9: ")
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
     code, _, err = run("bench")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -300,10 +300,10 @@ def test_bench_without_a_service_or_a_client_is_one_line(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--url", "http://localhost:abc"), "'http://localhost:abc' is no address like http://"),
-        (("--url", "http://localhost:65616"), "'http://localhost:65616' is no address like"),
-        (("--api-key", "clé"), "api_key is not printable ASCII"),
-        (("--label-set", "\udcff"), r"'\udcff' is no name of a label set"),
+        (("--url", "http://localhost:abc"), "invalid url 'http://localhost:abc'"),
+        (("--url", "http://localhost:65616"), "invalid url 'http://localhost:65616'"),
+        (("--api-key", "clé"), "api_key must be printable ASCII"),
+        (("--label-set", "\udcff"), r"invalid label set name '\udcff'"),
     ],
 )
 def test_bench_with_an_address_a_key_or_a_set_that_is_none_is_one_line(

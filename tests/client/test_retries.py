@@ -1,16 +1,17 @@
-"""When a call is sent again, and when not; every test of `kind` runs for both clients."""
+"""When a call is retried and when not; every test with `kind` runs for both clients."""
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from typing import Any
 
 import httpx
 import pytest
 
-from ml_decoder_client import ServiceProblem, ServiceUnreachable, tries
-from ml_decoder_client.tries import make_tries
+from ml_decoder_client import ServiceProblem, ServiceUnreachable, connection
+from ml_decoder_client.connection import Attempts
 from tests.client.conftest import LABEL_SET, Fake
 from tests.support.fake_service import ANSWER
 from tests.support.photos import make_photo
@@ -19,14 +20,15 @@ PHOTO = make_photo()
 GONE = json.dumps({"title": "There is no such label set", "code": "label_set_not_found"}).encode()
 CHANGED = json.dumps({"title": "Another version", "code": "label_set_changed"}).encode()
 BUSY = {"Retry-After": "0"}
+REQUEST = httpx.Request("GET", "http://localhost")
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "_FIRST_WAIT_SECONDS", 0.01)
 
 
-def test_refused_call_is_sent_again_when_the_service_says(kind: Any, fake: Fake) -> None:
+def test_refused_call_is_retried_after_retry_after(kind: Any, fake: Fake) -> None:
     service, url = fake
     service.answers = [(429, {"Retry-After": "1"}), (503, {"Retry-After": "0"}), (200, {})]
     started = time.monotonic()
@@ -36,7 +38,7 @@ def test_refused_call_is_sent_again_when_the_service_says(kind: Any, fake: Fake)
     assert len(service.requests) == 3
 
 
-def test_refusals_end_in_the_last_problem(kind: Any, fake: Fake) -> None:
+def test_call_raises_the_last_problem_when_retries_are_used_up(kind: Any, fake: Fake) -> None:
     service, url = fake
     service.answers = [(429, {"Retry-After": "0"})]
     service.body = json.dumps({"title": "The service is busy", "code": "queue_full"}).encode()
@@ -47,7 +49,7 @@ def test_refusals_end_in_the_last_problem(kind: Any, fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 504])
-def test_other_errors_are_not_sent_again(kind: Any, fake: Fake, status: int) -> None:
+def test_call_is_not_retried_after_other_errors(kind: Any, fake: Fake, status: int) -> None:
     service, url = fake
     service.answers = [(status, {})]
     service.body = b"<html>not ours"
@@ -56,25 +58,39 @@ def test_other_errors_are_not_sent_again(kind: Any, fake: Fake, status: int) -> 
     assert len(service.requests) == 1
 
 
-def test_broken_connection_is_tried_again(kind: Any, fake: Fake) -> None:
+def test_call_is_retried_after_a_broken_connection(kind: Any, fake: Fake) -> None:
     service, url = fake
     service.answers = [(0, {}), (200, {})]
     with kind(url) as client:
         assert client.predict(PHOTO).request_id == "1"
 
 
-def test_wait_that_the_service_demands_is_kept_to_five_minutes(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("demanded", "least", "most"),
+    [
+        *(("60", 60, 60), (" 60 ", 60, 60), ("86400", 300, 300), ("0", 0, 0.01)),
+        *(("Wed, 01 Jan 2120 00:00:00 GMT", 300, 300), ("Wed, 01 Jan 2020 00:00:00", 0, 0.01)),
+        *(("soon", 0, 0.01), ("", 0, 0.01)),
+    ],
+)
+def test_wait_is_retry_after_up_to_five_minutes_or_else_backoff(
+    demanded: str, least: float, most: float
 ) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    for demanded in ("60", "300", "86400"):
-        make_tries(5).sleep(httpx.Response(429, headers={"Retry-After": demanded}))
-    assert waits == [60, 300, 300]
+    response = httpx.Response(429, headers={"Retry-After": demanded})
+    wait = Attempts(5, REQUEST).find_wait(response)
+    assert wait is not None
+    assert least <= wait <= most
+
+
+def test_waits_double_until_the_retries_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    attempts = Attempts(4, REQUEST)
+    waits = [attempts.find_wait(httpx.ConnectError("refused")) for _ in range(5)]
+    assert waits == [0.01, 0.02, 0.04, 0.08, None]
 
 
 @pytest.mark.parametrize("lost", [0, 502])
-def test_deletion_whose_answer_was_lost_takes_a_set_that_is_gone_for_done(
+def test_deletion_succeeds_if_the_set_is_gone_after_a_lost_response(
     kind: Any, fake: Fake, lost: int
 ) -> None:
     service, url = fake
@@ -85,7 +101,7 @@ def test_deletion_whose_answer_was_lost_takes_a_set_that_is_gone_for_done(
 
 
 @pytest.mark.parametrize("refusals", [[(429, BUSY)], [(503, BUSY)]])
-def test_deletion_of_a_set_that_never_was_is_a_problem(
+def test_deletion_of_an_unknown_set_is_a_problem_after_refusals(
     kind: Any, fake: Fake, refusals: list[tuple[int, dict[str, str]]]
 ) -> None:
     service, url = fake
@@ -98,7 +114,9 @@ def test_deletion_of_a_set_that_never_was_is_a_problem(
 
 
 @pytest.mark.parametrize("body", [b"<html>not ours", b'{"code": "not_found"}'])
-def test_only_the_service_says_that_a_set_is_gone(kind: Any, fake: Fake, body: bytes) -> None:
+def test_deletion_fails_after_a_lost_response_if_the_404_is_not_the_services(
+    kind: Any, fake: Fake, body: bytes
+) -> None:
     service, url = fake
     service.answers, service.body = [(0, {}), (404, {})], body
     with kind(url) as client:
@@ -108,9 +126,7 @@ def test_only_the_service_says_that_a_set_is_gone(kind: Any, fake: Fake, body: b
         assert client.predict(PHOTO).request_id == "1"
 
 
-def test_write_that_demands_a_version_is_not_sent_again_after_a_lost_answer(
-    kind: Any, fake: Fake
-) -> None:
+def test_write_with_if_version_is_not_retried_after_a_lost_response(kind: Any, fake: Fake) -> None:
     service, url = fake
     service.body = CHANGED
     with kind(url) as client:
@@ -119,7 +135,7 @@ def test_write_that_demands_a_version_is_not_sent_again_after_a_lost_answer(
             lambda: client.delete_label_set("set", if_version="1"),
         ):
             service.answers = [(0, {}), (412, {})]
-            with pytest.raises(ServiceUnreachable, match="broke"):
+            with pytest.raises(ServiceUnreachable, match="lost"):
                 write()
             service.answers = [(502, {}), (412, {})]
             with pytest.raises(ServiceProblem) as caught:
@@ -130,13 +146,12 @@ def test_write_that_demands_a_version_is_not_sent_again_after_a_lost_answer(
         assert client.replace_label_set("set", ["yak"]).version == "1", "without one it is"
 
 
-def test_write_that_demands_a_version_is_sent_again_where_nothing_was_done(
-    kind: Any, fake: Fake
-) -> None:
+def test_write_with_if_version_is_retried_after_refusals(kind: Any, fake: Fake) -> None:
     service, url = fake
     service.answers = [(429, BUSY), (503, BUSY), (200, {})]
     service.body = json.dumps(LABEL_SET).encode()
     with kind(url) as client:
         assert client.replace_label_set("set", ["yak"], if_version="0").version == "1"
     assert len(service.requests) == 3
-    assert make_tries(1).without_doubt().is_retryable_exception(httpx.ConnectError("refused"))
+    request = httpx.Request("PUT", url, headers={"If-Match": '"0"'})
+    assert Attempts(1, request).find_wait(httpx.ConnectError("refused")) is not None
