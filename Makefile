@@ -1,7 +1,7 @@
 # Every target makes the virtual environment that it needs, from Python (3.11 to 3.13) and the package
 # index alone; a second run finds it ready. `make help` lists the targets.
 
-# The first that runs and is new enough; `command -v` finds pyenv's shims of what is not there too.
+# The first that runs and is new enough; `command -v` also finds pyenv's shims of missing versions.
 PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& command -v "$$python" && break; done),python3)
@@ -24,11 +24,11 @@ OPEN_DATA ?= data/coco80
 RUN ?= runs/ml-decoder-lite0
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# ONNX Runtime reports to its makers unless it is told not to.
+# Disables ONNX Runtime's telemetry.
 export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-# An environment that Python could not finish is begun anew the next time.
+# An unfinished environment is made again the next time.
 .DELETE_ON_ERROR:
 .PHONY: help serve test test-scale lint format reference bundle lock clean
 

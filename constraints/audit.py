@@ -15,7 +15,7 @@ from typing import Any
 
 _FOLDER = Path(__file__).parent
 _SECONDS = 120
-# OSV knows the advisories of all indices; what is pinned needs no resolving.
+# OSV covers all indices; pinned packages need no resolving.
 _AUDIT = ("--vulnerability-service", "osv", "--no-deps", "--disable-pip", "--timeout", "5",
           "--progress-spinner", "off", "--format", "json")  # fmt: skip
 

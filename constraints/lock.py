@@ -45,7 +45,7 @@ def _normalise(name: str) -> str:
 
 
 def _resolve(extras: str, pip_options: list[str]) -> list[dict[str, Any]]:
-    # A dry run that ignores what is installed resolves as an empty environment would,
+    # A dry run that ignores installed packages resolves as in an empty environment,
     # without fetching the gigabytes of the CUDA wheels.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
     command = [*pip, "--report", "-", *pip_options, f".[{extras}]"]

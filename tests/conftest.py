@@ -1,4 +1,4 @@
-"""What every test may use: one tiny bundle for the session, and asyncio for async tests."""
+"""Fixtures for every test: tiny bundles, PostgreSQL, asyncio."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from service.bundle.reader import Bundle
 from tests.support.postgres import Postgres, find_missing
 from tests.support.tiny_bundle import write_mapped_bundle, write_open_bundle, write_tiny_bundle
 
-# A busy machine is no failure, so no example has a time limit.
+# No time limit per example: a busy machine is not a failure.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
 def pytest_unconfigure() -> None:
-    """Lets Python collect at its end what commands have frozen that ran in this process.
+    """Unfreezes objects that in-process commands froze.
 
-    Else extensions of torch's would tell of hundreds of leaks behind the last line.
+    Otherwise extensions of torch report hundreds of leaks after the last line.
     """
     gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A tiny bundle on disk; tests that change it make their own."""
+    """A tiny bundle on disk; read only."""
     return write_tiny_bundle(tmp_path_factory.mktemp("bundles"))
 
 
@@ -47,11 +47,11 @@ def mapped_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server; who stops it starts it again, and cleans up what it wrote."""
+    """A PostgreSQL server; a test that stops it starts it again and deletes its tables."""
     missing = find_missing()
     if missing is not None:
         pytest.skip(f"PostgreSQL: {missing}")
-    # Not below pytest's folders: those are closed to other users, and a socket's path is short.
+    # Not below pytest's folders: those are closed to other users, and socket paths are short.
     with tempfile.TemporaryDirectory(prefix="pg-", ignore_cleanup_errors=True) as folder:
         server = Postgres(Path(folder))
         yield server
@@ -60,7 +60,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes the label store of who runs it."""
+    """Redirects the default label store, so that tests never touch the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

@@ -1,4 +1,4 @@
-"""A real Chromium on a real server; without one, these tests are skipped and say so."""
+"""A real Chromium on a real server; the tests are skipped if Chromium is missing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from service.http.requests.multipart import MAX_TEXT_PARTS
 from tests.e2e.server_process import ServerProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-PATIENCE_MS = 60_000
+TIMEOUT_MS = 60_000
 MAP = [[0.0, 0.0, 0.1], [0.0, 0.1, 0.2], [0.0, 0.2, 0.8]]
 
 
 @dataclass
 class Visit:
-    """A page that is open on a service, and what it has done so far.
+    """An open page and what it has done so far.
 
     Attributes:
-        maps: the map that the service is made to answer with for every open label; None has
-            none.
-        asked: parameters of the predictions that the page asked for.
+        maps: the map that the faked service returns for every open label; None for no maps.
+        asked: parameters of the predictions that the page sent.
     """
 
     page: Page
@@ -55,7 +54,7 @@ class Visit:
         return self.page
 
     def note(self, request: Request) -> None:
-        """Notes where a request goes."""
+        """Records the host and, for predictions, the parameters."""
         if not request.url.startswith(("blob:", "data:")):
             self.hosts.add(request.url.split("/")[2])
         if request.url.endswith("/predict"):
@@ -63,7 +62,7 @@ class Visit:
 
 
 def read_parameters(request: Request) -> dict[str, list[str]]:
-    """Returns the text fields of a form that the page sends."""
+    """Returns the text fields of a multipart form."""
     _, _, boundary = request.headers["content-type"].partition("boundary=")
     body = io.BytesIO(request.post_data_buffer or b"")
     parameters: dict[str, list[str]] = defaultdict(list)
@@ -75,7 +74,7 @@ def read_parameters(request: Request) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def address(open_bundle: Bundle) -> Iterator[str]:
-    """A service with the tiny open bundle, and a store of its own for each test file."""
+    """The URL of a service with the tiny open bundle and an empty store, one per test file."""
     flags = ("--bundle", str(open_bundle.path), "--label-store", "memory")
     with (
         ServerProcess("serve", "--port", "0", "--device", "cpu", *flags) as server,
@@ -86,25 +85,25 @@ def address(open_bundle: Bundle) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Not for the whole session: while it runs, so does an event loop of its own in this thread.
+    # Not session-scoped: Playwright runs an event loop in this thread while it is open.
     if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
-        expect.set_options(timeout=PATIENCE_MS)  # the context's patience is not that of `expect`
-        # Its sandbox does not start for root, which is what containers run tests as.
+        expect.set_options(timeout=TIMEOUT_MS)  # `expect` ignores the context's timeout
+        # Chromium's sandbox does not start as root, as containers run tests.
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
         yield context
 
 
 @pytest.fixture
 def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
-    """A page; it may neither complain nor load anything from another host."""
+    """A page that must log no error and load nothing from other hosts."""
     visit = Visit(context.new_page(), address)
     page = visit.page
     page.on("request", visit.note)
@@ -125,7 +124,7 @@ def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
 
 
 def answer_info(route: Route, visit: Visit) -> None:
-    """Answers as a service that has attention maps of its open labels, or none."""
+    """Answers `/info` with or without attention maps of open labels."""
     response = route.fetch()
     info = response.json()
     info["head"]["maps"] = False
@@ -134,7 +133,7 @@ def answer_info(route: Route, visit: Visit) -> None:
 
 
 def answer_map(route: Route, visit: Visit) -> None:
-    """Answers with the maps of the visit where they are asked for."""
+    """Adds the maps of the visit if the request asks for maps."""
     body = route.request.post_data_buffer or b""
     asked, unasked = (b'name="explain"\r\n\r\n' + value for value in (b"true", b"false"))
     if asked not in body:

@@ -1,8 +1,6 @@
-"""The picture of the playground in README: the default bundle on a sample.
+"""Writes `docs/page.webp`, the README's picture of the playground, with Chromium.
 
-    python -m tests.browser.picture
-
-In: Chromium and the default bundle. Out: `docs/page.webp`.
+python -m tests.browser.picture
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ SIZE = {"width": 1200, "height": 860}
 
 
 def arrange(page: Page) -> None:
-    """Brings the page into the state that the picture shows."""
+    """Brings the page into the state of the picture."""
     page.get_by_role("button", name="Sample: cup of coffee").click()
     page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill("coffee cup, latte art, laptop")
@@ -29,7 +27,7 @@ def arrange(page: Page) -> None:
     page.check("[value=best]")
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    page.wait_for_timeout(1000)  # the summary waits until nothing moves
+    page.wait_for_timeout(1000)  # the summary is announced after a pause
 
 
 def main() -> None:

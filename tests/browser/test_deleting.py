@@ -1,4 +1,4 @@
-"""A kept label set is deleted: asked first, by whoever may, and only as it was shown."""
+"""Deleting a stored label set: after a confirmation, with a key, in the shown version only."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def press_delete(page: Page, name: str, answer: str = "Delete it") -> None:
 
 @pytest.fixture(autouse=True)
 def sets(visit: Visit) -> list[str]:
-    """The service has two kept sets, whatever a test before has left."""
+    """Resets the service to two stored sets."""
     names = ["herd", "zoo"]
     for name, label in zip(names, ("yak", "newt"), strict=True):
         register(visit, name, label)
     return names
 
 
-def test_only_kept_sets_can_be_deleted(visit: Visit) -> None:
+def test_only_stored_sets_can_be_deleted(visit: Visit) -> None:
     page = visit.open()
     expect(find_box(page, "zoo")).to_be_visible()
     buttons = page.locator("#sets button")
@@ -48,7 +48,7 @@ def test_only_kept_sets_can_be_deleted(visit: Visit) -> None:
     assert names == ["Delete herd", "Delete zoo"]
 
 
-def test_set_is_deleted_after_a_question_and_the_photo_is_labelled_without_it(
+def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
     visit: Visit,
 ) -> None:
     page = visit.open()
@@ -65,7 +65,7 @@ def test_set_is_deleted_after_a_question_and_the_photo_is_labelled_without_it(
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_set_that_was_compared_with_is_compared_with_no_more(visit: Visit) -> None:
+def test_deleted_set_leaves_the_comparison(visit: Visit) -> None:
     page = visit.open()
     page.get_by_label("Compare with").select_option("zoo")
     expect(page.locator(".column")).to_have_count(2)
@@ -74,7 +74,7 @@ def test_set_that_was_compared_with_is_compared_with_no_more(visit: Visit) -> No
     expect(page.get_by_label("Compare with")).to_have_value("")
 
 
-def test_set_that_is_not_used_is_deleted_without_another_prediction(visit: Visit) -> None:
+def test_deleting_an_unused_set_sends_no_prediction(visit: Visit) -> None:
     page = visit.open()
     press_delete(page, "zoo")
     expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
@@ -90,11 +90,9 @@ def press_escape(page: Page) -> None:
 
 
 @pytest.mark.parametrize("refuse", [press_no, press_escape])
-def test_question_that_is_not_answered_with_yes_deletes_nothing(
-    visit: Visit, refuse: Callable[[Page], None]
-) -> None:
+def test_unconfirmed_deletion_deletes_nothing(visit: Visit, refuse: Callable[[Page], None]) -> None:
     page = visit.open()
-    press_delete(page, "herd")  # a yes that is not to be taken for an answer to the next one
+    press_delete(page, "herd")  # not an answer to the next dialog
     expect(page.locator("#sets-status")).to_have_text("herd is deleted.")
     page.get_by_role("button", name="Delete zoo").click()
     expect(page.get_by_role("dialog")).to_contain_text("Its 1 label will be gone for everyone")
@@ -107,7 +105,7 @@ def test_question_that_is_not_answered_with_yes_deletes_nothing(
     assert "zoo" in list_names(visit)
 
 
-def test_set_that_somebody_has_changed_is_kept_until_it_is_deleted_again(visit: Visit) -> None:
+def test_set_changed_by_another_client_is_deleted_only_on_a_second_try(visit: Visit) -> None:
     page = visit.open()
     register(visit, "zoo", "newt", "crow", "yak")
     press_delete(page, "zoo")
@@ -121,7 +119,7 @@ def test_set_that_somebody_has_changed_is_kept_until_it_is_deleted_again(visit: 
     assert "zoo" not in list_names(visit)
 
 
-def test_set_that_somebody_has_deleted_is_gone_from_the_page_too(visit: Visit) -> None:
+def test_set_deleted_by_another_client_disappears(visit: Visit) -> None:
     page = visit.open()
     find_box(page, "zoo").check()
     expect(page.locator(".column h3")).to_have_text("trained + zoo")
@@ -136,7 +134,7 @@ def test_set_that_somebody_has_deleted_is_gone_from_the_page_too(visit: Visit) -
     ("status", "title"),
     [(409, "This label set is read-only"), (503, "The label store cannot be used")],
 )
-def test_deletion_that_is_refused_is_told_and_the_set_stays(
+def test_refused_deletion_shows_an_error_and_keeps_the_set(
     visit: Visit, status: int, title: str
 ) -> None:
     page = visit.open()
@@ -150,7 +148,7 @@ def test_deletion_that_is_refused_is_told_and_the_set_stays(
     expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
 
 
-def test_deletion_asks_for_the_key_that_may_change_sets(visit: Visit) -> None:
+def test_deletion_asks_for_an_admin_key(visit: Visit) -> None:
     page = visit.open()
     problem = {"status": 403, "title": "This API key may not do that", "code": "forbidden"}
 
@@ -171,7 +169,7 @@ def test_deletion_asks_for_the_key_that_may_change_sets(visit: Visit) -> None:
     expect(page.locator("#sets-status")).to_have_text("zoo is deleted.")
 
 
-def test_sets_are_deleted_with_the_keyboard_and_the_focus_goes_on(visit: Visit) -> None:
+def test_sets_are_deleted_with_the_keyboard_and_focus_moves_on(visit: Visit) -> None:
     page = visit.open()
     page.get_by_role("button", name="Delete herd").focus()
     page.keyboard.press("Enter")
@@ -188,9 +186,7 @@ def test_sets_are_deleted_with_the_keyboard_and_the_focus_goes_on(visit: Visit) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_kept_sets_and_the_question_fit_a_phone_and_break_no_accessibility_rule(
-    visit: Visit, scheme: str
-) -> None:
+def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit, scheme: str) -> None:
     name = "w" * 100
     register(visit, name, "yak")
     visit.page.set_viewport_size({"width": 320, "height": 700})

@@ -1,6 +1,6 @@
 """How the playground looks: accessibility rules, phone width, light and dark.
 
-`SCREENSHOTS=folder` keeps a picture of every case, to be looked at.
+`SCREENSHOTS=folder` writes a picture of every case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scheme = Literal["light", "dark"]
 
 
 def fill_page(visit: Visit) -> None:
-    """Brings the page into the state that shows most at once."""
+    """Brings the page into the state with the most elements."""
     page = visit.open()
     page.get_by_label("Any words").fill("a label that is rather long, yak")
     page.get_by_role("heading", name="your own + trained").wait_for()
@@ -27,7 +27,7 @@ def fill_page(visit: Visit) -> None:
     page.locator(".column").nth(1).wait_for()
     page.get_by_role("button", name="yak").click()
     page.locator("#map").wait_for()
-    page.wait_for_timeout(600)  # the summary waits for the slider to rest
+    page.wait_for_timeout(600)  # the summary is announced after a pause
 
 
 def keep_screenshot(visit: Visit, name: str) -> None:
@@ -38,9 +38,7 @@ def keep_screenshot(visit: Visit, name: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_page_fits_its_width_and_breaks_no_accessibility_rule(
-    visit: Visit, scheme: Scheme, width: int
-) -> None:
+def test_page_fits_its_width_and_passes_axe(visit: Visit, scheme: Scheme, width: int) -> None:
     visit.maps = MAP
     visit.page.set_viewport_size({"width": width, "height": 844})
     visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -51,7 +49,7 @@ def test_page_fits_its_width_and_breaks_no_accessibility_rule(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_model_card_and_key_field_break_no_accessibility_rule(visit: Visit, scheme: Scheme) -> None:
+def test_model_card_and_key_field_pass_axe(visit: Visit, scheme: Scheme) -> None:
     page = visit.page
     page.emulate_media(color_scheme=scheme)
     visit.open()

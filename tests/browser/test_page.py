@@ -1,4 +1,4 @@
-"""The playground in a real browser: what a person does, and what the page then shows."""
+"""The playground in a real browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.photos import make_photo
 
 
 def rows(page: Page, column: int = 0) -> dict[str, float]:
-    """Labels of a column with the scores that stand beside them."""
+    """Labels of a column with their scores."""
     items = page.locator(".column").nth(column).locator(".label")
     names = items.locator(".name").all_inner_texts()
     scores = items.locator(".score").all_inner_texts()
@@ -25,7 +25,7 @@ def rows(page: Page, column: int = 0) -> dict[str, float]:
 
 
 def ask(address: str, photo: Path, **parameters: Any) -> dict[str, float]:
-    """What the service answers without the page, rounded as the page does."""
+    """The labels of a direct request, rounded as on the page."""
     files = {"image": photo.read_bytes()}
     response = httpx.post(f"{address}/predict", files=files, params=parameters, timeout=60)
     assert response.status_code == 200, response.text
@@ -38,20 +38,20 @@ def show_best(page: Page, top_k: int = 10) -> None:
 
 
 def settle(page: Page, visit: Visit, asked: int) -> None:
-    """Waits until the page has had the answer to this many predictions."""
+    """Waits until the page has this many answers."""
     while len(visit.asked) < asked:
         page.wait_for_timeout(20)
     page.wait_for_selector("[aria-busy=false]")
 
 
 def hold(page: Page, pattern: str) -> list[Route]:
-    """Keeps the requests of a pattern back, until whoever takes them lets them go."""
+    """Holds the requests of a pattern until the test continues them."""
     held: list[Route] = []
     page.route(pattern, lambda route: held.append(route))
     return held
 
 
-def test_first_sample_is_labelled_as_the_service_does(visit: Visit, samples: Path) -> None:
+def test_page_shows_the_labels_of_the_first_sample(visit: Visit, samples: Path) -> None:
     page = visit.open()
     photo = samples / "chelsea.jpg"
     expect(page.get_by_role("img", name="Sample: cat").first).to_be_visible()
@@ -61,7 +61,7 @@ def test_first_sample_is_labelled_as_the_service_does(visit: Visit, samples: Pat
     expect(page.locator("#summary")).to_contain_text("ms")
 
 
-def test_slider_and_limit_ask_the_service_for_nothing(visit: Visit, samples: Path) -> None:
+def test_slider_and_limit_send_no_request(visit: Visit, samples: Path) -> None:
     page = visit.open()
     before = len(visit.asked)
     slider = page.get_by_label("Threshold for every label")
@@ -73,7 +73,7 @@ def test_slider_and_limit_ask_the_service_for_nothing(visit: Visit, samples: Pat
     assert len(visit.asked) == before
 
 
-def test_bars_and_marks_stand_where_score_and_threshold_are(visit: Visit) -> None:
+def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
     page = visit.open()
     show_best(page)
     for row in page.locator(".label").all():
@@ -89,7 +89,7 @@ def test_bars_and_marks_stand_where_score_and_threshold_are(visit: Visit) -> Non
         assert passes == (score >= threshold)
 
 
-def test_chosen_label_sets_are_what_is_asked(visit: Visit, samples: Path) -> None:
+def test_chosen_label_sets_are_sent(visit: Visit, samples: Path) -> None:
     page = visit.open()
     show_best(page)
     page.get_by_role("checkbox", name="everyday").check()
@@ -98,7 +98,7 @@ def test_chosen_label_sets_are_what_is_asked(visit: Visit, samples: Path) -> Non
     assert rows(page) == ask(visit.url, samples / "chelsea.jpg", label_set="everyday", top_k=10)
 
 
-def test_typed_labels_are_scored_at_once_and_kept_as_a_set(visit: Visit, samples: Path) -> None:
+def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit, samples: Path) -> None:
     page = visit.open()
     page.get_by_label("Any words").fill("yak, newt,  yak")
     expect(page.locator(".column h3")).to_have_text("your own + trained")
@@ -122,7 +122,7 @@ def test_typed_labels_are_scored_at_once_and_kept_as_a_set(visit: Visit, samples
     assert [label["name"] for label in kept["labels"]] == ["crow"]
 
 
-def test_text_typed_while_labels_are_kept_stays(visit: Visit) -> None:
+def test_text_typed_during_a_save_stays(visit: Visit) -> None:
     page = visit.open()
     words, name = page.get_by_label("Any words"), page.get_by_label("Keep as set")
     words.fill("yak, newt")
@@ -139,7 +139,7 @@ def test_text_typed_while_labels_are_kept_stays(visit: Visit) -> None:
     expect(name).to_have_value("sky")
 
 
-def test_set_ticked_while_labels_are_kept_stays_ticked(visit: Visit) -> None:
+def test_set_ticked_during_a_save_stays_ticked(visit: Visit) -> None:
     page = visit.open()
     page.get_by_label("Any words").fill("yak")
     page.get_by_label("Keep as set").fill("herd")
@@ -155,7 +155,7 @@ def test_set_ticked_while_labels_are_kept_stays_ticked(visit: Visit) -> None:
     expect(page.get_by_role("checkbox", name="everyday")).to_be_checked()
 
 
-def test_thousand_long_labels_are_asked_for_at_once(visit: Visit) -> None:
+def test_thousand_long_labels_fit_one_request(visit: Visit) -> None:
     page = visit.open()
     labels = [f"{number} {'ü' * 195}" for number in range(1000)]
     page.get_by_label("Any words").fill(", ".join(labels))
@@ -164,7 +164,7 @@ def test_thousand_long_labels_are_asked_for_at_once(visit: Visit) -> None:
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_two_label_sets_stand_side_by_side(visit: Visit, samples: Path) -> None:
+def test_two_label_sets_are_compared_side_by_side(visit: Visit, samples: Path) -> None:
     page = visit.open()
     show_best(page)
     page.get_by_label("Compare with").select_option("everyday")
@@ -196,7 +196,7 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
     expect(lamp).to_have_attribute("aria-pressed", "false")
 
 
-def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
+def test_empty_map_shows_a_message(visit: Visit) -> None:
     visit.maps = [[0.0, 0.0], [0.0, 0.0]]
     page = visit.open()
     page.get_by_role("checkbox", name="everyday").check()
@@ -207,7 +207,7 @@ def test_map_without_any_weight_is_told_and_not_drawn(visit: Visit) -> None:
 
 
 def press_while_held(page: Page, button: str) -> Route:
-    """Presses what asks for a prediction; returns that request, held back, once no map is shown."""
+    """Clicks, and returns the held prediction request once no map is shown."""
     held = hold(page, "**/predict")
     with page.expect_request("**/predict"):
         page.get_by_role("button", name=button).click()
@@ -216,13 +216,13 @@ def press_while_held(page: Page, button: str) -> Route:
     return held.pop()
 
 
-def test_map_goes_as_soon_as_another_photo_is_chosen(visit: Visit) -> None:
+def test_map_disappears_when_another_photo_is_chosen(visit: Visit) -> None:
     page = open_with_map(visit)
     press_while_held(page, "Sample: rocket at night").fallback()
     settle(page, visit, 4)
 
 
-def test_map_that_fails_is_told_and_the_one_before_is_gone(visit: Visit) -> None:
+def test_failed_map_shows_an_error_and_removes_the_previous_map(visit: Visit) -> None:
     page = open_with_map(visit)
     held = press_while_held(page, "table")
     held.fulfill(status=500, json={"title": "The model could not be run"})
@@ -261,7 +261,7 @@ def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
     assert rows(page)
 
 
-def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> None:
+def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> None:
     page = visit.open()
     show_best(page)
     seen = [rows(page)]
@@ -292,7 +292,7 @@ def test_photos_come_by_picker_drop_and_paste(visit: Visit, tmp_path: Path) -> N
         seen.append(rows(page))
 
 
-def test_pasted_text_is_left_to_the_field_where_a_picture_comes_with_it(visit: Visit) -> None:
+def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit) -> None:
     page = visit.open()
     words, photos = page.get_by_label("Any words"), page.locator("#thumbs li")
     before = photos.count()
@@ -308,7 +308,7 @@ def test_pasted_text_is_left_to_the_field_where_a_picture_comes_with_it(visit: V
     expect(photos).to_have_count(before + 1)
 
 
-def test_dragged_text_is_left_to_the_browser(visit: Visit) -> None:
+def test_dragged_text_is_ignored(visit: Visit) -> None:
     page = visit.open()
     is_taken = """(words, isFile) => {
         const data = new DataTransfer();
@@ -331,7 +331,7 @@ def test_dragged_text_is_left_to_the_browser(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain.png", 'it\'s; a "b", \\c.png'])
-def test_copied_requests_give_what_is_shown(visit: Visit, tmp_path: Path, name: str) -> None:
+def test_copied_requests_return_the_shown_labels(visit: Visit, tmp_path: Path, name: str) -> None:
     page = visit.open()
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     (tmp_path / name).write_bytes(make_photo(3))
@@ -369,7 +369,9 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_broken_photo_is_told_and_the_next_one_is_labelled(visit: Visit, tmp_path: Path) -> None:
+def test_broken_photo_shows_an_error_and_the_next_one_is_labelled(
+    visit: Visit, tmp_path: Path
+) -> None:
     page = visit.open()
     (tmp_path / "broken.png").write_bytes(b"junk")
     page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
@@ -380,9 +382,7 @@ def test_broken_photo_is_told_and_the_next_one_is_labelled(visit: Visit, tmp_pat
     assert rows(page)
 
 
-def test_photo_that_fails_stands_with_nothing_of_the_one_before(
-    visit: Visit, tmp_path: Path
-) -> None:
+def test_failed_photo_shows_no_results_of_the_previous_one(visit: Visit, tmp_path: Path) -> None:
     page = open_with_map(visit)
     (tmp_path / "broken.png").write_bytes(b"junk")
     page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
@@ -392,7 +392,7 @@ def test_photo_that_fails_stands_with_nothing_of_the_one_before(
     expect(page.locator("#map")).to_be_hidden()
 
 
-def test_photo_that_is_there_no_more_is_told(visit: Visit, tmp_path: Path) -> None:
+def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
     page = visit.open()
     (tmp_path / "own.png").write_bytes(make_photo())
     page.get_by_label("Choose photos").set_input_files(tmp_path / "own.png")
@@ -405,7 +405,7 @@ def test_photo_that_is_there_no_more_is_told(visit: Visit, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
-def test_sample_that_cannot_be_had_is_told_and_the_photo_stays(
+def test_unavailable_sample_shows_an_error_and_keeps_the_photo(
     visit: Visit, *, is_reached: bool
 ) -> None:
     page = visit.open()
@@ -419,8 +419,8 @@ def test_sample_that_cannot_be_had_is_told_and_the_photo_stays(
         ),
     )
     page.get_by_role("button", name="Sample: rocket at night").click()
-    told = "There is no such path" if is_reached else "The service cannot be reached."
-    expect(page.get_by_role("alert")).to_contain_text(told)
+    message = "There is no such path" if is_reached else "The service cannot be reached."
+    expect(page.get_by_role("alert")).to_contain_text(message)
     expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
     assert rows(page) == before
     assert len(visit.asked) == 1
@@ -441,7 +441,7 @@ def test_page_opened_before_the_service_was_ready_works_with_the_next_photo(
     assert rows(page) == ask(visit.url, samples / "rocket.jpg")
 
 
-def test_only_a_request_that_failed_is_told_as_not_reached(visit: Visit) -> None:
+def test_only_a_failed_connection_is_called_unreachable(visit: Visit) -> None:
     page = visit.open()
     alert = page.get_by_role("alert")
     page.route("**/predict", lambda route: route.fulfill(body="<p>Sign in</p>"), times=1)
@@ -452,7 +452,7 @@ def test_only_a_request_that_failed_is_told_as_not_reached(visit: Visit) -> None
     expect(alert).to_have_text("The service cannot be reached.")
 
 
-def test_service_that_wants_a_key_gets_the_one_that_is_typed(visit: Visit) -> None:
+def test_typed_key_is_sent_when_the_service_asks_for_one(visit: Visit) -> None:
     page = visit.page
     problem = {"status": 401, "title": "An API key is needed", "code": "unauthorised"}
     page.route(
@@ -475,7 +475,7 @@ def test_service_that_wants_a_key_gets_the_one_that_is_typed(visit: Visit) -> No
     assert "$ML_DECODER_API_KEY" in page.locator("#curl").inner_text()
 
 
-def test_busy_service_is_asked_again(visit: Visit) -> None:
+def test_page_retries_after_429(visit: Visit) -> None:
     refused: list[str] = []
 
     def refuse_once(route: Any) -> None:
@@ -508,7 +508,7 @@ _FOCUSED = """(e => e === document.body ? '' :
 )(document.activeElement)"""
 
 
-def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
+def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
     visit.maps = MAP
     page = visit.open()
     page.get_by_role("checkbox", name="everyday").check()
@@ -528,7 +528,7 @@ def test_everything_is_reached_and_used_with_the_keyboard(visit: Visit) -> None:
     expect(page.locator("button.label").first).to_be_focused()
 
 
-def test_focus_stays_in_the_column_whose_label_is_pressed(visit: Visit) -> None:
+def test_focus_stays_in_the_column_of_the_pressed_label(visit: Visit) -> None:
     visit.maps = MAP
     page = visit.open()
     page.get_by_role("checkbox", name="everyday").check()
@@ -544,7 +544,7 @@ def test_focus_stays_in_the_column_whose_label_is_pressed(visit: Visit) -> None:
         expect(lamps.nth(column)).to_be_focused()
 
 
-def test_reference_shows_the_routes_and_loads_nothing_from_elsewhere(visit: Visit) -> None:
+def test_docs_show_the_routes_and_load_nothing_from_other_hosts(visit: Visit) -> None:
     page = visit.page
     page.goto(f"{visit.url}/docs")
     expect(page.locator("#operations-predict-predict_predict_post")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The reference in a real browser: its forms work as they are filled in."""
+"""`/docs` in a real browser: its forms work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_form(visit: Visit, path: str) -> Locator:
 
 
 def execute(route: Locator, status: int) -> None:
-    """Sends what the form holds, and checks the status of the answer."""
+    """Sends the form and checks the status."""
     route.get_by_role("button", name="Execute").click()
     expect(route.locator(".live-responses-table .response-col_status")).to_contain_text(
         [str(status)]
@@ -28,13 +28,13 @@ def execute(route: Locator, status: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
-def test_prediction_works_as_its_form_is_filled_in(visit: Visit, samples: Path, path: str) -> None:
+def test_docs_form_sends_a_prediction(visit: Visit, samples: Path, path: str) -> None:
     route = open_form(visit, path)
     route.locator("[type=file]").set_input_files(samples / "chelsea.jpg")
     execute(route, 200)
 
 
-def test_every_value_of_a_list_is_sent_as_its_own_field(visit: Visit, samples: Path) -> None:
+def test_docs_form_sends_each_list_value_as_its_own_field(visit: Visit, samples: Path) -> None:
     route = open_form(visit, "/predict")
     route.locator("[type=file]").set_input_files(samples / "chelsea.jpg")
     labels = route.locator('[data-property-name="candidate_labels"]')
@@ -45,5 +45,5 @@ def test_every_value_of_a_list_is_sent_as_its_own_field(visit: Visit, samples: P
     assert visit.asked[-1]["candidate_labels"] == ["yak", "newt, or crow"]
 
 
-def test_label_set_is_registered_as_the_body_stands_there(visit: Visit) -> None:
+def test_docs_example_body_registers_a_label_set(visit: Visit) -> None:
     execute(open_form(visit, "/labels"), 201)

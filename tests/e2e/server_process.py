@@ -1,4 +1,4 @@
-"""A real server: `ml-decoder serve` as a process of its own, on a port of its own."""
+"""A real server: `ml-decoder serve` as a process on a free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Self
 import httpx2 as httpx
 
 ROOT = Path(__file__).parents[2]
-# A finder that refuses them: what the service is installed without has to stay unneeded.
+# An import finder that refuses the packages that the service must not need.
 _START = """
 import sys
 
@@ -33,7 +33,7 @@ _PATIENCE_SECONDS = 120.0
 
 
 class ServerProcess:
-    """Starts the command line, collects its stderr, and stops it at the end."""
+    """Runs the command line and collects its stderr."""
 
     program: tuple[str, ...] = ("-c", _START)
 
@@ -71,7 +71,7 @@ class ServerProcess:
             return "".join(self._lines)
 
     def wait_for_line(self, pattern: str | re.Pattern[str]) -> re.Match[str]:
-        """Returns the first match of `pattern` in stderr, once it is there."""
+        """Waits for `pattern` in stderr and returns its first match."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ended or re.search(pattern, "".join(self._lines)), _PATIENCE_SECONDS
@@ -81,35 +81,35 @@ class ServerProcess:
         return found
 
     def open_client(self) -> httpx.Client:
-        """Returns a client, once the service is ready."""
+        """Waits until the service is ready and returns a client."""
         self.wait_for_line(r"ready model=")
         return self.connect(*self.find_address())
 
     def connect(self, host: str, port: int) -> httpx.Client:
-        """Returns a client of one address."""
+        """Returns a client of an address."""
         return httpx.Client(base_url=f"http://{host}:{port}", timeout=_PATIENCE_SECONDS)
 
     def find_address(self) -> tuple[str, int]:
-        """Returns host and port, once the server listens."""
+        """Waits until the server listens and returns host and port."""
         found = self.wait_for_line(_LISTENING)
         return found.group(1), int(found.group(2))
 
     def read_memory(self, field: str = "VmRSS") -> int:
-        """Returns bytes of memory: resident now, or with `VmHWM` the most so far."""
+        """Returns resident memory in bytes; with `VmHWM` its peak."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", status)
         assert found
         return int(found[1]) * 1024
 
     def read_policy(self) -> int:
-        """Returns how Linux schedules the main thread, the event loop's: `os.SCHED_...`."""
+        """Returns the scheduling policy of the main thread (`os.SCHED_...`)."""
         return os.sched_getscheduler(self._process.pid)
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Returns the exit code; all of stderr is collected then."""
+        """Waits for the end and returns the exit code; stderr is complete then."""
         code = self._process.wait(_PATIENCE_SECONDS)
         self._reader.join(_PATIENCE_SECONDS)
         assert self._process.stderr is not None

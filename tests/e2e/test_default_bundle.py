@@ -1,4 +1,4 @@
-"""The default bundle, as a stranger meets it: served, and asked about real photos."""
+"""The default bundle, served with default settings, on real photos."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ IN_BF16 = pytest.param(
 
 @pytest.fixture(scope="module", params=[(), IN_BF16], ids=["default", "bf16"])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """A client of `ml-decoder serve` with every default but the port and how it computes."""
+    """A client of `ml-decoder serve` with all defaults except port, device and precision."""
     command = ("serve", "--port", "0", *request.param)
     with ServerProcess(*command) as server, server.open_client() as client:
         yield client
 
 
 def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
-    """Returns the labels of a photo, best first."""
+    """The labels of a photo, best first."""
     files = {"image": (photo.name, photo.read_bytes(), "image/jpeg")}
     response = client.post("/predict", files=files, params=parameters)
     assert response.status_code == 200, response.text
@@ -38,7 +38,9 @@ def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "label"), [("chelsea", "cat"), ("astronaut", "person")])
-def test_free_photos_get_exactly_their_label(client: httpx.Client, name: str, label: str) -> None:
+def test_packaged_photos_get_exactly_their_label(
+    client: httpx.Client, name: str, label: str
+) -> None:
     assert ask(client, ROOT / "docs" / "photos" / f"{name}.jpg") == [label]
 
 
@@ -54,14 +56,14 @@ def test_free_photos_get_exactly_their_label(client: httpx.Client, name: str, la
         ("n03594945_jeep", {"truck"}),
     ],
 )
-def test_shared_photos_get_the_labels_of_what_they_show(
+def test_shared_photos_get_their_labels(
     client: httpx.Client, name: str, expected: set[str]
 ) -> None:
     assert expected <= set(ask(client, SHARED / f"{name}.jpg"))
 
 
 @needs_shared
-def test_own_labels_are_found_in_photos_that_show_them(client: httpx.Client) -> None:
+def test_candidate_labels_are_found_in_matching_photos(client: httpx.Client) -> None:
     shown = {
         "n01871265_tusker": "elephant tusk",
         "n03109150_corkscrew": "corkscrew",
@@ -74,12 +76,12 @@ def test_own_labels_are_found_in_photos_that_show_them(client: httpx.Client) -> 
         assert ask(client, photo, candidate_labels=[*shown.values()], top_k=1) == [label], name
 
 
-def test_everyday_labels_are_ready(client: httpx.Client) -> None:
+def test_everyday_set_is_loaded(client: httpx.Client) -> None:
     photo = ROOT / "docs" / "photos" / "chelsea.jpg"
     assert ask(client, photo, label_set="everyday", top_k=1) == ["cat"]
 
 
-def test_card_tells_the_accuracy_of_both_precisions(client: httpx.Client) -> None:
+def test_card_has_the_accuracy_of_both_precisions(client: httpx.Client) -> None:
     info = client.get("/info").json()
     accuracy = {metric["precision"]: metric["value"] for metric in info["metrics"]}
     assert accuracy.keys() == {"fp32", "int8"}

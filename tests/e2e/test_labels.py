@@ -1,6 +1,6 @@
-"""Label sets through real servers: restarts, kills and two processes on one store.
+"""Label sets on real servers: restarts, kills and two processes on one store.
 
-`LABEL_KILL_ROUNDS=50` makes the kills many; a few show the same on every run of the tests.
+`LABEL_KILL_ROUNDS=50` kills more often than the default.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.support.postgres import Postgres
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 LABELS = [f"label {i}" for i in range(30)]
-# The promise is two seconds; a machine that is busy with other tests may take longer.
+# The promise is 2 s; a busy test machine may take longer.
 PATIENCE_SECONDS = 30.0
-# The same queries in a run of the same size.
+# Same queries and same batch size, so equal to the last digit.
 TOLERANCE = 1e-6
 
 
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "labels.db"
 
 
-def test_registered_labels_outlive_the_server(open_bundle: Bundle, store: Path) -> None:
+def test_registered_labels_survive_a_restart(open_bundle: Bundle, store: Path) -> None:
     with start(open_bundle, store) as server, server.open_client() as client:
         made = register(client, "mine", LABELS)
         assert made.status_code == 201, made.text
@@ -74,7 +74,7 @@ def register_until_killed(client: httpx.Client, first: int, acknowledged: list[s
             return
 
 
-def test_kill_during_registrations_loses_nothing_and_leaves_nothing_half(
+def test_kill_during_registrations_loses_nothing_and_leaves_no_partial_set(
     open_bundle: Bundle, store: Path
 ) -> None:
     acknowledged: list[str] = []
@@ -85,7 +85,7 @@ def test_kill_during_registrations_loses_nothing_and_leaves_nothing_half(
             arguments = (client, round_number * 10_000, acknowledged)
             worker = threading.Thread(target=register_until_killed, args=arguments)
             worker.start()
-            # Each round kills after another number of sets, so at another point of a write.
+            # Each round kills after another number of sets, hence at another point of a write.
             while worker.is_alive() and len(acknowledged) < seen + 3 + round_number % 7:
                 time.sleep(0.001 * (round_number % 5))
             server.send_signal(signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_two_processes_on_one_store_converge(open_bundle: Bundle, shared_store: 
         two.open_client() as there,
     ):
         version = register(here, "demanded", ["cat"]).json()["version"]
-        # Demanded, it is there at once, however long the poll takes.
+        # `min_version` loads it at once, without waiting for the poll.
         demanded = predict(there, label_set="demanded", min_version=version)
         assert demanded.json()["label_set"] == {"name": "demanded", "version": version}
 
@@ -139,7 +139,7 @@ def test_two_processes_on_one_store_converge(open_bundle: Bundle, shared_store: 
         assert there.delete("/labels/demanded").status_code == 204
 
 
-def test_database_that_goes_and_comes_back_costs_no_prediction_and_no_restart(
+def test_database_outage_costs_no_prediction_and_no_restart(
     open_bundle: Bundle, postgres: Postgres
 ) -> None:
     with start(open_bundle, postgres.url) as server, server.open_client() as client:

@@ -1,4 +1,4 @@
-"""The server as a user starts it: a process, a port, signals; torch, timm and onnx are absent."""
+"""The server as a user starts it, without torch, timm and onnx."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def scores(response: httpx.Response) -> dict[str, float]:
     return {label["label"]: label["score"] for label in response.json()["labels"]}
 
 
-def test_photo_gets_labels_while_torch_timm_and_onnx_are_unimportable(
+def test_photo_gets_labels_without_torch_timm_and_onnx(
     client: httpx.Client,
 ) -> None:
     assert len(scores(send_image(client, make_photo()))) == 5
     assert client.get("/info").json()["runtime"]["device"] == "cpu"
 
 
-def test_settings_come_from_flags_and_variables_alike(client: httpx.Client) -> None:
+def test_settings_come_from_flags_and_variables(client: httpx.Client) -> None:
     too_large = client.post(
         "/predict", content=b"x" * 200_001, headers={"content-type": "image/png"}
     )
@@ -90,7 +90,7 @@ def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> N
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
-def test_double_colon_listens_to_both_families_whose_clients_keep_their_addresses(
+def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
     tiny_bundle: Bundle,
 ) -> None:
     command = (*serve_command(tiny_bundle.path), "--host", "::", "--rate-limit", "1/hour")
@@ -100,7 +100,7 @@ def test_double_colon_listens_to_both_families_whose_clients_keep_their_addresse
         for host in ("[::1]", "127.0.0.1"):
             with server.connect(host, port) as client:
                 assert scores(send_image(client, make_photo()))
-        with server.connect("127.0.0.1", port) as client:  # which uvicorn believes by default
+        with server.connect("127.0.0.1", port) as client:  # uvicorn trusts it by default
             client.headers["X-Forwarded-For"] = "192.0.2.1"
             assert scores(send_image(client, make_photo()))
         server.send_signal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def test_double_colon_listens_to_both_families_whose_clients_keep_their_addresse
 
 
 @needs_policies
-def test_event_loop_waits_for_its_turn(server: ServerProcess) -> None:
+def test_event_loop_runs_as_sched_batch(server: ServerProcess) -> None:
     with server.open_client() as client:
         assert scores(send_image(client, make_photo()))
     assert server.read_policy() == os.SCHED_BATCH

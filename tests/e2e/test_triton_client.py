@@ -1,4 +1,4 @@
-"""The public client of the Open Inference Protocol, `tritonclient`, against a real server."""
+"""`tritonclient`, the public client of the Open Inference Protocol, against a real server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
 
 @pytest.fixture
 def wanted(server: ServerProcess) -> list[dict[str, float]]:
-    """The scores that `/predict` gives the photos."""
+    """The scores of `/predict` for the photos."""
     with server.open_client() as client:
         return [score_by_predict(client, photo) for photo in PHOTOS]
 
@@ -113,7 +113,7 @@ def test_pixels_get_the_scores_of_predict_without_naming_outputs(
     assert_same(read_scores(result), wanted)
 
 
-def test_classification_gives_the_best_labels(
+def test_classification_returns_the_best_labels(
     client: triton.InferenceServerClient, wanted: list[dict[str, float]]
 ) -> None:
     outputs = [triton.InferRequestedOutput("scores", class_count=2)]

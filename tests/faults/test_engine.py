@@ -41,7 +41,7 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
     ("fault", "status", "code"),
     [("FAIL", 500, "inference_failed"), ("MEMORY", 503, "out_of_memory")],
 )
-def test_failed_batch_is_told_without_its_cause_and_the_next_one_is_answered(
+def test_failed_batch_is_500_without_cause_and_the_next_one_is_answered(
     client: httpx.Client, fault: str, status: int, code: str
 ) -> None:
     for response in (
@@ -57,7 +57,7 @@ def test_failed_batch_is_told_without_its_cause_and_the_next_one_is_answered(
 @pytest.mark.parametrize(
     ("fault", "reason"), [("DIE", "SystemExit"), ("LOSE", "the engine runs nothing any more")]
 )
-def test_dead_batcher_turns_readiness_off_and_ends_the_process(
+def test_dead_batcher_fails_readiness_and_ends_the_process(
     open_bundle: Bundle, tmp_path: Path, fault: str, reason: str
 ) -> None:
     with FaultyProcess(open_bundle, tmp_path) as server, server.open_client() as client:
@@ -72,7 +72,7 @@ def test_dead_batcher_turns_readiness_off_and_ends_the_process(
         assert reason in server.stderr
 
 
-def test_hung_engine_turns_readiness_off_and_ends_the_process(
+def test_hung_engine_fails_readiness_and_ends_the_process(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     # A drain that waited for the run would take longer than this test waits.
@@ -87,7 +87,7 @@ def test_hung_engine_turns_readiness_off_and_ends_the_process(
         assert "a run of the batcher hangs" in server.stderr
 
 
-def test_while_loading_it_lives_and_answers_503(open_bundle: Bundle, tmp_path: Path) -> None:
+def test_loading_server_is_alive_and_answers_503(open_bundle: Bundle, tmp_path: Path) -> None:
     with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
         host, port = server.find_address()
         with httpx.Client(base_url=f"http://{host}:{port}") as client:

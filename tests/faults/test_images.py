@@ -57,12 +57,12 @@ def test_broken_image_is_400(client: httpx.Client, data: bytes) -> None:
      b"\0\0\0\x1cftypavif" + bytes(99)],
     ids=["svg", "pdf", "psd", "eps", "tiff", "heic", "avif"],
 )  # fmt: skip
-def test_unsupported_type_is_415_listing_the_supported(client: httpx.Client, data: bytes) -> None:
+def test_unsupported_type_is_415_and_lists_the_supported(client: httpx.Client, data: bytes) -> None:
     problem = assert_problem(send_image(client, data), 415, "unsupported_image")
     assert "JPEG, PNG, WEBP, GIF, BMP" in problem["detail"]
 
 
-def test_content_decides_not_the_declared_type(client: httpx.Client) -> None:
+def test_content_decides_over_the_declared_type(client: httpx.Client) -> None:
     jpeg = make_photo(0, "JPEG")
     answers = [
         client.post("/predict", files={"image": (name, jpeg, kind)}, params=ALL)
@@ -72,9 +72,7 @@ def test_content_decides_not_the_declared_type(client: httpx.Client) -> None:
     assert labels_of(answers[0]) == labels_of(answers[1]) == labels_of(answers[2]) == labels_of(raw)
 
 
-def test_pixel_bomb_is_refused_at_once_and_fills_no_memory(
-    server: ServerProcess, client: httpx.Client
-) -> None:
+def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: httpx.Client) -> None:
     bomb = make_pixel_bomb()
     assert len(bomb) < 200_000
     before, seconds = server.read_memory("VmHWM"), []
@@ -106,7 +104,7 @@ def test_unusual_modes_are_answered(client: httpx.Client, mode: str, file_format
     assert len(labels_of(send_image(client, photo, params=ALL))) == 5
 
 
-def test_transparent_palette_lies_on_white(client: httpx.Client) -> None:
+def test_transparent_palette_is_flattened_on_white(client: httpx.Client) -> None:
     picture = make_picture(4).quantize(16)
     picture.info["transparency"] = 0
     photo = encode_picture(picture, "PNG", transparency=0)
@@ -118,7 +116,7 @@ def test_transparent_palette_lies_on_white(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "WEBP"])
-def test_first_frame_of_an_animation_counts(client: httpx.Client, file_format: str) -> None:
+def test_animation_is_read_as_its_first_frame(client: httpx.Client, file_format: str) -> None:
     frames = [make_picture(seed) for seed in (1, 2, 3)]
     options = {"lossless": True} if file_format == "WEBP" else {}
     moving = io.BytesIO()
@@ -161,7 +159,7 @@ HOSTILE_METADATA = {
 
 
 @pytest.mark.parametrize("photo", HOSTILE_METADATA.values(), ids=HOSTILE_METADATA)
-def test_hostile_metadata_is_read_over_or_400(
+def test_hostile_metadata_is_ignored_or_400(
     server: ServerProcess, client: httpx.Client, photo: bytes
 ) -> None:
     before = server.read_memory("VmHWM")

@@ -73,7 +73,7 @@ def test_key_that_is_too_short_stops_the_start_and_is_not_shown(
             assert "tooshort" not in server.stderr
 
 
-def test_urls_are_off_by_default(client: httpx.Client) -> None:
+def test_url_input_is_off_by_default(client: httpx.Client) -> None:
     body = {"url": "https://example.com/cat.jpg"}
     refused = client.post("/predict", json=body, headers={"X-API-Key": PREDICT})
     assert_problem(refused, 422, "url_input_off")
@@ -84,9 +84,7 @@ def test_urls_are_off_by_default(client: httpx.Client) -> None:
     ["https://127.0.0.1/x", "https://169.254.169.254/latest/meta-data", "https://[::1]/",
      "https://2130706433/", "https://localhost/", "file:///etc/passwd", "http://example.com/"],
 )  # fmt: skip
-def test_url_that_leads_inside_is_refused_without_a_word_of_it(
-    fetching: httpx.Client, url: str
-) -> None:
+def test_private_url_is_refused_without_details(fetching: httpx.Client, url: str) -> None:
     problem = assert_problem(fetching.post("/predict", json={"url": url}), 422, "url_not_usable")
     problem.pop("request_id")
     # Word for word what is said of every other URL, so that nothing can be learnt from it.

@@ -1,9 +1,6 @@
-"""The API reference: the OpenAPI document as one page of Markdown.
+"""Writes the API reference: the OpenAPI document as one page of Markdown.
 
-    python -m tests.project.api_reference > docs/api.md
-
-In: the app's OpenAPI document. Out: routes with parameters, bodies, answers and errors, then the
-shape of every answer. `test_api_reference.py` holds the page in `docs/` against it.
+python -m tests.project.api_reference > docs/api.md
 """
 
 from __future__ import annotations
@@ -22,13 +19,13 @@ _HEAD = """# API
 Made from the service's OpenAPI document by `make reference`; do not edit. A running service shows
 the same at `/docs`, to be tried out, and gives the document at `/openapi.json`. Every answer has an
 `X-Request-ID`, which is also in the log: the one that the request came with, or a new one. Answers
-that ask to try again tell in `Retry-After` after how many seconds.
+with `Retry-After` can be retried after that many seconds.
 """
 _PROBLEM_JSON = "application/problem+json"
 
 
 def read_openapi() -> JSON:
-    """Returns the OpenAPI document of an app with default settings."""
+    """The OpenAPI document of an app with default settings."""
     document: JSON = create_app(PipelineHost(Settings())).openapi()
     return document
 
@@ -114,7 +111,7 @@ _SHAPE_HEAD = ("field", "type", "meaning")
 
 
 def _name_type(schema: JSON) -> str:
-    """Returns a type in words; other shapes are named."""
+    """Returns a type in words; other schemas by name."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[-1]
         return f"[{name}](#{name.lower()})"

@@ -1,8 +1,4 @@
-"""A Dockerfile, read as far as its tests need it.
-
-In: the file's text. Out: its stages in order, each with the instructions that it adds. What
-a stage inherits is found by `follow_stages`.
-"""
+"""Parses a Dockerfile into stages and their instructions."""
 
 from __future__ import annotations
 

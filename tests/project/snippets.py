@@ -1,8 +1,7 @@
-"""Snippets: the code blocks of the documents, and what they need to be run.
+"""The code blocks of the documents.
 
-In: a Markdown file. Out: its `Snippet`s. A comment `<!-- not run: why -->` before a block says that
-it cannot be run here; the test shows the reason. In a `console` block, lines after `$ ` are
-commands, up to a line that neither continues them nor begins with `$ `.
+A comment `<!-- not run: why -->` before a block skips it with that reason. In a `console` block, a
+line after `$ ` is a command and continues while lines end in a backslash.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Snippet:
         place: `README.md:21`.
         language: the word behind the backticks.
         code: the text between them.
-        reason: why it cannot be run; None where it is.
-        answers: the JSON block right behind it, which shows what it prints; None without one.
+        reason: why it is not run; None if it is.
+        answers: the JSON block right after it, which shows its output; None without one.
     """
 
     place: str

@@ -1,4 +1,4 @@
-"""The API reference in `docs/` says what the service says of itself."""
+"""`docs/api.md` matches the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_reference_is_current() -> None:
     assert REFERENCE.read_text() == current, "docs/api.md is old: run `make reference`"
 
 
-def test_every_shape_that_the_reference_names_is_in_it() -> None:
+def test_reference_defines_every_schema_that_it_names() -> None:
     text = REFERENCE.read_text()
     named = set(re.findall(r"\]\(#(\w+)\)", text))
     assert named

@@ -1,4 +1,4 @@
-"""The audit of what is pinned: advisories fail it, a missing network does not."""
+"""The audit of pinned packages: advisories fail it, a missing network does not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_a_network_it_is_skipped_with_a_message(
     assert "skipped" in capsys.readouterr().out
 
 
-def test_service_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_service_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*_args: Any, **_options: Any) -> None:
         raise subprocess.TimeoutExpired("pip-audit", 1)
 

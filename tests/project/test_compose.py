@@ -1,4 +1,4 @@
-"""The Compose file, checked against the specification by a parser of its own."""
+"""The Compose file, checked against the specification."""
 
 import re
 from pathlib import Path
@@ -30,8 +30,8 @@ PROFILES = {
 
 
 def read_compose(text: str) -> dict[str, Any]:
-    """The file as plain data; raises `ValueError` where it breaks the specification."""
-    # The parser knows no merge keys (`<<`), which belong to YAML, and no variables.
+    """The file as plain data; raises `ValueError` if it violates the specification."""
+    # The parser supports neither YAML merge keys (`<<`) nor variables.
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     plain = yaml.safe_dump(yaml.safe_load(text))
     content: dict[str, Any] = PyCompose.from_yaml(plain).to_dict()
@@ -52,7 +52,7 @@ def test_profile_starts_these_services(profile: str) -> None:
     assert started == PROFILES[profile]
 
 
-def test_without_a_profile_the_cpu_is_taken() -> None:
+def test_default_profile_is_cpu() -> None:
     lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
     assert "COMPOSE_PROFILES=cpu" in lines
     assert "deploy" not in SERVICES["ml-decoder"]
@@ -65,13 +65,13 @@ def test_every_profile_answers_at_port_8000_of_this_machine_alone(profile: str) 
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_settings_come_from_a_file_that_need_not_be_there(name: str) -> None:
+def test_settings_file_is_optional(name: str) -> None:
     (settings,) = SERVICES[name]["env_file"]
     assert settings == {"path": "ml-decoder.env", "required": False}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_file_of_settings_cannot_move_the_service_away_from_its_published_port(name: str) -> None:
+def test_settings_file_cannot_change_the_published_port(name: str) -> None:
     given = yaml.safe_load(TEXT)["services"][name]["environment"]
     assert (given["ML_DECODER_HOST"], given["ML_DECODER_PORT"]) == ("0.0.0.0", "8000")
 
@@ -93,7 +93,7 @@ def test_state_outlives_the_container(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["prometheus", "grafana"])
-def test_monitoring_is_for_this_machine_alone_and_reads_what_is_there(name: str) -> None:
+def test_monitoring_listens_locally_and_mounts_existing_files(name: str) -> None:
     service = SERVICES[name]
     assert service["profiles"] == ["monitoring"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
@@ -121,12 +121,12 @@ def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_stop_is_given_longer_than_the_drain(name: str) -> None:
+def test_stop_grace_period_exceeds_the_drain(name: str) -> None:
     grace = SERVICES[name]["stop_grace_period"]
     assert float(grace.removesuffix("s")) >= Settings.model_fields["drain_seconds"].default + 5
 
 
-def test_replicas_keep_nothing_and_start_when_their_database_is_there() -> None:
+def test_replicas_are_stateless_and_wait_for_the_database() -> None:
     replica = SERVICES["replica"]
     assert "volumes" not in replica
     assert replica["environment"]["ML_DECODER_LABEL_STORE"].startswith("postgresql://")
@@ -136,14 +136,14 @@ def test_replicas_keep_nothing_and_start_when_their_database_is_there() -> None:
         assert SERVICES[name]["healthcheck"]["test"]
 
 
-def test_password_stands_in_no_file_of_the_repository() -> None:
+def test_no_file_contains_the_password() -> None:
     secret = read_compose(TEXT)["secrets"]["postgres_password"]["file"]
     assert f"/{secret}" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     url = SERVICES["replica"]["environment"]["ML_DECODER_LABEL_STORE"]
     assert re.fullmatch(r"postgresql://\w+@postgres/\w+", url)
 
 
-def test_proxy_fills_in_every_variable_of_the_configuration_that_the_tests_run() -> None:
+def test_proxy_substitutes_every_variable_of_the_tested_configuration() -> None:
     template = (ROOT / "deploy" / "nginx" / "default.conf.template").read_text(encoding="utf-8")
     proxy = SERVICES["proxy"]
     assert set(re.findall(r"\$\{(\w+)\}", template)) == set(proxy["environment"])

@@ -11,12 +11,12 @@ from constraints.lock import LockError, pin_packages
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / "constraints").glob("*.txt"))}
 PIN = re.compile(r"(?P<name>[a-z0-9]+(-[a-z0-9]+)*)==(?P<version>[0-9][0-9a-z.]*)")
-# A service that holds one of these has brought training or export along.
+# These packages belong to training or export.
 HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "safetensors", "triton"}
 
 
 def read_pins(name: str) -> dict[str, str]:
-    """Package -> version of one constraint file; a line that is no pin fails the test."""
+    """Package -> version of one constraint file; any other line fails the test."""
     pins: dict[str, str] = {}
     for line in FILES[name].read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -29,7 +29,7 @@ def read_pins(name: str) -> dict[str, str]:
 
 
 def read_dependencies(*extras: str) -> set[str]:
-    """Names that pyproject asks for in the base install and the extras."""
+    """Packages of the base install and the extras in pyproject."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = list(project["dependencies"])
     for extra in extras:
@@ -42,7 +42,7 @@ def _entry(name: str, version: str) -> dict[str, dict[str, str]]:
     return {"metadata": {"name": name, "version": version}}
 
 
-def test_there_is_one_file_for_each_way_to_install() -> None:
+def test_each_way_to_install_has_one_file() -> None:
     assert set(FILES) == {"dev", "serve-cpu", "serve-gpu", "serve-openvino"}
 
 

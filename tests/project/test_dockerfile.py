@@ -1,4 +1,4 @@
-"""What each image promises, read off the Dockerfile; no engine is needed."""
+"""Properties of each image, read from the Dockerfile without an engine."""
 
 import ast
 import http.server
@@ -23,7 +23,7 @@ TARGETS = ("cpu", "gpu", "openvino")
 
 
 def values(target: str, keyword: str) -> list[str]:
-    """What `keyword` says in `target` and the stages that it is made from, in order."""
+    """The arguments of `keyword` in `target` and its base stages, in order."""
     return [rest for word, rest in follow_stages(STAGES, target) if word == keyword]
 
 
@@ -83,7 +83,7 @@ def test_image_does_not_run_as_root(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_user_of_the_image_reads_the_bundles_whatever_the_umask_of_the_checkout(
+def test_image_user_can_read_bundles_with_any_umask(
     target: str,
 ) -> None:
     assert "--chmod=755 bundles/ bundles/" in values(target, "COPY")
@@ -100,7 +100,7 @@ def test_image_serves_the_default_bundle_on_every_interface(target: str) -> None
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_image_reports_to_nobody(target: str) -> None:
+def test_image_disables_telemetry(target: str) -> None:
     assert read_environment(target)["ORT_DISABLE_TELEMETRY"] == "1"
 
 
@@ -115,7 +115,7 @@ def test_image_installs_only_what_is_pinned_for_serving(target: str) -> None:
     ]
 
 
-def test_no_stage_takes_the_parts_that_need_torch() -> None:
+def test_no_stage_copies_code_that_needs_torch() -> None:
     copied = {source for stage in STAGES for source in _copied_from_context(stage.name)}
     assert copied == {
         "LICENSE", "README.md", "bundles/", "constraints/serve-cpu.txt",
@@ -129,7 +129,7 @@ def _copied_from_context(stage: str) -> Iterator[str]:
             yield from (word for word in line.split()[:-1] if not word.startswith("--"))
 
 
-def test_build_context_holds_everything_that_is_copied() -> None:
+def test_build_context_has_every_copied_file() -> None:
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").split("\n")
     kept = [rule.removeprefix("!") for rule in rules if rule.startswith("!")]
     for stage in STAGES:
@@ -149,7 +149,7 @@ def test_healthcheck_passes_only_while_ready(status: int, exit_code: int) -> Non
         assert run_healthcheck(port) == exit_code
 
 
-def test_healthcheck_fails_where_nothing_listens() -> None:
+def test_healthcheck_fails_when_nothing_listens() -> None:
     with answering(200) as port:
         pass
     assert run_healthcheck(port) != 0

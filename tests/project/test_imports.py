@@ -1,7 +1,7 @@
-"""The import rules of the parts, read off the source of every module.
+"""The import rules, read from the source of every module.
 
-Imports inside functions and under `TYPE_CHECKING` count: the rules are about who knows
-whom, not about when. Starting a part as a program (`ml-decoder export`) is no import.
+Imports inside functions and under `TYPE_CHECKING` count. Starting a part as a program
+(`ml-decoder export`) does not.
 """
 
 import ast
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PARTS = ("ml_decoder_client", "service", "export", "models")
 
-# What the base install and the extras of the service bring, by import name.
+# Packages of the base install and of the service's extras, by import name.
 SERVICE_PACKAGES = {
     "PIL",
     "cv2",
@@ -199,5 +199,5 @@ def test_imports_point_one_way(part: str) -> None:
 
 
 def _owner(name: str, modules: list[str]) -> str:
-    """The longest module of the part that `name` is or lies in; empty where there is none."""
+    """The longest module of the part that `name` is or lies in; empty if there is none."""
     return max((m for m in modules if _is_within(name, m)), key=len, default="")

@@ -19,7 +19,7 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
-# The oldest minor version that is checked; what it knows, newer ones do.
+# The oldest supported minor version; newer ones know the same keys.
 VERSION = "1.31"
 CUSTOM: dict[str, type[BaseModel]] = {
     "ScaledObject": ScaledObject,
@@ -54,7 +54,7 @@ def read_kserve() -> dict[str, Any]:
 
 
 def check_custom(document: dict[str, Any]) -> None:
-    """Checks a custom resource; a key that its schema lacks counts as an error."""
+    """Checks a custom resource; an unknown key is an error."""
     model = CUSTOM[document["kind"]].model_validate(document)
     read = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
     assert read == document
@@ -72,7 +72,7 @@ def pods() -> list[Any]:
 
 
 @pytest.mark.parametrize("folder", KINDS)
-def test_kustomization_gives_these_objects_and_each_fits_its_schema(folder: str) -> None:
+def test_kustomization_renders_these_objects_and_each_matches_its_schema(folder: str) -> None:
     documents = render(folder)
     assert set(documents) == KINDS[folder]
     for kind, document in documents.items():
@@ -134,21 +134,21 @@ def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any
 
 
 @pytest.mark.parametrize("pod", pods())
-def test_bodies_that_are_held_leave_the_memory_to_model_and_photos(pod: dict[str, Any]) -> None:
+def test_request_bodies_leave_memory_for_model_and_photos(pod: dict[str, Any]) -> None:
     given = {each["name"]: each["value"] for each in container(pod)["env"] if "value" in each}
     held = Settings(max_held_bytes=given["ML_DECODER_MAX_HELD_BYTES"]).max_held_bytes
     limit = container(pod)["resources"]["limits"]["memory"]
-    # Beside them the model took 300 MiB and the largest photos 700 when they came all at once.
+    # Measured: the model 300 MiB, the largest photos all at once 700 MiB.
     assert held * 8 <= int(limit.removesuffix("Gi")) * 1024**3
 
 
 @pytest.mark.parametrize("pod", pods())
-def test_names_of_services_do_not_become_settings(pod: dict[str, Any]) -> None:
-    """Kubernetes tells pods of a Service `ml-decoder` in `ML_DECODER_PORT` and the like."""
+def test_service_links_do_not_become_settings(pod: dict[str, Any]) -> None:
+    """For a Service `ml-decoder` Kubernetes sets `ML_DECODER_PORT` and others in every pod."""
     assert pod["enableServiceLinks"] is False
 
 
-def test_pod_of_kserve_has_what_knative_takes_without_its_feature_flags() -> None:
+def test_kserve_pod_needs_no_knative_feature_flags() -> None:
     assert "securityContext" not in read_kserve()["spec"]["predictor"]
     assert "runAsGroup" not in container(read_kserve()["spec"]["predictor"])["securityContext"]
 
@@ -159,14 +159,14 @@ def test_variables_are_settings(pod: dict[str, Any]) -> None:
         assert variable["name"].removeprefix("ML_DECODER_").lower() in Settings.model_fields
 
 
-def test_pod_is_given_time_to_drain_after_it_is_off_the_list() -> None:
+def test_pod_has_time_to_drain_after_it_leaves_the_endpoints() -> None:
     pod = render("base")["Deployment"]["spec"]["template"]["spec"]
     _, pause = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
     drain = Settings.model_fields["drain_seconds"].default
     assert pod["terminationGracePeriodSeconds"] >= int(pause) + drain + 5
 
 
-def test_pod_of_kserve_fits_the_schema_of_a_pod() -> None:
+def test_kserve_pod_matches_the_pod_schema() -> None:
     predictor = dict(read_kserve()["spec"]["predictor"])
     kserve = ("minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
     for key in (*kserve, "containerConcurrency", "timeout"):
@@ -175,7 +175,7 @@ def test_pod_of_kserve_fits_the_schema_of_a_pod() -> None:
     kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
-def test_example_of_the_secrets_is_what_the_pods_ask_for() -> None:
+def test_example_secret_has_the_keys_that_pods_read() -> None:
     secrets = list(yaml.safe_load_all((K8S / "secret.example.yaml").read_text()))
     for secret in secrets:
         kubernetes_validate.validate(secret, VERSION, strict=True)

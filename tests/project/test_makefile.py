@@ -1,4 +1,4 @@
-"""`make` on machines unlike this one: other Pythons, one that lacks `venv`, folders with spaces."""
+"""`make` with other Pythons, without `venv`, and in folders with spaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_make(folder: Path, *arguments: str, path: str) -> subprocess.CompletedPr
 
 
 def write_command(file: Path, script: str) -> Path:
-    """Writes a shell script that can be run."""
+    """Writes an executable shell script."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
@@ -36,7 +36,7 @@ def write_command(file: Path, script: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["python3", "python3.12", "python3.13"])
-def test_a_python_of_any_promised_name_is_found(tmp_path: Path, name: str) -> None:
+def test_every_supported_python_is_found(tmp_path: Path, name: str) -> None:
     python = write_command(tmp_path / "bin" / name, f'exec "{sys.executable}" "$@"')
 
     done = run_make(tmp_path, "-n", ".venv-new/bin/python", path=str(python.parent))
@@ -44,8 +44,8 @@ def test_a_python_of_any_promised_name_is_found(tmp_path: Path, name: str) -> No
     assert f'"{python}" -m venv .venv-new' in done.stdout
 
 
-def test_a_python_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
-    # As pyenv has one for every version that is installed, whichever are chosen.
+def test_broken_python_is_skipped(tmp_path: Path) -> None:
+    # pyenv has a shim for every installed version, chosen or not.
     write_command(tmp_path / "bin" / "python3.11", "exit 127")
     python = write_command(tmp_path / "bin" / "python3", f'exec "{sys.executable}" "$@"')
 
@@ -54,7 +54,7 @@ def test_a_python_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
     assert f'"{python}" -m venv .venv-new' in done.stdout
 
 
-def test_a_python_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
+def test_old_python_is_refused_by_name(tmp_path: Path) -> None:
     python = write_command(tmp_path / "bin" / "python3", "exit 1")
 
     done = run_make(tmp_path, ".venv-new/bin/python", path=str(python.parent))
@@ -63,8 +63,8 @@ def test_a_python_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
     assert "Python 3.11 or newer is needed; name one with PYTHON=" in done.stderr
 
 
-def test_an_environment_that_python_could_not_finish_is_begun_anew(tmp_path: Path) -> None:
-    # Debian's Python without the package python3-venv makes half an environment, and fails.
+def test_unfinished_environment_is_made_again(tmp_path: Path) -> None:
+    # Debian's Python without python3-venv makes half an environment and fails.
     python = write_command(
         tmp_path / "bin" / "python3",
         'case "$1" in -m) mkdir -p "$3/bin" && : > "$3/bin/python" && test -e complete;; esac',
@@ -81,7 +81,7 @@ def test_an_environment_that_python_could_not_finish_is_begun_anew(tmp_path: Pat
     assert again.returncode == 0
 
 
-def test_a_bundle_in_a_folder_with_spaces_can_be_served(tmp_path: Path) -> None:
+def test_bundle_path_may_contain_spaces(tmp_path: Path) -> None:
     (tmp_path / "constraints").mkdir()
     for needed in ("pyproject.toml", "constraints/serve-cpu.txt"):
         (tmp_path / needed).touch()

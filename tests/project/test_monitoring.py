@@ -1,4 +1,4 @@
-"""What is monitored exists, and what exists is documented."""
+"""Dashboards and alerts query existing metrics; every metric is documented."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SERIES = {
 
 
 def list_expressions() -> Iterator[tuple[str, str]]:
-    """Every query of the dashboard and of the alerts, with where it stands."""
+    """Every query of the dashboard and of the alerts, with its place."""
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -70,19 +70,19 @@ ERRORS = list_errors()
 
 
 def find_reasons(place: str) -> set[str]:
-    """Reasons of refusals and failures that a query asks for."""
+    """The values of `reason` in a query."""
     found = re.findall(r'reason=~?"([\w|]+)"', EXPRESSIONS[place])
     return {reason for reasons in found for reason in reasons.split("|")}
 
 
 @pytest.mark.parametrize("place", EXPRESSIONS)
-def test_every_series_that_is_asked_for_exists(place: str) -> None:
+def test_every_queried_series_exists(place: str) -> None:
     asked = set(re.findall(r"\b(?:ml_decoder|process|python)_\w+", EXPRESSIONS[place]))
     assert asked <= SERIES
 
 
 @pytest.mark.parametrize("place", EXPRESSIONS)
-def test_every_label_that_is_asked_for_exists(place: str) -> None:
+def test_every_queried_label_exists(place: str) -> None:
     known = {"job", "instance", "le"}.union(*LABELS.values())
     expression = EXPRESSIONS[place]
     matched = re.findall(r"(\w+)=~?\"", expression)
@@ -91,13 +91,13 @@ def test_every_label_that_is_asked_for_exists(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", EXPRESSIONS)
-def test_every_reason_that_is_asked_for_is_the_code_of_a_problem(place: str) -> None:
+def test_every_queried_reason_is_a_problem_code(place: str) -> None:
     assert find_reasons(place) <= {error.code for error in ERRORS}
 
 
-def test_every_failure_of_the_service_raises_the_alarm() -> None:
+def test_every_server_error_raises_the_alert() -> None:
     own = {error.code for error in ERRORS if error.status >= 500}
-    # A slow site that a client named is no failure of ours; the others have alerts of their own.
+    # A client's slow URL is not our failure; the others have their own alerts.
     elsewhere = {"origin_timeout", "not_ready", "draining", "store_unavailable"}
     assert find_reasons("MlDecoderErrors") == own - elsewhere
 
@@ -118,7 +118,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
         places |= cells
 
 
-def test_metrics_table_says_what_there_is() -> None:
+def test_metrics_table_lists_every_metric() -> None:
     documented = {
         name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
         for name, kind, labels in ROW.findall(DOCUMENT)
@@ -164,15 +164,15 @@ def test_promtool_accepts_configuration_and_rules() -> None:
 @pytest.mark.parametrize(
     ("versions", "alarms"),
     [
-        # Scraped one after the other, in the middle of registrations that take minutes.
+        # Replicas are scraped one after the other during registrations.
         (("0+10x60", "0 0+10x59"), 0),
-        # One that is behind for good.
+        # A replica that never catches up.
         (("7x60", "7x10 5x50"), 1),
-        # The store was put back to what it was.
+        # The store was restored to an earlier version.
         (("7x30 5x30", "7x30 5x30"), 0),
     ],
 )
-def test_replica_is_behind_only_where_it_stays_behind(
+def test_replica_lag_alert_fires_only_when_it_lasts(
     versions: tuple[str, str], alarms: int, tmp_path: Path
 ) -> None:
     series = {
@@ -189,7 +189,7 @@ def test_replica_is_behind_only_where_it_stays_behind(
 
 @needs_promtool
 @pytest.mark.parametrize(("failing", "alarms"), [(0, 0), (1, 1)])
-def test_few_predictions_that_fail_raise_the_alarm_beside_many_probes(
+def test_failed_predictions_raise_the_alert_among_many_probes(
     failing: int, alarms: int, tmp_path: Path
 ) -> None:
     count = 'ml_decoder_request_seconds_count{job="ml-decoder"'
@@ -216,9 +216,7 @@ def test_few_predictions_that_fail_raise_the_alarm_beside_many_probes(
         ("100x5 200x5 300x5 400x45", 1),
     ],
 )
-def test_process_that_starts_again_and_again_raises_the_alarm(
-    starts: str, alarms: int, tmp_path: Path
-) -> None:
+def test_crash_loop_raises_the_alert(starts: str, alarms: int, tmp_path: Path) -> None:
     labels = {"job": "ml-decoder", "instance": "a"}
     series = {'process_start_time_seconds{job="ml-decoder", instance="a"}': starts}
     alarm = {
@@ -231,12 +229,12 @@ def test_process_that_starts_again_and_again_raises_the_alarm(
 def check_alarms(
     name: str, series: dict[str, str], alarms: list[dict[str, Any]], folder: Path
 ) -> None:
-    """Asks promtool whether an alert has these alarms from the fifth minute to the seventh.
+    """Checks with promtool which alarms an alert raises from minute 5 to 7.
 
     Args:
         name: of the alert.
-        series: a value every ten seconds of each series.
-        alarms: what is raised; annotations are those of the rule where none are given.
+        series: one value every 10 s.
+        alarms: expected alarms, with the annotations of the rule by default.
         folder: for the rules.
     """
     (alert,) = [rule for rule in list_alerts() if rule["alert"] == name]

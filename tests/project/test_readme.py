@@ -1,4 +1,4 @@
-"""README says what is so: settings, commands and parameters."""
+"""README matches the settings, commands and parameters."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def settings_table() -> str:
-    """The table of settings as README has to show it."""
+    """The expected table of settings."""
     rows = ["| variable | meaning |", "|---|---|"]
     for name, field in Settings.model_fields.items():
         meaning = " ".join((field.description or "").split()).replace("|", "or")
@@ -28,7 +28,7 @@ def test_every_predict_parameter_is_in_the_readme() -> None:
         assert f"`{name}`" in README
 
 
-def test_every_make_target_that_the_readme_names_exists() -> None:
+def test_every_make_target_in_the_readme_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = set(re.findall(r"`make ([a-z]+)`|\$ make ([a-z]+)", README))
     assert named
@@ -36,7 +36,7 @@ def test_every_make_target_that_the_readme_names_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_every_file_that_the_documents_name_exists() -> None:
+def test_every_file_named_in_the_documents_exists() -> None:
     for document in (README, (ROOT / "ARCHITECTURE.md").read_text()):
         for path in re.findall(r"`((?:models|service|export|tests|deploy)/[\w./-]+)`", document):
             assert (ROOT / path).exists(), path

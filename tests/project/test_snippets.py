@@ -1,7 +1,7 @@
-"""Every code block of README and docs is run, in order, as a reader would who copies it.
+"""Runs every code block of README and docs in order.
 
-Each document gets a folder of its own with the files that the snippets name, and a service with the
-default bundle in place of `localhost:8000`.
+Each document gets its own folder with the files that its snippets name; a service with the default
+bundle replaces `localhost:8000`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUN = {"console", "python"}
 PARSED = {"json"}
 DRAWN = {"mermaid", "text"}
 SECONDS = 240
-# Other processors round int8 otherwise.
+# int8 rounds differently on other processors.
 TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a document's snippets are run: its folder and its service."""
+    """The folder and the service of a document's snippets."""
 
     folder: Path
     url: str
@@ -47,7 +47,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]:
-    """A folder for each document, made when it is asked for, and one service for all."""
+    """Makes one folder per document, and one service for all."""
     with ServerProcess(
         "serve", "--port", "0", "--device", "cpu", "--label-store", "memory"
     ) as server:
@@ -65,7 +65,7 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]
 
 
 def lay_out(folder: Path) -> None:
-    """Puts there what the snippets name: photos, a checkpoint, a labelled folder, the commands."""
+    """Provides the files of the snippets: photos, a checkpoint, a labelled folder, the commands."""
     samples = ROOT / "docs" / "photos"
     for name in ("photo.jpg", "a.jpg", "b.jpg", "chelsea.jpg"):
         shutil.copy(samples / "chelsea.jpg", folder / name)
@@ -78,14 +78,14 @@ def lay_out(folder: Path) -> None:
     facts = {"training_data": "coloured noise"}
     write_checkpoint(folder / "model.safetensors", make_network(), LABELS, facts)
     (folder / "bin").mkdir()
-    for name, arguments in (("python", ""), ("ml-decoder", "-m service ")):
+    for name, arguments in (("python", ""), ("ml-decoder", "-m service.cli ")):
         command = folder / "bin" / name
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
         command.chmod(0o755)
 
 
 def run_snippet(snippet: Snippet, desk: Desk) -> str:
-    """Runs a block and returns what it prints; curl fails on every error of the service."""
+    """Runs a block and returns its output; curl fails on every error status."""
     code = snippet.code.replace("http://localhost:8000", desk.url)
     code = code.replace("localhost:8000", desk.url.removeprefix("http://")).replace(
         "Client()", f'Client("{desk.url}")'
@@ -110,7 +110,7 @@ def run_snippet(snippet: Snippet, desk: Desk) -> str:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
-def test_snippet_does_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) -> None:
+def test_snippet_prints_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) -> None:
     if snippet.reason is not None:
         pytest.skip(snippet.reason)
     if snippet.language in PARSED:
@@ -127,7 +127,7 @@ def test_snippet_does_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) ->
 
 
 def assert_same_answer(real: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Checks an answer of `/predict`, except for what differs from run to run."""
+    """Compares answers of `/predict`, except for timings and request ids."""
     assert real.keys() == shown.keys()
     assert real["timings"].keys() == shown["timings"].keys()
     for name in ("model", "label_set", "label_sets", "image"):
@@ -140,7 +140,7 @@ def assert_same_answer(real: dict[str, Any], shown: dict[str, Any]) -> None:
         assert {**theirs, **numbers} == theirs
 
 
-def test_commands_are_told_from_what_they_print() -> None:
+def test_commands_are_separated_from_their_output() -> None:
     block = "$ a 'b\nc' \\\n  d\nprinted\n$ e\nprinted\n"
     assert read_commands(block) == "a 'b\nc' \\\n  d\ne"
 

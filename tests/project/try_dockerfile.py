@@ -1,10 +1,9 @@
-"""Runs the steps of the Dockerfile without a container engine, and weighs the result.
+"""Runs the Dockerfile's steps without a container engine.
 
-In: the target (`cpu`, `openvino` or `gpu`) and, as root on Debian with `debootstrap`, a folder for
-the roots. Out: each stage built in a root file system of its own, by `chroot`; the service started
-there with the image's user, command and variables, asked by the image's health check, and stopped
-by SIGTERM; and the size in MB. The base image is stood for by a minimal Debian of the same release
-with its Python 3.11. Run by hand: `python -m tests.project.try_dockerfile cpu`.
+`python -m tests.project.try_dockerfile cpu` needs root, Debian and `debootstrap`. It builds each
+stage in its own root file system by `chroot`, starts the service with the image's user, command and
+variables, runs the health check, stops it by SIGTERM and prints the size in MB. A minimal Debian
+with Python 3.11 replaces the base image.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tests.project.dockerfile import Stage, parse_dockerfile
 ROOT = Path(__file__).parents[2]
 _RELEASE = "bookworm"
 _PACKAGES = "ca-certificates,python3,python3-pip,python3-venv"
-# What Debian's images are made without (the "slim" ones without the second line).
+# Paths that Debian's images leave out (the second line: slim images only).
 _LEFT_OUT = (
     *("var/cache/apt", "var/lib/apt/lists", "var/log"),
     *("usr/share/doc", "usr/share/info", "usr/share/lintian", "usr/share/locale", "usr/share/man"),
 )
-# What this machine needs to reach its package index, and an image would not hold.
+# Settings of this machine's package index; an image has none.
 _BORROWED_FILES = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf"),
     "/etc/ssl/certs/ca-certificates.crt",
@@ -45,16 +44,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 @dataclass
 class Root:
-    """A stage that is being built.
-
-    Attributes:
-        folder: its file system.
-        environment: variables that it has set.
-        workdir: where commands run.
-        user: `uid:gid` of the commands; root by default.
-        command: what a container starts.
-        health: the command that asks whether it is well.
-    """
+    """A stage under construction; `user` is `uid:gid`, root by default."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -64,7 +54,7 @@ class Root:
     health: list[str] = field(default_factory=list)
 
     def copy(self, folder: Path) -> Root:
-        """Returns the same in another folder, as `FROM` begins a stage."""
+        """Returns a copy in another folder, as `FROM` does."""
         _run(["cp", "--archive", "--reflink=auto", str(self.folder), str(folder)])
         return replace(self, folder=folder, environment=dict(self.environment))
 
@@ -98,7 +88,7 @@ def _build_stage(
         stage = stages[name]
         parent = _build_stage(stage.base, stages, scratch, base, built)
         root = parent.copy(scratch / name)
-        steps = [step for step in stage.instructions if step[0] != "EXPOSE"]  # for people alone
+        steps = [step for step in stage.instructions if step[0] != "EXPOSE"]  # read by people only
         for keyword, rest in steps:
             print(f"[{name}] {keyword} {rest[:100]}", flush=True)
             source = rest.split()[0].removeprefix("--from=")
@@ -136,7 +126,7 @@ def _copy(root: Root, words: list[str], built: dict[str, Root]) -> None:
     options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
     *sources, target = (word for word in words if not word.startswith("--"))
     origin = built[options["from"]].folder if "from" in options else ROOT
-    # As if the checkout had been made under umask 077; the Dockerfile has to mend that.
+    # As in a checkout under umask 077, which the Dockerfile has to correct.
     mode = options.get("chmod", None if "from" in options else "go=")
     for source in sources:
         start = origin / source.lstrip("/")
@@ -153,12 +143,12 @@ def _copy(root: Root, words: list[str], built: dict[str, Root]) -> None:
 
 
 def _ignore(folder: str, names: list[str]) -> list[str]:
-    # As .dockerignore does for what comes from the checkout.
+    # As .dockerignore does for the build context.
     return [name for name in names if name == "__pycache__" and folder.startswith(str(ROOT))]
 
 
 def try_service(root: Root, port: int) -> None:
-    """Starts the image's command, waits for its health check, and stops it in order."""
+    """Starts the image's command, waits for its health check and stops it by SIGTERM."""
     root.environment["ML_DECODER_PORT"] = str(port)
     root.environment["ML_DECODER_HOST"] = "127.0.0.1"
     with kernel_folders(root.folder), subprocess.Popen(root.enter(root.command)) as service:
@@ -176,7 +166,7 @@ def try_service(root: Root, port: int) -> None:
 
 @contextmanager
 def kernel_folders(folder: Path) -> Iterator[None]:
-    """Mounts what the kernel tells of the machine, as a container engine does."""
+    """Mounts /proc and the like, as a container engine does."""
     mounted: list[Path] = []
     try:
         for kind, place in (("proc", folder / "proc"), ("sysfs", folder / "sys")):
@@ -201,7 +191,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Builds, tries and weighs a target."""
+    """Builds and tests a target; prints its size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=("cpu", "gpu", "openvino"))
     parser.add_argument("--port", type=int, default=18000, help="a free port")
@@ -209,7 +199,7 @@ def main() -> None:
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         sys.exit("this needs root and debootstrap")
     with tempfile.TemporaryDirectory(prefix="image-") as scratch:
-        os.chmod(scratch, 0o755)  # the image's user has to enter it
+        os.chmod(scratch, 0o755)  # the image's user must enter it
         root = build(arguments.target, Path(scratch))
         if arguments.target != "gpu":
             try_service(root, arguments.port)

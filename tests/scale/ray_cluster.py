@@ -1,6 +1,6 @@
-"""A small Ray cluster on this machine, and programs that run on it, each a process of its own.
+"""A small local Ray cluster and programs on it, each in its own process.
 
-Ray stays out of the tests' process: it starts threads, changes logging and warns.
+Ray is not imported in the test process: it starts threads, changes logging and warns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ START_SECONDS = 300.0
 
 
 class RayCluster:
-    """One head node with a few CPUs; programs join it by `environment`."""
+    """One head node with a few CPUs; programs join it through `environment`."""
 
     def __init__(self, folder: Path, cpus: int) -> None:
         port = find_free_port()
@@ -30,7 +30,7 @@ class RayCluster:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "RAY_ADDRESS": f"127.0.0.1:{port}",
-            # Off, as on a laptop: the nodes of a cluster talk by the loopback interface.
+            # As on a laptop: nodes use the loopback interface.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -56,7 +56,7 @@ class RayCluster:
         self._wait_until_it_runs()
 
     def stop(self) -> None:
-        """Ends the head and all that it has started."""
+        """Stops the head and its child processes."""
         self._head.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._head.wait(60)

@@ -17,11 +17,11 @@ from tests.e2e.server_process import ServerProcess
 from tests.support.nginx import Nginx, find_free_port
 from tests.support.photos import make_photo
 
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 class Replicas:
-    """Servers on fixed ports, so that one that is started again is found by the proxy."""
+    """Servers on fixed ports, so that the proxy finds a restarted one."""
 
     def __init__(self, bundle: Path, store: str, folder: Path, count: int) -> None:
         self._command = ("serve", "--bundle", str(bundle), "--device", "cpu")
@@ -35,7 +35,7 @@ class Replicas:
     def open_client(self, index: int | None = None) -> httpx.Client:
         """Returns a client of one replica, or of the proxy."""
         port = self.proxy.port if index is None else self.ports[index]
-        return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS)
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_SECONDS)
 
     def wait_until_ready(self, index: int) -> None:
         self._servers[index].open_client().close()
@@ -45,7 +45,7 @@ class Replicas:
         self._servers[index].wait()
 
     def stop(self, index: int) -> int:
-        """Stops one in order (SIGTERM) and returns its exit code."""
+        """Stops a replica by SIGTERM and returns its exit code."""
         self._servers[index].send_signal(signal.SIGTERM)
         return self._servers[index].wait()
 
@@ -67,7 +67,7 @@ class Load:
     """Clients that predict and register through the proxy until the block ends.
 
     Attributes:
-        predicted: status -> number of predictions; -1 where no answer came.
+        predicted: status -> number of predictions; -1 for no answer.
         refused: registrations that were not acknowledged: status and name.
         acknowledged: names of the label sets whose registration was acknowledged.
     """
@@ -100,12 +100,12 @@ class Load:
             work.result()
 
     def wait_for_more(self, predictions: int, registrations: int) -> None:
-        """Returns once so many more were answered."""
+        """Waits until this many more requests were answered."""
         with self._changed:
             wanted = (self.predicted[200] + predictions, len(self.acknowledged) + registrations)
             arrived = self._changed.wait_for(
                 lambda: self.predicted[200] >= wanted[0] and len(self.acknowledged) >= wanted[1],
-                PATIENCE_SECONDS,
+                TIMEOUT_SECONDS,
             )
         assert arrived, (self.predicted, len(self.acknowledged), self.refused)
 
@@ -134,7 +134,7 @@ class Load:
         except httpx.HTTPError:
             status = -1
         with self._changed:
-            # 200: its first attempt was committed by a replica that did not live to say so.
+            # 200: a killed replica had committed the first attempt.
             if status in (200, 201):
                 self.acknowledged.append(name)
             else:

@@ -1,4 +1,4 @@
-"""The Dockerfile's own steps, run without a container engine."""
+"""Runs the Dockerfile's steps without a container engine."""
 
 from __future__ import annotations
 

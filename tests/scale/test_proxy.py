@@ -1,4 +1,4 @@
-"""What the proxy says by itself, and whom it asks: the deployed configuration, fake replicas."""
+"""The deployed proxy configuration in front of fake replicas: its own answers and its routing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOO_LARGE = b"x" * (33 * 1024 * 1024)
 
 
 class FakeReplica:
-    """Answers every POST with the status that it is told, and remembers that it was asked."""
+    """Answers every POST with a given status and counts requests."""
 
     def __init__(self) -> None:
         self.status: int | None = 200
@@ -36,7 +36,7 @@ class FakeReplica:
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 replica.asked += 1
-                if replica.status is None:  # as if it were killed
+                if replica.status is None:  # as a killed process does
                     self.close_connection = True
                     return
                 self.send_response(replica.status)
@@ -105,14 +105,14 @@ def assert_answered_by_replica(response: httpx.Response, status: int = 200) -> N
     ],
     ids=lambda value: value["url"][:9] if isinstance(value, dict) else str(value),
 )
-def test_what_the_proxy_refuses_is_a_problem(
+def test_proxy_refusal_is_a_problem(
     proxy: httpx.Client, asked: dict[str, Any], status: int, code: str
 ) -> None:
     assert_problem(proxy.request(**asked), status, code)
     assert_answered_by_replica(predict(proxy))
 
 
-def test_body_that_the_proxy_refuses_is_told_in_the_words_of_the_service(
+def test_proxy_refuses_a_large_body_with_the_words_of_the_service(
     proxy: httpx.Client,
 ) -> None:
     sent = {"X-Request-ID": "mine"}
@@ -130,14 +130,14 @@ def test_body_that_the_proxy_refuses_is_told_in_the_words_of_the_service(
     assert_answered_by_replica(predict(proxy))
 
 
-def test_request_id_that_is_none_breaks_no_problem(proxy: httpx.Client) -> None:
+def test_invalid_request_id_does_not_break_the_problem(proxy: httpx.Client) -> None:
     refused = proxy.get("/metrics", headers={"X-Request-ID": 'a","status":"200'})
     assert len(assert_problem(refused, 404, "not_found")["request_id"]) == 32
     assert_answered_by_replica(predict(proxy))
 
 
 @pytest.mark.parametrize("path", ["/predict", "/labels"])
-def test_replicas_that_are_gone_are_a_problem_and_worth_another_try(path: str) -> None:
+def test_missing_replicas_are_a_problem_with_retry_after(path: str) -> None:
     with open_proxy(*(nginx.find_free_port() for _ in range(COUNT))) as client:
         for _ in range(COUNT):
             gone = client.post(path, content=b"x")
@@ -145,9 +145,9 @@ def test_replicas_that_are_gone_are_a_problem_and_worth_another_try(path: str) -
             assert int(gone.headers["retry-after"]) > 0
 
 
-def test_replicas_that_do_not_take_connections_are_a_problem() -> None:
+def test_unreachable_replicas_are_a_problem() -> None:
     with ExitStack() as stack:
-        # A line of no places, with somebody in it.
+        # A backlog of 0 that is full.
         hung = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
         for _ in range(2):
             waiting = stack.enter_context(socket.socket())
@@ -157,7 +157,7 @@ def test_replicas_that_do_not_take_connections_are_a_problem() -> None:
         assert_problem(predict(client), 504, "replica_timeout")
 
 
-def test_replicas_whose_answer_is_503_are_asked_on(
+def test_replicas_that_answer_503_still_get_requests(
     proxy: httpx.Client, replicas: list[FakeReplica]
 ) -> None:
     for replica in replicas:
@@ -166,11 +166,11 @@ def test_replicas_whose_answer_is_503_are_asked_on(
         assert_answered_by_replica(predict(proxy), 503)
     for replica in replicas:
         replica.status = 200
-    # nginx still leaves them out.
+    # nginx still has them marked as down.
     assert_answered_by_replica(predict(proxy))
 
 
-def test_request_that_breaks_replicas_is_shown_to_two_at_most(
+def test_request_that_breaks_replicas_reaches_at_most_two(
     proxy: httpx.Client, replicas: list[FakeReplica]
 ) -> None:
     for replica in replicas:

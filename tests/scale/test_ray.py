@@ -1,4 +1,4 @@
-"""Ray Serve and Ray Data on a small cluster of this machine: the same answers as without Ray."""
+"""Ray Serve and Ray Data on a small local cluster give the same answers as without Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.photos import make_photo
 
 CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
 PHOTOS = 24
-# The same photos in batches of other sizes.
+# Batches differ in size, so scores differ in the last digits.
 TOLERANCE = 1e-5
 
 
@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 def cluster() -> Iterator[RayCluster]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed (extra `ray`)")
-    # Ray's sockets lie in its folder, and a socket's path is short.
+    # A socket's path is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         running = RayCluster(Path(folder), cpus=3)
         yield running
@@ -40,7 +40,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def fill_in(config: dict[str, Any], bundle: Bundle, port: int) -> dict[str, Any]:
-    """The deployed configuration with a port, a bundle and a size that fit a test."""
+    """The deployed configuration with a free port, a tiny bundle and one small replica."""
     config["http_options"] |= {"host": "127.0.0.1", "port": port}
     (deployment,) = config["applications"][0]["deployments"]
     deployment["autoscaling_config"] |= {"max_replicas": 1}
@@ -62,7 +62,7 @@ def wait_until_it_serves(client: httpx.Client, log: Path) -> None:
     pytest.fail(log.read_text())
 
 
-def test_ray_serve_answers_as_the_service_does(
+def test_ray_serve_answers_like_the_service(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     port = find_free_port()
@@ -105,7 +105,7 @@ def scores(labels: list[dict[str, Any]]) -> dict[str, float]:
     return {label["label"]: label["score"] for label in labels}
 
 
-def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
+def test_ray_data_tags_every_photo_once_and_resumes(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     photos, out = tmp_path / "photos", tmp_path / "out"
@@ -119,7 +119,7 @@ def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
         "left_out": 0,
     }  # fmt: skip
 
-    # As if the run had been killed before its last part.
+    # As after a kill before the last part.
     lost = sorted(out.glob("part-*.parquet"))[0]
     rows = pq.read_table(lost).num_rows
     lost.unlink()
@@ -139,7 +139,7 @@ def test_ray_data_tags_every_photo_once_and_goes_on_where_it_was(
     assert pq.read_table(out).num_rows == PHOTOS + 1
 
 
-def test_worker_that_no_node_has_room_for_is_told_and_not_waited_for(
+def test_worker_larger_than_every_node_fails_at_once(
     cluster: RayCluster, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     photos = tmp_path / "photos"

@@ -1,4 +1,4 @@
-"""Three replicas, one PostgreSQL and one nginx: what holds while replicas come and go.
+"""Three replicas, one PostgreSQL and one nginx, while replicas are killed and restarted.
 
 The proxy's configuration is the one in `deploy/nginx`. `SCALE_TEST=full` (`make test-scale`) asks
 for more rounds and holds the service to its two seconds; without it a few rounds show the same.
@@ -28,7 +28,7 @@ COUNT = 3
 KILLS = 6 if FULL else 1
 ROLLING = COUNT if FULL else 1
 PREDICTING, REGISTERING = (6, 2) if FULL else (3, 1)
-# The promise is two seconds; a machine that is busy with other tests may take longer.
+# The promise is 2 s; a busy test machine may take longer.
 CONVERGED_SECONDS = 2.0 if FULL else 30.0
 
 
@@ -104,7 +104,7 @@ def test_killed_replica_loses_no_acknowledged_label_and_no_request(replicas: Rep
             replicas.kill(round_number % COUNT)
             load.wait_for_more(20, 5)
             replicas.start(round_number % COUNT)
-    # What was in flight in the killed replica was sent to another.
+    # nginx sent the requests of the killed replica to another.
     assert set(load.predicted) == {200}, (load.predicted, replicas.proxy.log.read_text())
     assert load.refused == []
     assert_all_are_served_by_all(replicas, load.acknowledged)
@@ -125,7 +125,7 @@ def test_rolling_restart_fails_no_request(replicas: Replicas) -> None:
     delete_all(replicas)
 
 
-def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
+def test_unreachable_database_refuses_registrations_but_no_predictions(
     replicas: Replicas, postgres: Postgres
 ) -> None:
     with replicas.open_client() as client:
@@ -133,7 +133,7 @@ def test_database_that_is_away_refuses_registrations_and_costs_no_prediction(
         assert_all_are_served_by_all(replicas, ["kept"])
         postgres.stop()
         try:
-            # Every replica refuses several times over, and all of them go on predicting.
+            # Every replica refuses several times and continues to predict.
             for number in range(2 * COUNT):
                 refused = client.post("/labels", json={"name": f"n{number}", "labels": ["x"]})
                 assert refused.status_code == 503
@@ -163,9 +163,9 @@ def assert_set_that_one_replica_lost_is_had_from_the_others(
         assert_problem(refused, 503, "store_unavailable")
         assert int(refused.headers["retry-after"]) > 0
         assert predict(restarted, "trained") == 200
-    # Who asks for what no replica knows takes none of them from the others.
+    # Requests for an unknown set mark no replica as down.
     for _ in range(2 * COUNT):
-        assert ask(client, "nobody").json()["code"] == "store_unavailable"
+        assert ask(client, "unknown").json()["code"] == "store_unavailable"
         assert predict(client, "kept") == 200
         assert predict(client, "trained") == 200
 

@@ -1,14 +1,13 @@
-// The service: requests out, answers or a `Problem` back.
+// Requests to the service: return its JSON or throw a `Problem`.
 //
-// In: a photo and what is asked of it. Out: the service's JSON and its sample photos. A busy service
-// is asked again after its `Retry-After`. The API key, if any, lives in this tab's session storage.
+// A 429 is retried after `Retry-After`. The API key, if any, is in the tab's session storage.
 
 const KEY = "ml-decoder-key";
 const MOST_TRIES = 3;
 const LONGEST_WAIT_SECONDS = 10;
 const UNREACHED = "The service cannot be reached.";
 
-/** What the service answers instead of labels (RFC 9457), or that it does not answer. */
+/** An error answer (RFC 9457), or that the service is unreachable. */
 export class Problem extends Error {
   constructor(status, body) {
     const values = (body.errors ?? []).map((value) => `${value.name}: ${value.reason}`);
@@ -44,7 +43,7 @@ export async function predict(photo, query, signal) {
   return (await send("predict", { method: "POST", body, signal })).body;
 }
 
-/** Tells of a file that is gone, or a folder: else the request fails as if nobody answered. */
+/** Throws if the file is gone or a folder; fetch would report it as an unreachable service. */
 async function checkReadable(file) {
   await file.slice(0, 1).arrayBuffer().catch(() => {
     throw new Problem(0, { title: "The photo cannot be read: choose it again." });
@@ -64,7 +63,7 @@ export async function listLabelSets() {
   return (await send("labels")).body.label_sets;
 }
 
-/** Registers a set; with `replace`, instead of the version that is there now. */
+/** Registers a set; `replace` overwrites the current version. */
 export async function keepLabelSet(name, labels, replace) {
   if (!replace) return (await send("labels", sendJson("POST", { name, labels }))).body;
   const path = `labels/${encodeURIComponent(name)}`;
@@ -72,7 +71,7 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
-/** Deletes a set in the version that is given; where it has another, or is gone, nothing happens. */
+/** Deletes a set if it still has the given version. */
 export async function deleteLabelSet({ name, version }) {
   const headers = { "If-Match": `"${version}"` };
   await reach(`labels/${encodeURIComponent(name)}`, { method: "DELETE", headers });

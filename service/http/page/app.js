@@ -1,8 +1,8 @@
-// The playground: a photo goes to the service, its labels come back.
+// The playground: sends a photo to the service and draws its labels.
 //
-// `photos.js` chooses the photo, `labels.js` what to look for, `api.js` asks the service once,
-// `scores.js` picks what the controls let through, `results.js` and `map.js` draw it,
-// `snippets.js` writes the same request down. This file holds what is shown and ties them.
+// `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
+// filters the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
+// request as curl and Python. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { fillCard } from "./card.js";
@@ -13,7 +13,7 @@ import { makeColumn } from "./results.js";
 import { MOST_LABELS, choiceParameters, pickLabels, showParameters } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
 
-const QUIET_MS = 400; // a slider that moves is not read out at every step
+const QUIET_MS = 400; // pause before a screen reader announces a moving slider
 
 const TITLES = { candidate_labels: "your own" };
 
@@ -23,7 +23,7 @@ const shown = {
   info: null,
   columns: [], // { photo, sets, candidates, answer }, one or two
   pressed: null, // { column, label }
-  hasMapProblem: false, // whether the alert tells of a map
+  hasMapProblem: false, // whether the alert is about a map
 };
 let asking = new AbortController();
 let speaking = 0;
@@ -69,7 +69,7 @@ function choosePhoto(photo) {
   ask();
 }
 
-/** Sends the photo once for each column, with room for every label that the controls may show. */
+/** Sends one request per column and asks for every label that the controls may show. */
 async function ask() {
   if (!shown.photo) return;
   asking.abort();
@@ -103,7 +103,7 @@ async function askColumn({ sets, candidates }, signal) {
   return { photo, sets, candidates, answer: await predict(photo, query, signal) };
 }
 
-/** Empties what speaks of a photo that is shown no more. */
+/** Clears the results of the previous photo. */
 function forgetAnswer() {
   shown.columns = [];
   hideMap();
@@ -111,7 +111,7 @@ function forgetAnswer() {
   for (const id of ["results", "summary", "curl", "python"]) byId(id).replaceChildren();
 }
 
-/** Whether the model can show where it found a label; the card says so of each head. */
+/** Whether the head of a label has maps, by the model card. */
 function hasMap(label) {
   const head = label.source === "trained" ? shown.info.head : shown.info.open_head;
   return Boolean(head?.maps);
@@ -172,7 +172,7 @@ function chooseMode(mode) {
   render();
 }
 
-/** Draws what is shown; asks the service for nothing. */
+/** Redraws the page without a request. */
 function render() {
   const controls = readControls();
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
@@ -234,7 +234,7 @@ async function copy(id) {
     await navigator.clipboard.writeText(element.textContent);
     byId("copied").textContent = `Copied the ${id} request.`;
   } catch {
-    // Browsers give no clipboard to pages of plain http on other hosts.
+    // Browsers offer no clipboard to plain-http pages of other hosts.
     getSelection().selectAllChildren(element);
     byId("copied").textContent = "Selected: copy it with Ctrl+C.";
   }

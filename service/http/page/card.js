@@ -1,6 +1,4 @@
-// Model card: what `/info` says, for people.
-//
-// In: the answer of `/info`. Out: tables in the dialog.
+// The model card: the answer of `/info` as tables.
 
 export function fillCard(element, info) {
   const space = info.open_head?.embedding_space;

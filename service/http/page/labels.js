@@ -1,14 +1,13 @@
-// Labels: the sets of the service, and new ones typed by the user.
+// Label sets of the service and labels typed by the user.
 //
-// In: the sets that the service lists. Out: names of the chosen sets and typed labels; typed
-// labels can be kept as a set, and a kept set can be deleted.
+// Typed labels can be saved as a set; a saved set can be deleted.
 
 import { deleteLabelSet, keepLabelSet, listLabelSets } from "./api.js";
 import { dropLabels, splitLabels } from "./scores.js";
 
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
-let listed = []; // the sets that are shown, as the service tells them
+let listed = []; // the sets as the service lists them
 
 export function chosenSets() {
   return [...document.querySelectorAll("#sets input:checked")].map((box) => box.value);
@@ -22,7 +21,7 @@ export function typedLabels() {
   return splitLabels(byId("candidates").value);
 }
 
-/** Lists the sets; those that are ticked stay so, and those in `also` are ticked too. */
+/** Lists the sets; keeps ticked sets ticked and ticks those in `also`. */
 export async function showSets(also = []) {
   listed = await listLabelSets();
   const chosen = [...chosenSets(), ...also]; // not before: a box may be ticked meanwhile
@@ -37,7 +36,7 @@ function isListed(name) {
   return listed.some((set) => set.name === name);
 }
 
-/** Shows other rows; the focus stays with its set, or goes to what stands in its place. */
+/** Replaces the rows; focus stays on its set, or moves to the row now at that position. */
 function replaceRows(rows) {
   const list = byId("sets");
   const { localName, value } = document.activeElement;
@@ -49,14 +48,14 @@ function replaceRows(rows) {
   (row.querySelector(localName) ?? row.querySelector("input")).focus();
 }
 
-/** Ticks the sets that the service took where none was chosen. */
+/** Ticks the default sets that the service used when none was chosen. */
 export function tickSets(names) {
   for (const box of document.querySelectorAll("#sets input")) {
     box.checked = names.includes(box.value);
   }
 }
 
-/** Listens; `onChange` is called after a choice, and after a pause in typing. */
+/** Adds listeners; calls `onChange` after a choice and after a pause in typing. */
 export function startLabels(onChange, onProblem) {
   byId("sets").addEventListener("change", onChange);
   byId("sets").addEventListener("click", ({ target }) => {
@@ -86,7 +85,7 @@ async function keep(replace, onChange, onProblem) {
   }
   try {
     const kept = await keepLabelSet(name, labels, replace);
-    // What was typed meanwhile stays.
+    // Text typed during the request stays.
     byId("candidates").value = dropLabels(byId("candidates").value, labels);
     if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
     showKeepStatus(`Kept ${kept.num_labels} labels as ${kept.name}, version ${kept.version}.`, false);
@@ -122,7 +121,7 @@ async function remove(set, onChange, onProblem) {
   }
 }
 
-/** Asks whether a set should go; closing the question any other way than by its button is a no. */
+/** Asks before deleting a set; only the confirm button means yes. */
 function isConfirmed(set) {
   const question = byId("delete");
   byId("sets-status").textContent = "";
@@ -136,7 +135,7 @@ function isConfirmed(set) {
   });
 }
 
-/** Deletes a set, or not where it is no longer what the page shows: another version, or gone. */
+/** Deletes a set only in the version that the page shows. */
 async function deleteIfUnchanged(set) {
   try {
     await deleteLabelSet(set);

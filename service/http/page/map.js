@@ -1,7 +1,5 @@
-// Maps: where in the photo the model looked for a label.
-//
-// In: a grid of weights [rows][columns], 0..1, over the part of the photo that the model saw. Out:
-// a veil over the photo that is thin where the weights are large.
+// Attention maps: weights [rows][columns], 0..1, over the crop that the model saw, drawn as a veil
+// over the photo that is transparent at large weights.
 
 const DARKEST = 0.82;
 
@@ -27,7 +25,7 @@ export function drawMap(canvas, image, grid, contract) {
   canvas.hidden = false;
 }
 
-/** Place of the largest weight in words, for who cannot see the veil. */
+/** Position of the largest weight in words, for screen readers. */
 export function describePeak(grid) {
   const flat = grid.flat();
   const peak = flat.indexOf(Math.max(...flat));

@@ -1,7 +1,5 @@
-// Photos: dropped, pasted, picked or bundled; one of them is shown.
-//
-// In: files of the user and the samples of the service. Out: `{ name, file, url }` of the photo
-// that is chosen, handed to whoever called `startPhotos`.
+// Photos: dropped, pasted, picked or bundled samples. `startPhotos` passes the chosen one to its
+// callback as `{ name, file, url }`.
 
 import { readSample } from "./api.js";
 
@@ -14,7 +12,7 @@ const SAMPLES = {
 
 let pressed = null; // the thumb that was pressed last
 
-/** Fills the strip with samples and listens; `onChoose` gets each photo that is chosen. */
+/** Fills the strip of samples and adds listeners; calls `onChoose` with each chosen photo. */
 export function startPhotos(onChoose, onProblem) {
   const make = (photo, title) => makeThumb(photo, title, onChoose, onProblem);
   const strip = document.getElementById("thumbs");
@@ -29,7 +27,7 @@ export function startPhotos(onChoose, onProblem) {
   });
   document.addEventListener("paste", (event) => {
     const { files, types } = event.clipboardData ?? { files: [], types: [] };
-    // Cells of a spreadsheet come as text and as a picture of it: a text field wants the text.
+    // Spreadsheet cells are pasted as text and as a picture; a text field wants the text.
     const isText = types.includes("text/plain") && event.target.matches?.("input, textarea");
     if (!isText) take(files);
   });
@@ -81,7 +79,7 @@ function makeThumb(photo, title, onChoose, onProblem) {
       if (pressed === button) onProblem(error);
       return;
     }
-    // While a sample was fetched, another photo may have been chosen.
+    // The user may have chosen another photo during the download.
     if (pressed !== button) return;
     for (const other of document.querySelectorAll("#thumbs [aria-current]")) {
       other.removeAttribute("aria-current");

@@ -1,13 +1,11 @@
-// Results: labels as bars with their scores and threshold marks.
-//
-// In: the labels to show, best first. Out: a list in the page; a label that is pressed is handed
-// to `onPress`, to be looked for in the photo.
+// Results: labels as bars with scores and threshold marks, best first. Pressing a label calls
+// `onPress`, which draws its map.
 
 /**
  * Makes one column of labels.
  *
- * `own` holds names that the user typed, `shared` those that the other column shows too; labels
- * for which `hasMap` holds can be pressed; `pressed` is the one whose map is shown.
+ * `own`: names that the user typed. `shared`: names that the other column shows too. Labels with
+ * `hasMap` are buttons; `pressed` is the label whose map is shown.
  */
 export function makeColumn({ title, labels, note, own, shared, threshold, hasMap, onPress, pressed }) {
   const column = document.createElement("div");

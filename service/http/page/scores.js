@@ -1,14 +1,12 @@
-// Scores: which of a photo's labels are shown; the rules are those of `service/pipeline/scoring.py`.
-//
-// In: every label with its score, and what the controls say. Out: the labels to show, and the
-// parameters with which the service alone would answer the same.
+// Which labels are shown, by the rules of `service/pipeline/scoring.py`, and the parameters with
+// which the service would answer the same.
 
-/** Asked for at once, so that the slider needs no request. */
+/** One request asks for this many labels, so that the slider needs none. */
 export const MOST_LABELS = 1000;
 
 const BETWEEN_LABELS = /[,\n]/;
 
-/** Labels to show of `labels`, which are best first; those in `always` whatever they score. */
+/** Labels to show of `labels` (best first); labels in `always` ignore the threshold. */
 export function pickLabels(labels, { mode, threshold, topK }, always) {
   const passes = {
     calibrated: (label) => label.score >= label.threshold,
@@ -31,13 +29,13 @@ export function choiceParameters(labelSets, candidates) {
   return { label_set: labelSets, candidate_labels: candidates };
 }
 
-/** Labels of a text with commas or line ends between, each once. */
+/** Labels of a text, separated by commas or line ends, without duplicates. */
 export function splitLabels(text) {
   const names = text.split(BETWEEN_LABELS).map((name) => name.trim().replace(/\s+/g, " "));
   return [...new Set(names.filter(Boolean))];
 }
 
-/** What is left of such a text without `names`; a label at its end may still be typed. */
+/** The same text without `names`; its last label may be incomplete. */
 export function dropLabels(text, names) {
   const left = text.split(BETWEEN_LABELS).filter((part) => !names.includes(splitLabels(part)[0]));
   return left.join(",").trimStart();

@@ -1,12 +1,10 @@
-// Snippets: the shown request, to be run elsewhere.
-//
-// In: the photo's name and the parameters. Out: a curl command and a Python script with the
-// project's client. A key is never written out: both read it from the environment.
+// The shown request as a curl command and a Python script. Both read the API key from the
+// environment; it is never written out.
 
 const KEY_VARIABLE = "ML_DECODER_API_KEY";
 
 export function makeCurl(url, photoName, query, hasKey) {
-  // Quotes tell curl that a comma or semicolon belongs to the name.
+  // Without quotes curl splits names at commas and semicolons.
   const file = photoName.replace(/["\\]/g, "\\$&");
   const fields = Object.entries(query).flatMap(([name, values]) =>
     values.map((value) => `  --form-string ${quoteShell(`${name}=${value}`)}`),

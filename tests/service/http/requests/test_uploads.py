@@ -28,7 +28,7 @@ def test_missing_and_misnamed_image_fields_are_named(client: TestClient) -> None
     assert_problem(client.post("/predict", json={}), 422, "missing_field")
 
 
-def test_content_decides_not_the_declared_type(client: TestClient) -> None:
+def test_content_decides_over_the_declared_type(client: TestClient) -> None:
     jpeg = make_photo(0, "JPEG")
     part = client.post("/predict", files={"image": ("a.txt", jpeg, "text/plain")})
     raw = client.post("/predict", content=jpeg, headers={"Content-Type": "image/png"})
