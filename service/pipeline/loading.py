@@ -1,8 +1,6 @@
-"""The graphs of a bundle, opened and warm: all that a pipeline computes with.
+"""Opens and warms up the graphs of a bundle.
 
-In: settings. Out: `Graphs`: the verified bundle, the engine for images, the encoders for labels.
-It needs neither the label store nor the web framework, so that a start opens it while those are
-imported. Next: `pipeline.py`.
+It needs neither label store nor web framework, so the start opens graphs while those are imported.
 """
 
 from __future__ import annotations
@@ -16,19 +14,13 @@ from service.labels.encoding import Encoding, open_encoding
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
 
-# A label text is a few tokens long: more threads would only wait for each other.
-_MOST_ENCODING_THREADS = 4
+# A label is a few tokens long: more threads would wait for each other.
+_MAX_ENCODING_THREADS = 4
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """What is open of a bundle.
-
-    Attributes:
-        bundle: the model that is served.
-        engine: what runs images, warmed up.
-        encoding: what makes queries of labels; None where the bundle has no open head.
-    """
+    """The open graphs of a bundle: a warm engine, and encoders if it has an open head."""
 
     bundle: Bundle
     engine: Engine
@@ -39,12 +31,12 @@ def open_graphs(settings: Settings) -> Graphs:
     """Loads the bundle, opens engine and encoders at the same time, and warms the engine up.
 
     Raises:
-        BundleError: the bundle is absent, damaged or inconsistent.
-        StartError: what the settings ask for is not there.
+        BundleError: the bundle is missing, damaged or inconsistent.
+        StartError: a setting cannot be met.
     """
     bundle = load_bundle(settings.bundle)
-    with ThreadPoolExecutor(1, thread_name_prefix="open") as beside:
-        opening = beside.submit(open_encoders, settings, bundle)
+    with ThreadPoolExecutor(1, thread_name_prefix="open") as pool:
+        opening = pool.submit(open_encoders, settings, bundle)
         engine = open_engine(
             bundle,
             device=settings.device,
@@ -58,15 +50,14 @@ def open_graphs(settings: Settings) -> Graphs:
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
-    """Opens the encoders for labels; None where the bundle has no open head.
+    """Opens the encoders of labels; None if the bundle has no open head.
 
     Raises:
         BundleError: a graph or the tokenizer cannot be used.
     """
-    threads = min(settings.intra_op_threads or count_cores(), _MOST_ENCODING_THREADS)
     return open_encoding(
         bundle,
-        threads=threads,
+        threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),
         remembered=settings.candidate_cache_size,
         queue_size=settings.queue_size,
     )

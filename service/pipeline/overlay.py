@@ -1,9 +1,4 @@
-"""Overlays: a label's map becomes a picture to lay over its photo.
-
-In: a map [rows, columns] and the size of the upright photo. Out: a small PNG with the photo's
-proportions, transparent where nothing was found and warm where most was. `explanation.py` asks
-for it.
-"""
+"""Draws a label's map as a small PNG to lay over its photo: the higher the score, the warmer."""
 
 from __future__ import annotations
 
@@ -17,42 +12,27 @@ from PIL import Image
 from service.bundle.card import InputContract
 
 LONGEST_SIDE = 320
-"""Pixels; the map has a few cells, so more would only cost bytes."""
+"""Pixels; a map has few cells, so more pixels would show no more."""
 
-# Opaque enough to see where, thin enough to see what.
-_STRONGEST = 0.7
-# Level 1: a smooth picture hardly gets smaller with more work.
-_COMPRESSION = 1
+_MAX_OPACITY = 0.7
+_COMPRESSION = 1  # smooth pictures hardly get smaller with more
 
-
-def _make_palette() -> tuple[list[int], bytes]:
-    """Returns 256 colours from dark red over orange to pale yellow, and how opaque each is."""
-    level = np.linspace(0.0, 1.0, 256)
-    channels = [np.clip(3 * level + 0.3, 0, 1), np.clip(2 * level - 0.5, 0, 1) * 0.95]
-    channels.append(np.clip(2 * level - 1.2, 0, 1))
-    colours = np.stack(channels, axis=1)  # [256, 3]
-    opacity = _STRONGEST * np.sqrt(level)
-    return (
-        np.rint(colours * 255).astype(np.uint8).ravel().tolist(),
-        np.rint(opacity * 255).astype(np.uint8).tobytes(),
-    )
-
-
-_COLOURS, _OPACITY = _make_palette()
+# A palette from dark red over orange to pale yellow.
+_LEVEL = np.linspace(0.0, 1.0, 256)
+_RGB = np.clip([3 * _LEVEL + 0.3, 2 * _LEVEL - 0.5, 2 * _LEVEL - 1.2], 0, 1)
+_COLOURS: list[int] = np.rint(_RGB.T * (255, 242.25, 255)).astype(np.uint8).ravel().tolist()
+_OPACITY = np.rint(_MAX_OPACITY * np.sqrt(_LEVEL) * 255).astype(np.uint8).tobytes()
 
 
 def draw_overlay(
     values: NDArray[np.float32], photo: tuple[int, int], contract: InputContract
 ) -> bytes:
-    """Draws a map.
+    """Returns a PNG file with the photo's proportions; its longest side is `LONGEST_SIDE`.
 
     Args:
-        values: float32 [rows, columns], 0..1, over what the model sees of the photo.
+        values: float32 [rows, columns], 0..1, over the part of the photo that the model sees.
         photo: width and height of the upright photo, pixels.
-        contract: how the model sees it.
-
-    Returns:
-        A PNG file of the photo's proportions, `LONGEST_SIDE` pixels long.
+        contract: how the photo becomes the model's input.
     """
     width, height = photo
     shrink = LONGEST_SIDE / max(width, height)
@@ -70,12 +50,7 @@ def draw_overlay(
 
 
 def find_seen_part(size: tuple[int, int], contract: InputContract) -> tuple[int, int, int, int]:
-    """Returns left, top, right and bottom of what the model sees of a picture, in its pixels.
-
-    Args:
-        size: width and height of the picture.
-        contract: whether it is squashed, so that all is seen, or its centre cut out.
-    """
+    """Returns left, top, right and bottom of what the model sees of a picture, in its pixels."""
     width, height = size
     if contract.resize_mode == "squash":
         return 0, 0, width, height

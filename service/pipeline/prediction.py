@@ -14,39 +14,23 @@ from service.scheduling.stages import Stage
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of one prediction went, milliseconds.
+    """Times of one prediction, milliseconds."""
 
-    Attributes:
-        decode_ms: decoding and resizing, the wait for a decoding thread included.
-        queue_ms: waiting for a worker.
-        inference_ms: the run of the batch that this image was in, the other images' decoding
-            included where the worker decodes them.
-        total_ms: from the call to the answer.
-    """
-
-    decode_ms: float
+    decode_ms: float  # with resizing, and the wait for a decoding thread
     queue_ms: float
-    inference_ms: float
+    inference_ms: float  # the run of the photo's batch, less the photo's own decoding in it
     total_ms: float
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer for one photo.
-
-    Attributes:
-        width: of the upright photo, pixels.
-        height: of the upright photo, pixels.
-        labels: best first.
-        timings: how long each stage took.
-        explanations: of the first labels, in their order; empty unless the question asks.
-    """
+    """The answer for one photo; `width` and `height` are pixels of the upright photo."""
 
     width: int
     height: int
-    labels: tuple[ScoredLabel, ...]
+    labels: tuple[ScoredLabel, ...]  # best first
     timings: Timings
-    explanations: tuple[Explanation, ...] = ()
+    explanations: tuple[Explanation, ...] = ()  # of the first labels, if the question asks
 
     def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
         """Returns image size, labels with their maps, and timings as read-only JSON values.
@@ -70,13 +54,9 @@ class Prediction:
 def add_up_timings(
     stages: Sequence[Stage], queue_seconds: float, run_seconds: float, *, decoded_apart: bool
 ) -> Timings:
-    """Returns the timings of a prediction that is ready now.
+    """Returns the timings of a prediction that is ready now, from its photo's stages in order.
 
-    Args:
-        stages: of this photo, the first one first.
-        queue_seconds: waiting for a worker.
-        run_seconds: the whole run of the photo's batch.
-        decoded_apart: whether the photo was decoded before that run, and not in it.
+    `run_seconds` is the whole run of the batch; `decoded_apart`: the photo was decoded before it.
     """
     decode_seconds = sum(stage.seconds for stage in stages if stage.name == "decode")
     in_run = 0.0 if decoded_apart else decode_seconds

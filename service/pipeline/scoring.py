@@ -1,15 +1,10 @@
-"""Logits become labels: activation, thresholds, top-k.
+"""Turns logits into labels, best first: activation, thresholds, top-k.
 
-In: the logits of one image, one array for each part of its `Selection`. Out: `ScoredLabel`s,
-best first. The rules:
-
-- neither `top_k` nor `threshold`: every label at or above its calibrated threshold; a
-  softmax head alone, whose scores compete, answers with its best label;
-- `top_k` alone: exactly the k best, whatever their scores;
-- `threshold` alone: every label at or above it (a number for all, or `calibrated`);
-- both: the k best of those at or above the threshold.
-
-Next: `pipeline.py`, which puts the labels into its answer.
+- Neither `top_k` nor `threshold`: all labels at or above their calibrated thresholds; a lone
+  softmax set, whose scores compete, answers with its best label.
+- `top_k`: the k best, whatever their scores.
+- `threshold`: all labels at or above it (a number for all, or `calibrated`).
+- Both: the k best at or above the threshold.
 """
 
 from __future__ import annotations
@@ -21,34 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation
-from service.labels.label_set import Source
+from service.labels.label_set import LabelSet, Source
 from service.labels.question import Threshold
 from service.pipeline.selection import Part, Selection
 
-# Its exponential is near the end of float64; the score is 0 to a hundred places.
-_LARGEST_EXPONENT = 700.0
-# Up to here, to sort all scores takes no longer than to look for the best ones first.
-_SORTED_AT_ONCE = 500
+# float64 overflows at exp(710).
+_MAX_EXPONENT = 700.0
+# Sorting up to this many scores is as fast as partitioning them first.
+_MAX_SORTED = 500
 
 
 @dataclass(frozen=True)
 class ScoredLabel:
-    """One label of an answer.
-
-    Attributes:
-        label: the label's name.
-        score: 0..1.
-        threshold: the score (0..1) the label counts as predicted from: the question's number,
-            else the label's own, else the fallback of its set.
-        source: how the model knows the label.
-        calibrated: whether `threshold` is the label's own.
-    """
+    """One label of an answer."""
 
     label: str
-    score: float
-    threshold: float
+    score: float  # 0..1
+    threshold: float  # 0..1: the question's number, else the label's own, else its set's fallback
     source: Source
-    calibrated: bool
+    calibrated: bool  # whether `threshold` is the label's own
 
 
 def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDArray[np.float64]:
@@ -58,9 +44,9 @@ def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDAr
         weights: NDArray[np.float64] = np.exp(values - values.max())
         total: np.float64 = weights.sum()
         return weights / total
-    # Each operation costs more than its few values do, so there are few, and all in one array.
+    # Few operations, in one array: for few values each costs more than its arithmetic.
     scores: NDArray[np.float64] = np.negative(logits, dtype=np.float64)
-    np.minimum(scores, _LARGEST_EXPONENT, out=scores)
+    np.minimum(scores, _MAX_EXPONENT, out=scores)
     np.exp(scores, out=scores)
     np.add(scores, 1.0, out=scores)
     np.reciprocal(scores, out=scores)
@@ -73,24 +59,26 @@ def score_labels(
     """Scores one image's logits and picks the labels that answer the question.
 
     Args:
-        logits: for each part of the selection, the logits of its head: [L] of the chosen labels
-            or [N] of every label of the set, as those of a trained head always are (a softmax
-            runs over all of them, so a score never depends on the question).
-        selection: what to choose from.
+        logits: one array for each part of the selection: [L] for its chosen labels, or [N] for all
+            labels of its set, as a trained head always returns: softmax needs them all.
+        selection: labels to choose from.
 
     Returns:
-        The labels, best score first; equal scores keep the order of the sets and labels.
+        The labels, best score first; equal scores keep the order of sets and labels.
     """
-    parts = selection.parts
+    parts, question = selection.parts, selection.question
     if not parts:
         return ()
-    limit, applies = _resolve(selection)
+    limit = question.top_k
+    applies = question.threshold is not None or limit is None
+    if question.threshold is None and limit is None and _compete(selection.sets):
+        limit, applies = 1, False
     found = [
         label
         for values, part in zip(logits, parts, strict=True)
-        for label in _score_part(values, part, selection.question.threshold, limit, applies)
+        for label in _score_part(values, part, question.threshold, limit, applies)
     ]
-    # Each part is in order already; of equal scores, the earlier part's come first.
+    # Each part is sorted already; the sort is stable.
     if len(parts) > 1:
         found.sort(key=lambda label: -label.score)
     return tuple(found[:limit])
@@ -103,7 +91,6 @@ def _score_part(
     limit: int | None,
     applies: bool,
 ) -> list[ScoredLabel]:
-    """Returns the labels of one part that may be in the answer, best first."""
     labels, chosen = part.labels, part.chosen
     scores = compute_scores(logits, labels.activation)
     whole = len(chosen) == len(labels.names)
@@ -128,23 +115,17 @@ def _score_part(
     ]
 
 
+def _compete(sets: Sequence[LabelSet]) -> bool:
+    return len(sets) == 1 and sets[0].activation == "softmax"
+
+
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:
     """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
-    keys = -scores  # what is no number stands last, however they are sorted
-    if limit is None or len(keys) <= max(limit, _SORTED_AT_ONCE):
+    keys = -scores  # NaN is last in every sort
+    if limit is None or len(keys) <= max(limit, _MAX_SORTED):
         return keys.argsort(kind="stable")[:limit]
     last = np.partition(keys, limit - 1)[limit - 1]
-    # Whatever equals the last of them is sorted with them, so that the first of those is taken.
+    # All that equal the last one are sorted too: the first of them is in the answer.
     (among,) = (~(keys > last)).nonzero()
     best: NDArray[np.intp] = among[keys[among].argsort(kind="stable")[:limit]]
     return best
-
-
-def _resolve(selection: Selection) -> tuple[int | None, bool]:
-    """Returns the most labels (None: no limit) and whether thresholds apply."""
-    question, sets = selection.question, selection.sets
-    if question.threshold is not None:
-        return question.top_k, True
-    if question.top_k is None and len(sets) == 1 and sets[0].activation == "softmax":
-        return 1, False
-    return question.top_k, question.top_k is None

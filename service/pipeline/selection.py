@@ -1,13 +1,9 @@
-"""A question and the label sets that it names become a selection, pinned until the answer.
-
-In: a `Question` and snapshots of label sets. Out: a `Selection`: which labels of which set may be
-in the answer, and what the engine has to run for them. Next: `engine.py`, then `scoring.py`.
-"""
+"""Chooses the labels that may be in an answer, from snapshots of the label sets asked for."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,62 +17,49 @@ from service.labels.question import Question
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The labels of one set that may be in the answer.
-
-    Attributes:
-        labels: the set.
-        chosen: their positions in it, ascending, at least one.
-        head: what the engine runs; its logits are those of `chosen` where it is `SomeQueries`,
-            else those of the whole set.
-    """
+    """The labels of one set that may be in the answer."""
 
     labels: LabelSet
-    chosen: NDArray[np.intp]
-    head: Head
+    chosen: NDArray[np.intp]  # positions in the set, ascending, at least one
+    head: Head  # its logits are of `chosen` if it is `SomeQueries`, else of the whole set
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What a request asks, and the snapshots it is answered from.
-
-    Attributes:
-        question: what the client asks.
-        sets: the label sets that it names, in its order.
-        parts: those of them that have a label to choose from, in the same order.
-    """
+    """A question with snapshots of the label sets that answer it, in the order of the question."""
 
     question: Question
     sets: tuple[LabelSet, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # of the sets with a label that may be in the answer
 
     @property
     def name(self) -> str:
-        """The names of the sets as one."""
+        """The names of the sets, joined by `+`."""
         return "+".join(labels.name for labels in self.sets)
 
     @property
     def version(self) -> str:
-        """The versions of the sets as one."""
+        """The versions of the sets, joined by `+`."""
         return "+".join(labels.version for labels in self.sets)
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """What the engine has to run, one entry for each part."""
+        """The heads that the engine runs, one for each part."""
         return tuple(part.head for part in self.parts)
 
     @property
     def num_labels(self) -> int:
-        """How many labels there are to choose from."""
+        """The number of labels that may be in the answer."""
         return sum(len(part.chosen) for part in self.parts)
 
 
 def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """Chooses the labels that may be in the answer.
 
-    A name that stands in several sets is answered once, from the first of them.
+    The first set that has a name answers it.
 
     Raises:
-        UnknownLabel: `include` or `exclude` has names that stand in none of the sets.
+        UnknownLabel: no set has a name in `include` or `exclude`.
         ConflictingLabels: a name is in both.
     """
     if len(sets) == 1 and not question.include and not question.exclude:
@@ -85,11 +68,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         )
     include = _resolve_names(sets, question.include)
     exclude = _resolve_names(sets, question.exclude)
-    unknown = tuple(
-        name
-        for name in dict.fromkeys(include + exclude)
-        if not any(name in labels.positions for labels in sets)
-    )
+    unknown = tuple(name for name in dict.fromkeys(include + exclude) if not _is_known(sets, name))
     if unknown:
         raise UnknownLabel(unknown)
     excluded = set(exclude)
@@ -97,13 +76,17 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts = []
-    seen: set[str] = set()
+    answered: set[str] = set()
     for labels in sets:
-        chosen = np.full(len(labels.names), not include)
-        chosen[_positions(labels, include)] = True
-        chosen[_positions(labels, exclude)] = False
-        chosen[_positions(labels, seen & labels.positions.keys())] = False
-        seen |= labels.positions.keys()
+        positions = labels.positions
+        chosen = np.full(len(positions), not include)
+        for names, counts in (
+            (include, True),
+            (exclude, False),
+            (answered & positions.keys(), False),
+        ):
+            chosen[[positions[name] for name in names if name in positions]] = counts
+        answered |= positions.keys()
         if chosen.any():
             parts.append(_make_part(labels, np.flatnonzero(chosen)))
     return Selection(question, tuple(sets), tuple(parts))
@@ -111,21 +94,20 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
 
 def _make_part(labels: LabelSet, chosen: NDArray[np.intp]) -> Part:
     queries = labels.queries
-    # Requests that share the whole matrix share a run, which is worth a few labels too many.
+    # A request for less than half of a set copies its rows; other requests share the matrix, and
+    # with it a run.
     if queries is None or 2 * len(chosen) >= len(queries):
         return Part(labels, chosen, queries)
     return Part(labels, chosen, SomeQueries(queries, chosen))
 
 
-def _positions(labels: LabelSet, names: Iterable[str]) -> list[int]:
-    return [labels.positions[name] for name in names if name in labels.positions]
-
-
 def _resolve_names(sets: Sequence[LabelSet], names: tuple[str, ...]) -> tuple[str, ...]:
-    # Names of open labels are in the form NFC, whatever form the client writes.
+    # Names of open labels are in the form NFC; clients may send any form.
     return tuple(
-        name
-        if any(name in labels.positions for labels in sets)
-        else unicodedata.normalize("NFC", name).strip()
+        name if _is_known(sets, name) else unicodedata.normalize("NFC", name).strip()
         for name in names
     )
+
+
+def _is_known(sets: Sequence[LabelSet], name: str) -> bool:
+    return any(name in labels.positions for labels in sets)
