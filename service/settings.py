@@ -1,8 +1,4 @@
-"""Every setting of the service, in one place.
-
-In: environment variables (`ML_DECODER_` + the name in capitals) and keyword arguments,
-which win. Out: a frozen `Settings`. Next: `graphs.py`, which opens what is asked for.
-"""
+"""Every setting of the service, from keyword arguments or else `ML_DECODER_*` variables."""
 
 from __future__ import annotations
 
@@ -20,25 +16,21 @@ from service.bundle.card import Device, RunPrecision
 from service.errors import StartError
 
 MIB = 1024 * 1024
-# Not settings, but ours: of the command line's client, Compose and nginx.
+# Ours, but not settings: of the client, Compose and nginx.
 _OTHER_VARIABLES = re.compile(
     r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
-    # What Kubernetes sets of a Service that is named ml-decoder.
+    # Kubernetes sets these for a Service named ml-decoder.
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )
-
-# An empty variable counts as none; here that would open the service to everyone.
+# An empty variable counts as unset, which would open the service to everyone.
 _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 
 _log = logging.getLogger(__name__)
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with the home folder in place of a leading `~` or `~user`.
-
-    Shells do that for a word that begins so, but not behind `--flag=` nor in a file of variables.
-    """
-    # Unlike `Path.expanduser` it leaves the name of an unknown user as it is.
+    """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files."""
+    # `Path.expanduser` fails on an unknown user; this leaves the name as it is.
     return Path(os.path.expanduser(path))
 
 
@@ -57,41 +49,39 @@ class Settings(BaseSettings):
     )
 
     bundle: HomePath = Path("bundles/ml-decoder-lite0")
-    """Folder of the model bundle to serve (default bundles/ml-decoder-lite0)."""
+    """Folder of the model bundle (default bundles/ml-decoder-lite0)."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every interface, :: every one of IPv6 and of IPv4 (default
-    127.0.0.1)."""
+    """Address to listen on; 0.0.0.0 = all IPv4 interfaces, :: = all IPv6 and IPv4 interfaces
+    (default 127.0.0.1)."""
 
     port: int = Field(default=8000, ge=0, le=65535)
-    """TCP port to listen on; 0 picks a free one (default 8000)."""
+    """TCP port to listen on; 0 = a free one (default 8000)."""
 
     device: Literal["auto", Device] = "auto"
     """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
-    openvino), cuda, tensorrt (needs TensorRT 10 beside the extra gpu), or auto = cuda if it works,
-    else cpu; any other device that is not there stops the start (default auto)."""
+    openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
+    else cpu; any other device that does not work stops the start (default auto)."""
 
     precision: Literal["auto", RunPrecision] = "auto"
-    """Variant of the model: fp32, fp16, int8, bf16 (fp32 with products of bfloat16; openvino
-    alone), or auto = the bundle's choice for the device, with openvino bf16 in place of fp32 where
-    the processor has it (default auto)."""
+    """Variant of the model: fp32, fp16, int8, bf16 (fp32 with bfloat16 products; openvino only), or
+    auto = the bundle's choice for the device, with bf16 instead of fp32 on openvino if the
+    processor supports it (default auto)."""
 
     label_store: str | None = None
-    """Where registered label sets are kept: a SQLite file, a postgresql:// URL, or memory =
-    until the process ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME
-    respected)."""
+    """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the
+    process ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
 
     label_sets: HomePath | None = None
-    """Folder with label sets to load at the start, one .json or .npz file each (default none)."""
+    """Folder of label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None
-    """Label set of requests that name none, or several with commas between (default trained,
-    or the bundle's first where the model has no trained labels). One that is not there only
-    warns: it may be registered later."""
+    """Label sets of requests that name none, separated by commas; a missing one only logs a
+    warning, because it may be registered later (default trained, or the bundle's first set if the
+    model has no trained labels)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
-    """Seconds between two looks at the label store for what other processes wrote (default
-    0.5)."""
+    """Seconds between polls of the label store for changes by other processes (default 0.5)."""
 
     max_label_sets: int = Field(default=1000, ge=1)
     """Most label sets in the label store (default 1000)."""
@@ -106,95 +96,95 @@ class Settings(BaseSettings):
     """Most candidate labels in one request (default 1000)."""
 
     candidate_cache_size: int = Field(default=10_000, ge=0)
-    """Candidate labels whose encoding is remembered (default 10000)."""
+    """Candidate labels whose encodings are cached (default 10000)."""
 
     max_batch_size: int = Field(default=0, ge=0, le=256)
     """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
 
     queue_size: int = Field(default=64, ge=1)
-    """Most images that may wait, decoding included; more are refused at once (default 64)."""
+    """Most images that wait or are decoded; more are refused at once (default 64)."""
 
     max_wait_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """Milliseconds that an image may wait for others to fill its batch; 0 = it leaves as
-    soon as the model is free (default 0)."""
+    """Milliseconds that an image may wait for its batch to fill; 0 = until a worker is free
+    (default 0)."""
 
     deadline_ms: float = Field(default=30_000.0, gt=0.0)
-    """Milliseconds after which a request that has no answer is dropped (default 30000)."""
+    """Milliseconds after which an unanswered request is dropped (default 30000)."""
 
     intra_op_threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads that compute; 0 = one for each core (default 0)."""
+    """CPU threads that run the model; 0 = one for each core (default 0)."""
 
     decode_threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads that decode images beside the model: every image where a GPU runs it, large or
-    unusual ones where the CPU does; 0 = one for each core (default 0)."""
+    """CPU threads that decode images outside the workers: all images on a GPU, large or unusual
+    ones on a CPU; 0 = one for each core (default 0)."""
 
     max_body_bytes: int = Field(default=20 * MIB, ge=1)
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
     max_held_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Most bytes of request bodies in memory, all requests together, fetched images included; what
-    does not fit is refused at once; at least max_body_bytes (default 1073741824 = 1 GiB)."""
+    """Most bytes of request bodies and fetched images in memory, all requests together; more are
+    refused at once; must be at least max_body_bytes (default 1073741824 = 1 GiB)."""
 
     max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""
 
     predict_keys: SecretStr | None = None
-    """Keys that may predict, with commas between, or @FILE with one a line (default none:
-    anyone may)."""
+    """Keys that permit predictions, separated by commas, or @FILE with one key a line (default
+    none: anyone may predict)."""
 
     admin_keys: SecretStr | None = None
-    """Keys that may change label sets and predict, given as the others (default none: nobody may
-    change label sets where there are predict keys, anyone where there are none)."""
+    """Keys that permit predictions and changes of label sets, in the same form (default none: label
+    sets cannot be changed if there are predict keys; else anyone may change them)."""
 
     rate_limit: str | None = None
-    """Most requests of one key, or of one address where no key is sent, such as 100/minute;
-    more are refused (default none)."""
+    """Most requests of one key, or of one address without a key, such as 100/minute; more are
+    refused (default none)."""
 
     cors_origins: str | None = None
-    """Origins of other sites whose pages may ask, with commas between, or * for all (default
-    none)."""
+    """Origins of other sites whose pages may send requests, separated by commas, or * = all
+    (default none)."""
 
     url_input: bool = False
-    """Whether `/predict` takes the URL of an image, true or false: https on the public internet
-    alone (default false)."""
+    """Whether `/predict` accepts the URL of an image, true or false: https on the public internet
+    only (default false)."""
 
     url_timeout_seconds: float = Field(default=10.0, gt=0.0)
-    """Seconds that fetching an image by its URL may take, redirects included (default 10)."""
+    """Seconds to fetch an image by its URL, redirects included (default 10)."""
 
     drain_seconds: float = Field(default=20.0, ge=0.0, allow_inf_nan=False)
-    """Seconds that running requests get to finish when the service stops (default 20)."""
+    """Seconds that running requests have to finish when the service stops (default 20)."""
 
     header_timeout_seconds: float = Field(default=10.0, gt=0.0)
-    """Seconds that a client may take to send the headers of a request (default 10)."""
+    """Seconds that a client has to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0)
-    """Seconds that a client may take to send the body of a request, or take nothing of its answer
+    """Seconds that a client has to send the body of a request, and may read nothing of its answer
     (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
-    """Seconds that an idle connection is kept open (default 75)."""
+    """Seconds that an idle connection stays open (default 75)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe log lines that are written: debug, info, warning, error (default info)."""
+    """Least severe log lines: debug, info, warning, error (default info)."""
 
     log_format: Literal["text", "json"] = "text"
-    """Form of a log line: text for people, json for programs (default text)."""
+    """Format of log lines: text for people, json for programs (default text)."""
 
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """TCP port for the metrics alone, so that nobody else sees them; 0 picks a free one (default
-    none: /metrics on the service's own port)."""
+    """TCP port of the metrics, to keep them private; 0 = a free one (default none: /metrics on the
+    service's port)."""
 
     traces: Literal["off", "otlp"] = "off"
-    """Where traces go: off, or otlp = an OpenTelemetry collector, as the standard OTEL_* variables
-    say; needs the extra otel (default off)."""
+    """Destination of traces: off, or otlp = an OpenTelemetry collector, configured by the standard
+    OTEL_* variables; needs the extra otel (default off)."""
 
 
 def check_variables(environment: Mapping[str, str] = os.environ) -> None:
-    """Warns of variables that begin like settings and are none, with the name that may be meant.
+    """Logs unknown `ML_DECODER_*` variables with the closest setting.
 
     Raises:
-        StartError: one speaks of keys, or is there to hold them and empty; without keys the
-            service would be open to everyone.
+        StartError: a variable with KEY in its name is unknown, or a variable of keys is empty:
+            without keys the service would be open to everyone.
     """
     prefix = str(Settings.model_config["env_prefix"])
     known = [name.upper() for name in Settings.model_fields]
@@ -204,15 +194,14 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
         if setting == variable:
             continue
         if setting in _KEYS and not environment[name].strip():
-            raise StartError(f"{name} is empty: it takes a key, or has to be unset")
+            raise StartError(f"{name} is empty: set a key, or unset the variable")
         if setting in known or _OTHER_VARIABLES.fullmatch(variable):
             continue
-        import difflib  # a start without such a variable does without it
+        import difflib  # most starts do without it
 
-        near = difflib.get_close_matches(setting, known, 1)
-        told = f"{name} is not a setting" + "".join(
-            f"; did you mean {prefix}{other}?" for other in near
-        )
+        close = difflib.get_close_matches(setting, known, 1)
+        hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+        message = f"{name} is not a setting{hint}"
         if "KEY" in setting:
-            raise StartError(told)
-        _log.warning("%s", told)
+            raise StartError(message)
+        _log.warning("%s", message)

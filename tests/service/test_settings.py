@@ -1,4 +1,4 @@
-"""Settings come from the environment, are checked, and explain themselves."""
+"""Tests of settings: environment, checks, help texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.settings import Settings, check_variables
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_setting_has_a_docstring_that_tells_its_default(name: str) -> None:
+def test_setting_has_a_docstring_with_its_default(name: str) -> None:
     field = Settings.model_fields[name]
 
     assert field.description is not None
@@ -23,7 +23,7 @@ def test_setting_has_a_docstring_that_tells_its_default(name: str) -> None:
     ("suffix", "unit"),
     [("_ms", "Milliseconds"), ("_seconds", "Seconds"), ("_bytes", "bytes"), ("_pixels", "pixels")],
 )
-def test_setting_with_a_unit_in_its_name_tells_it(suffix: str, unit: str) -> None:
+def test_setting_with_a_unit_in_its_name_has_it_in_its_docstring(suffix: str, unit: str) -> None:
     found = {n: f for n, f in Settings.model_fields.items() if n.endswith(suffix)}
 
     assert found
@@ -63,17 +63,17 @@ def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) ->
         {"unknown": 1},
     ],
 )
-def test_bad_setting_is_refused(values: dict[str, object]) -> None:
+def test_invalid_setting_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(values)
 
 
-def test_variable_that_is_no_setting_is_told_with_the_name_that_may_be_meant(
+def test_unknown_variable_is_logged_with_the_closest_setting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     check_variables({"ML_DECODER_DEVCE": "cpu", "ML_DECODER_XYZ": "", "PATH": ""})
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == [
         "ML_DECODER_DEVCE is not a setting; did you mean ML_DECODER_DEVICE?",
         "ML_DECODER_XYZ is not a setting",
     ]
@@ -82,12 +82,12 @@ def test_variable_that_is_no_setting_is_told_with_the_name_that_may_be_meant(
 @pytest.mark.parametrize(
     "name", ["ML_DECODER_PREDICT_KEY", "ml_decoder_admin_key", "ML_DECODER_KEYS"]
 )
-def test_variable_that_speaks_of_keys_and_is_no_setting_is_refused(name: str) -> None:
+def test_unknown_variable_with_key_in_its_name_is_refused(name: str) -> None:
     with pytest.raises(StartError, match=f"{name} is not a setting"):
         check_variables({name: "secret"})
 
 
-def test_settings_and_variables_of_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_and_variables_of_others_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     ours = ("API_KEY", "PUBLISH", "LISTEN", "SERVERS", "LABEL_SERVERS")
     kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP_ADDR")
     names = (*(name.upper() for name in Settings.model_fields), *ours, *kubernetes)
@@ -97,7 +97,7 @@ def test_settings_and_variables_of_others_are_not_told(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("name", ["ML_DECODER_PREDICT_KEYS", "ml_decoder_admin_keys"])
 @pytest.mark.parametrize("value", ["", " "])
-def test_variable_that_should_hold_keys_and_is_empty_is_refused(name: str, value: str) -> None:
+def test_empty_variable_of_keys_is_refused(name: str, value: str) -> None:
     with pytest.raises(StartError, match=f"{name} is empty"):
         check_variables({name: value})
     check_variables({name: "a-good-key-0000001"})

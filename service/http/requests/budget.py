@@ -28,8 +28,9 @@ def open_budget(settings: Settings) -> BodyBudget:
     Raises:
         StartError: the largest body would never have room, and its client try again for ever.
     """
-    if settings.max_held_bytes < settings.max_body_bytes:
-        raise StartError("max_held_bytes: less than max_body_bytes, which one body may have")
+    held, body = settings.max_held_bytes, settings.max_body_bytes
+    if held < body:
+        raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
     return BodyBudget(settings.max_held_bytes)
 
 

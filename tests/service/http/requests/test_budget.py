@@ -43,5 +43,8 @@ def test_body_without_room_is_refused_and_nothing_leaks(tiny_bundle: Bundle) -> 
 
 def test_less_for_all_bodies_than_for_one_stops_the_start(tiny_bundle: Bundle) -> None:
     limits = {"max_held_bytes": 999, "max_body_bytes": 1000}
-    with pytest.raises(StartError, match="max_held_bytes"), serve_app(tiny_bundle.path, **limits):
+    with (
+        pytest.raises(StartError, match=r"at least max_body_bytes \(1000\); it is 999"),
+        serve_app(tiny_bundle.path, **limits),
+    ):
         pass
