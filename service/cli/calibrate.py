@@ -74,7 +74,7 @@ async def calibrate_set(
         common = tuple(label for label in labels.names if label in named)
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
-        question = Question(label_set=(name,), include=common, top_k=len(common))
+        question = Question(label_set=[name], top_k=len(labels.names))
         found = _find_thresholds(common, photos, await _score(pipeline, photos, question))
         if not found:
             raise StartError(f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}")

@@ -46,7 +46,7 @@ async def predict_photos(
         async with aclosing(label_photos(photos, question, settings)) as labelled:
             async for found in labelled:
                 photo = found
-                if question.explain is not None:
+                if question.explain:
                     photo = await asyncio.to_thread(write_overlays, found)
                 if output is Format.CSV and not begun:
                     write_csv_head()  # not before the start, which may fail

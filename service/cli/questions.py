@@ -1,7 +1,4 @@
-"""Questions: the options of `predict` and `bulk` that say which labels are wanted.
-
-In: texts from the command line. Out: a `Question`, checked by the rules of the HTTP parameters.
-"""
+"""The options of `predict` and `bulk` that make a `Question`."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ def make_question(**asked: str | list[str] | None) -> Question:
     """Returns the question that options ask for.
 
     Args:
-        **asked: the parameters of `/predict` by name; None and an empty list are not given.
+        **asked: fields of `Question`; None and an empty list are not given.
 
     Raises:
         InvalidParameters: a value is of the wrong type or out of range.
     """
-    from service.http.requests.parameters import Parameters, merge_parameters
+    from service.labels.question import check_question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
-    return merge_parameters(Parameters(), given)
+    return check_question(given, "command line")

@@ -168,7 +168,7 @@ class Catalogue:
             NoOpenHead: candidate labels need an open head.
             TextNotEncodable: candidate labels need a text encoder.
         """
-        names = tuple(dict.fromkeys(question.label_set))
+        names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default or ("",)
         if question.min_version:  # every service is at 0, with a store or without
@@ -179,7 +179,7 @@ class Catalogue:
             raise UnknownLabelSet(unknown, by_default=not question.label_set)
         sets = tuple(self.find(name) for name in names)
         if question.candidate_labels:
-            return (await self._make_candidates(question.candidate_labels), *sets)
+            return (await self._make_candidates(tuple(question.candidate_labels)), *sets)
         return sets
 
     async def register(self, definition: Definition) -> tuple[LabelSet, bool]:

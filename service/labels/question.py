@@ -1,49 +1,126 @@
-"""A question: what a client asks about an image."""
+"""What a client asks about an image, checked here for HTTP, the command line and Python alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal, LiteralString, TypeVar
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from service.errors import InvalidParameters, list_values
+from service.labels.definition import NoTruth
+from service.labels.text import LabelSetName, LabelText
+
+MAX_EXPLAINED = 100
+"""Labels of an image that get a map."""
+
+
+def _replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator:
+    """Gives one message in place of pydantic's error for each member of a union."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise PydanticCustomError(code, message) from error
+
+    return WrapValidator(check)
+
+
+ItemT = TypeVar("ItemT")
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+# A list may hold millions of invalid items: report the first only.
+Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 Threshold = float | Literal["calibrated"]
-Explain = Literal["map", "overlay"]
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a client wants to know about an image.
+class Question(BaseModel):
+    """The parameters of a prediction; None means not given."""
 
-    Attributes:
-        top_k: most labels to answer with, 1 or more; more than there are means all; None
-            sets no limit.
-        threshold: a score (0..1) for every label, `calibrated` for each label's own, or
-            None: no threshold where `top_k` is given, else `calibrated`.
-        include: names to choose from; empty means all labels.
-        exclude: names never to answer with.
-        label_set: names of label sets; empty means the default set, or none where there are
-            candidate labels.
-        candidate_labels: labels for this request alone.
-        min_version: least version of the label store that the answer has to know.
-        explain: whether each label comes with its map (`map`), and whether that is drawn for
-            people too (`overlay`); None for neither.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # `/docs` fills its form with the examples: each must be valid for every model.
+    top_k: Annotated[int | None, NoTruth] = Field(
+        default=None,
+        ge=1,
+        description="Most labels to answer with; more than there are means all of them. "
+        "Without `threshold`: exactly the best `top_k`, whatever their scores.",
+        examples=[5],
+    )
+    threshold: (
+        Annotated[
+            Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
+            NoTruth,
+            _replace_errors("threshold", "Input should be a number from 0 to 1, or 'calibrated'"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Answer with labels that score at least this much: a number from 0 to "
+        "1 for every label, or `calibrated` for each label's own. Neither `top_k` nor "
+        "`threshold` means `calibrated`.",
+        examples=["calibrated"],
+    )
+    include: Names[LabelName] | None = Field(
+        default=None,
+        description="Choose among these labels only; may be repeated.",
+        examples=[[]],
+    )
+    exclude: Names[LabelName] | None = Field(
+        default=None,
+        description="Never answer with these labels; may be repeated.",
+        examples=[[]],
+    )
+    label_set: Names[LabelSetName] | None = Field(
+        default=None,
+        description="Label sets to answer from; may be repeated. A label that stands in several "
+        "is answered from the first. Without it: the default set.",
+        examples=[[]],
+    )
+    candidate_labels: Names[LabelText] | None = Field(
+        default=None,
+        description="Labels of this request alone, which the model need not have seen; may be "
+        "repeated. Without `label_set` they are all there is to choose from.",
+        examples=[[]],
+    )
+    min_version: Annotated[int | None, NoTruth] = Field(
+        default=None,
+        ge=0,
+        le=2**63 - 1,
+        description="Answer from label sets of this version or later, such as the one that a "
+        "registration answered with.",
+        examples=[0],
+    )
+    explain: (
+        Annotated[
+            bool | Literal["overlay"],
+            _replace_errors("explain", "Input should be true, false or 'overlay'"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="Show where in the image each label was found: `true` gives every label a "
+        f"`map`, `overlay` also a picture to lay over the image. The best {MAX_EXPLAINED} labels "
+        "of an image get theirs.",
+        examples=[False],
+    )
+
+
+def check_question(values: dict[str, Any], place: str) -> Question:
+    """Returns the question that values ask; errors name `place`, such as `query` or `body`.
+
+    Raises:
+        InvalidParameters: a value is unknown, of the wrong type or out of range.
     """
-
-    top_k: int | None = None
-    threshold: Threshold | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    label_set: tuple[str, ...] = ()
-    candidate_labels: tuple[str, ...] = ()
-    min_version: int | None = None
-    explain: Explain | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses values out of range, which the callers check before.
-
-        Raises:
-            ValueError: `top_k` or `threshold` is out of range.
-        """
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError("top_k has to be 1 or more")
-        if isinstance(self.threshold, float | int) and not 0.0 <= self.threshold <= 1.0:
-            raise ValueError("threshold has to be between 0 and 1")
+    try:
+        return Question.model_validate(values)
+    except ValidationError as error:
+        raise InvalidParameters(list_values(error.errors(), where=place)) from error

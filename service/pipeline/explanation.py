@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from service.bundle.reader import Bundle
 from service.engine.session_set import MapGraphs
+from service.labels.question import MAX_EXPLAINED
 from service.pipeline.overlay import draw_overlay
 from service.pipeline.scoring import ScoredLabel
 from service.pipeline.selection import Part, Selection
 
 MapArray = NDArray[np.float32]
-
-MOST_EXPLAINED = 100
-"""Most explained labels of one photo: it limits the cost of a request."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +70,7 @@ class Explainer:
         Raises:
             InferenceFailed: ONNX Runtime failed.
         """
-        labels = labels[:MOST_EXPLAINED]
+        labels = labels[:MAX_EXPLAINED]
         rows: dict[int, list[int]] = defaultdict(list)  # part -> rows of the labels that it answers
         for row, label in enumerate(labels):
             # The first set that has a name answers it.

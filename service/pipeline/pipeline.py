@@ -36,7 +36,6 @@ from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchSizes
 from service.scheduling.stages import Stage, Watcher
 from service.scheduling.threads import SideThreads
-from service.scheduling.timeouts import finish_within
 from service.settings import Settings
 
 # Fewer labels are chosen from, and scored, faster than a thread takes over.
@@ -141,8 +140,12 @@ class Pipeline:
         """
         return self._admission.taking()
 
-    async def select(self, question: Question) -> Selection:
+    async def select(self, question: Question, deadline: float | None = None) -> Selection:
         """Pins the label sets that a request asks for, until its last photo is answered.
+
+        Args:
+            question: what the client asks.
+            deadline: from `make_deadline`, as for `predict`; None sets one now.
 
         Raises:
             QuestionError: the question does not fit the label sets, or asks for maps that the
@@ -154,21 +157,27 @@ class Pipeline:
             InferenceFailed: the candidate labels could not be encoded.
         """
         with self.taking():
-            deadline = self.make_deadline()
-            try:
-                pinning = self.catalogue.pin(question)
-                sets = await finish_within(self.settings.deadline_ms / 1000, pinning)
-            except TimeoutError as error:
-                raise DeadlineExceeded("the deadline passed while pinning labels") from error
+            deadline = deadline or self.make_deadline()
+            sets = await self._pin(question, deadline)
             selection = await self._select(sets, question, deadline)
-        if question.explain is not None and not self.explainer.covers(selection):
+        if question.explain and not self.explainer.covers(selection):
             raise NoMaps(tuple(part.labels.name for part in selection.parts))
         return selection
+
+    async def _pin(self, question: Question, deadline: float) -> Sequence[LabelSet]:
+        pinning = self.catalogue.pin(question)
+        if not (question.min_version or question.candidate_labels):
+            return await pinning  # it never waits, and a timeout takes 6 us
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await pinning
+        except TimeoutError as error:
+            raise DeadlineExceeded("deadline exceeded while pinning labels") from error
 
     async def _select(
         self, sets: Sequence[LabelSet], question: Question, deadline: float
     ) -> Selection:
-        characters = sum(map(len, question.include + question.exclude))
+        characters = sum(map(len, (*(question.include or ()), *(question.exclude or ()))))
         labels = sum(len(each.names) for each in sets)
         if characters <= _CHARACTERS_RESOLVED_AT_ONCE and labels <= _LABELS_AT_ONCE:
             return select_labels(sets, question)
@@ -227,10 +236,7 @@ class Pipeline:
             return prediction
 
     def make_deadline(self) -> float:
-        """Returns the deadline of a request that arrives now.
-
-        In seconds on the event loop's clock. `select` has as long from its own start.
-        """
+        """Returns the deadline of a request that arrives now, in seconds on the loop's clock."""
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 
     async def _answer(
@@ -241,7 +247,7 @@ class Pipeline:
         earlier: tuple[Stage, ...],
     ) -> Prediction:
         joined = time.perf_counter()
-        item = Item(photo, selection.heads, selection.question.explain is not None)
+        item = Item(photo, selection.heads, bool(selection.question.explain))
         done = await self._batcher.submit(item, deadline)
         found = done.result
         labels = await self._score(found.logits, selection, deadline)

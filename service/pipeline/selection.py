@@ -66,8 +66,8 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
         return Selection(
             question, tuple(sets), (Part(sets[0], sets[0].everything, sets[0].queries),)
         )
-    include = _resolve_names(sets, question.include)
-    exclude = _resolve_names(sets, question.exclude)
+    include = _resolve_names(sets, question.include or ())
+    exclude = _resolve_names(sets, question.exclude or ())
     unknown = tuple(name for name in dict.fromkeys(include + exclude) if not _is_known(sets, name))
     if unknown:
         raise UnknownLabel(unknown)
@@ -101,7 +101,7 @@ def _make_part(labels: LabelSet, chosen: NDArray[np.intp]) -> Part:
     return Part(labels, chosen, SomeQueries(queries, chosen))
 
 
-def _resolve_names(sets: Sequence[LabelSet], names: tuple[str, ...]) -> tuple[str, ...]:
+def _resolve_names(sets: Sequence[LabelSet], names: Sequence[str]) -> tuple[str, ...]:
     # Names of open labels are in the form NFC; clients may send any form.
     return tuple(
         name if _is_known(sets, name) else unicodedata.normalize("NFC", name).strip()

@@ -61,10 +61,13 @@ async def measure(arguments: argparse.Namespace) -> None:
             off = Question(top_k=top_k, label_set=label_set)
             kinds = {
                 "off": (pipelines["with"], off),
-                "map": (pipelines["with"], Question(top_k, label_set=label_set, explain="map")),
+                "map": (
+                    pipelines["with"],
+                    Question(top_k=top_k, label_set=label_set, explain=True),
+                ),
                 "overlay": (
                     pipelines["with"],
-                    Question(top_k, label_set=label_set, explain="overlay"),
+                    Question(top_k=top_k, label_set=label_set, explain="overlay"),
                 ),
             }
             if "without" in pipelines:

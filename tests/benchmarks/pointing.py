@@ -145,9 +145,9 @@ async def draw_served(
 async def _explain(
     pipeline: Pipeline, photo: bytes, names: tuple[str, ...], trained: bool
 ) -> dict[str, NDArray[np.float32]]:
-    question = Question(top_k=len(names), explain="map", candidate_labels=names)
+    question = Question(top_k=len(names), explain=True, candidate_labels=names)
     if trained:
-        question = Question(top_k=len(names), explain="map", include=names, label_set=("trained",))
+        question = Question(top_k=len(names), explain=True, include=names, label_set=("trained",))
     prediction = await pipeline.predict(photo, await pipeline.select(question))
     made = zip(prediction.labels, prediction.explanations, strict=True)
     return {label.label: explanation.map for label, explanation in made}

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from ml_decoder_client import Answer, ClientError, ServiceProblem, UnreadableAnswer, answers
 from ml_decoder_client.calls import Question
-from service.http.requests.parameters import Parameters
 from service.http.responses import schemas
+from service.labels import question
 from service.labels.definition import OpenLabel
 from tests.client.conftest import Fake
 from tests.support.fake_service import ANSWER
@@ -46,7 +46,7 @@ def test_model_has_the_fields_of_the_service(
 
 
 def test_question_has_every_parameter() -> None:
-    assert set(Question.__annotations__) - NEWER == set(Parameters.model_fields) - NEWER
+    assert set(Question.__annotations__) - NEWER == set(question.Question.model_fields) - NEWER
 
 
 def provoke_error(kind: Any, fake: Fake, status: int, body: bytes, **headers: str) -> ClientError:

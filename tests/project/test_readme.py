@@ -24,7 +24,7 @@ def test_every_setting_is_in_the_readme() -> None:
 
 
 def test_every_predict_parameter_is_in_the_readme() -> None:
-    for name in Question.__dataclass_fields__:
+    for name in Question.model_fields:
         assert f"`{name}`" in README
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "max_pixels": pipeline.settings.max_pixels,
         # Not the versions: each store counts its own.
         "label_sets": [{"name": s.name, "digest": s.digest} for s in selection.sets],
-        "question": {k: v for k, v in asdict(selection.question).items() if v not in (None, ())},
+        "question": selection.question.model_dump(exclude_none=True),
         "photos": location if "://" in location else str(Path(location).absolute()),
     }
 

@@ -24,9 +24,8 @@ from service.http.open_inference.tensors import (
     read_pixels,
 )
 from service.http.requests.json import MOST_PARTS, parse_json
-from service.http.requests.parameters import Parameters, merge_parameters
 from service.images.decode import DecodedImage
-from service.labels.question import Question
+from service.labels.question import Question, check_question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 SCORES = "scores"
@@ -184,7 +183,7 @@ def _read_question(parameters: dict[str, Any]) -> Question:
     if version is not None:
         fields["min_version"] = version
     _refuse_rest(parameters)
-    return merge_parameters(Parameters(), fields)
+    return check_question(fields, "body")
 
 
 def _read_outputs(asked: InferBody, binary: bool) -> tuple[Output, ...]:

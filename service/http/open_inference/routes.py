@@ -177,7 +177,7 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(asked.question)
+    selection = await pipeline.select(asked.question, deadline)
     works = (
         _score_one(pipeline, asked, index, selection, deadline)
         for index in range(len(asked.photos))

@@ -17,10 +17,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from service.http.requests.multipart import FormShape
-from service.http.requests.parameters import LIST_PARAMETERS, Parameters
+from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
 from service.http.responses.handlers import PROBLEM_JSON
 from service.http.responses.problems import ErrorType, describe_type, document_headers
+from service.labels.question import Question
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
@@ -62,7 +63,7 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
-        for name, schema in Parameters.model_json_schema()["properties"].items()
+        for name, schema in Question.model_json_schema()["properties"].items()
     ]
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
@@ -175,7 +176,7 @@ def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: 
 
 def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
     many = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
-    parameters = Parameters.model_json_schema()["properties"]
+    parameters = Question.model_json_schema()["properties"]
     return {
         "type": "object",
         "required": [shape.image_field],

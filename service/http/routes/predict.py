@@ -20,7 +20,7 @@ from service.http.requests.multipart import FormShape
 from service.http.requests.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
-    merge_aside,
+    add_fields,
     read_parameters,
 )
 from service.http.requests.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
@@ -104,7 +104,7 @@ async def predict(request: Request) -> Response:
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     most = host.settings.max_candidate_labels
-    question = await merge_aside(parameters, upload.fields, most)
+    question = await add_fields(parameters, upload.fields, most)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
@@ -128,7 +128,7 @@ async def predict_batch(request: Request) -> Response:
     form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
     upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
     most = host.settings.max_candidate_labels
-    question = await merge_aside(parameters, upload.fields, most)
+    question = await add_fields(parameters, upload.fields, most)
     work = _label_all(pipeline, upload.images, question)
     selection, results = await finish_or_leave(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
@@ -151,7 +151,7 @@ async def _label_one(
             raise UrlInputOff
         data = await fetcher.fetch(upload.url, request.state.held_body)
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(question)
+    selection = await pipeline.select(question, deadline)
     return selection, await pipeline.predict(data, selection, deadline)
 
 
@@ -159,7 +159,7 @@ async def _label_all(
     pipeline: Pipeline, images: Sequence[UploadedImage], question: Question
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
     deadline = pipeline.make_deadline()
-    selection = await pipeline.select(question)
+    selection = await pipeline.select(question, deadline)
     trying = (_try_one(pipeline, image, selection, deadline) for image in images)
     return selection, await run_together(trying)
 

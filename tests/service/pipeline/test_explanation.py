@@ -17,8 +17,8 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import Question
-from service.pipeline.explanation import MOST_EXPLAINED, Explainer
+from service.labels.question import MAX_EXPLAINED, Question
+from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -88,11 +88,11 @@ def test_map_does_not_depend_on_which_other_labels_are_asked_for(
     engine: Engine, explainer: Explainer, seed: int, some: set[str]
 ) -> None:
     images = random_images(seed, 1)
-    everything = Question(top_k=99, explain="map")
+    everything = Question(top_k=99, explain=True)
     (whole,) = explain(engine, explainer, images, everything)
     assert set(whole) == {*NAMES, "chair", "lamp"}
     (part,) = explain(
-        engine, explainer, images, Question(top_k=99, explain="map", include=tuple(some))
+        engine, explainer, images, Question(top_k=99, explain=True, include=tuple(some))
     )
     assert part.keys() == (some or whole.keys())
     for name, cells in part.items():
@@ -104,7 +104,7 @@ def test_map_does_not_depend_on_which_other_labels_are_asked_for(
 def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
     engine: Engine, explainer: Explainer, seed: int, count: int
 ) -> None:
-    images, question = random_images(seed, count), Question(top_k=99, explain="map")
+    images, question = random_images(seed, count), Question(top_k=99, explain=True)
     for image, together in zip(images, explain(engine, explainer, images, question), strict=True):
         (alone,) = explain(engine, explainer, image[None], question)
         assert alone.keys() == together.keys()
@@ -115,7 +115,7 @@ def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
 def test_label_is_explained_by_the_head_that_answers_it(
     engine: Engine, explainer: Explainer
 ) -> None:
-    images, question = random_images(0, 1), Question(include=("cat",), top_k=1, explain="map")
+    images, question = random_images(0, 1), Question(include=("cat",), top_k=1, explain=True)
     (by_trained,) = explain(engine, explainer, images, question, (TRAINED, OPEN))
     (by_open,) = explain(engine, explainer, images, question, (OPEN, TRAINED))
     (trained_alone,) = explain(engine, explainer, images, question, (TRAINED,))
@@ -126,7 +126,7 @@ def test_label_is_explained_by_the_head_that_answers_it(
 
 
 def test_map_is_a_small_grid_of_shares(engine: Engine, explainer: Explainer) -> None:
-    (maps,) = explain(engine, explainer, random_images(1, 1), Question(top_k=99, explain="map"))
+    (maps,) = explain(engine, explainer, random_images(1, 1), Question(top_k=99, explain=True))
     for cells in maps.values():
         assert (cells.shape, cells.dtype) == (CELLS, np.float32)
         assert 0 <= cells.min() <= cells.max() <= 1
@@ -145,18 +145,18 @@ def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> No
 
 
 def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
-    many = random_label_set(3, [f"label {i}" for i in range(MOST_EXPLAINED + 5)])
-    question = Question(top_k=MOST_EXPLAINED + 5, explain="map")
+    many = random_label_set(3, [f"label {i}" for i in range(MAX_EXPLAINED + 5)])
+    question = Question(top_k=MAX_EXPLAINED + 5, explain=True)
     selection = select_labels((many,), question)
     ((logits, memories),) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
     labels = score_labels(logits, selection)
-    assert len(labels) == MOST_EXPLAINED + 5
+    assert len(labels) == MAX_EXPLAINED + 5
     made = explainer.explain_labels(labels, selection, memories, (48, 32))
-    assert len(made) == MOST_EXPLAINED
+    assert len(made) == MAX_EXPLAINED
 
 
 def test_memory_of_another_width_is_a_failed_inference(explainer: Explainer) -> None:
-    question = Question(top_k=1, explain="map")
+    question = Question(top_k=1, explain=True)
     selection = select_labels((TRAINED,), question)
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
     with pytest.raises(InferenceFailed):
@@ -211,7 +211,7 @@ async def running(bundle: Bundle) -> AsyncIterator[Pipeline]:
 async def test_explaining_changes_no_score(mapped_bundle: Bundle) -> None:
     async with running(mapped_bundle) as pipeline:
         plain = await pipeline.select(Question(top_k=5))
-        asked = await pipeline.select(Question(top_k=5, explain="map"))
+        asked = await pipeline.select(Question(top_k=5, explain=True))
         photos = [make_photo(seed) for seed in range(4)]
         predictions = await asyncio.gather(
             *(pipeline.predict(p, s) for p in photos for s in (plain, asked))
@@ -231,11 +231,11 @@ async def test_selection_of_labels_without_maps_is_refused(
     async with running(open_bundle) as pipeline:
         for names in (("trained",), ("everyday",), ("trained", "everyday")):
             with pytest.raises(NoMaps):
-                await pipeline.select(Question(label_set=names, explain="map"))
+                await pipeline.select(Question(label_set=names, explain=True))
         assert await pipeline.select(Question(label_set=("trained",)))
     graphs = {**mapped_graphs(), "open_head": {"fp32": tiny_open_head()}}
     del graphs["open_head_maps"]
     async with running(write_mapped_bundle(tmp_path, graphs)) as pipeline:
-        assert await pipeline.select(Question(label_set=("trained",), explain="map"))
+        assert await pipeline.select(Question(label_set=("trained",), explain=True))
         with pytest.raises(NoMaps):
-            await pipeline.select(Question(label_set=("trained", "everyday"), explain="map"))
+            await pipeline.select(Question(label_set=("trained", "everyday"), explain=True))

@@ -396,7 +396,7 @@ async def test_maps_count_as_waiting_and_end_with_the_deadline(
 
     monkeypatch.setattr(Explainer, "explain_labels", draw)
     async with running(mapped_bundle, queue_size=1, deadline_ms=400) as pipeline:
-        selection = await pipeline.select(Question(top_k=1, explain="map"))
+        selection = await pipeline.select(Question(top_k=1, explain=True))
         asked = asyncio.create_task(pipeline.predict(make_photo(0), selection))
         assert await asyncio.to_thread(drawn.wait, SECONDS)
         assert pipeline.is_full

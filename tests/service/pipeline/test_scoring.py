@@ -163,22 +163,6 @@ def test_name_both_included_and_excluded_is_a_conflict() -> None:
     assert names(Question(exclude=("c", "b"), top_k=9)) == ["a", "d"]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"top_k": 0},
-        {"top_k": -1},
-        {"threshold": -0.1},
-        {"threshold": 1.1},
-        {"threshold": float("nan")},
-        {"threshold": float("inf")},
-    ],
-)
-def test_question_out_of_range_cannot_be_made(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="has to be"):
-        Question(**values)
-
-
 @given(st.lists(finite, min_size=1, max_size=20), st.sampled_from(get_args(Activation)))
 def test_any_finite_logits_give_scores_in_the_order_of_the_logits(
     logits: list[float], activation: Activation

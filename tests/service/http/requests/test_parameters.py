@@ -1,4 +1,4 @@
-"""Tests of the parameters: both places check alike, and must not contradict each other."""
+"""Tests of the parameters: query string and body are checked alike and must not contradict."""
 
 from __future__ import annotations
 
@@ -12,30 +12,42 @@ from service.errors import InvalidLabelSet, InvalidParameters, RepeatedField
 from service.http.requests.parameters import (
     LIST_PARAMETERS,
     SINGLE_PARAMETERS,
-    Parameters,
-    merge_aside,
-    merge_parameters,
+    add_fields,
     read_parameters,
 )
 from service.labels.question import Question
 
+pytestmark = pytest.mark.anyio
+
+
+def read(text: str) -> Question:
+    return read_parameters(Request({"type": "http", "query_string": text.encode()}))
+
 
 def test_every_parameter_is_either_single_or_a_list() -> None:
     assert sorted(SINGLE_PARAMETERS) == ["explain", "min_version", "threshold", "top_k"]
-    assert sorted(LIST_PARAMETERS) == ["candidate_labels", "exclude", "include", "label_set"]
+    for name, field in Question.model_fields.items():
+        assert ("list" in str(field.annotation)) is (name in LIST_PARAMETERS)
 
 
-def test_parameters_of_both_places_are_put_together() -> None:
-    query = merge_parameters(Parameters(top_k=3), {"threshold": "0.5", "include": ["cat"]})
-    assert query == Question(top_k=3, threshold=0.5, include=("cat",))
-
-
-def test_nothing_given_leaves_the_defaults_of_the_query() -> None:
-    assert merge_parameters(Parameters(), {}) == Question()
-
-
-def test_same_value_in_both_places_is_no_conflict() -> None:
-    assert merge_parameters(Parameters(top_k=3), {"top_k": "3"}) == Question(top_k=3)
+@pytest.mark.parametrize(
+    ("query", "fields", "expected"),
+    [
+        ({"top_k": 3}, {}, {"top_k": 3}),
+        ({}, {}, {}),
+        ({"top_k": 3}, {"top_k": "3"}, {"top_k": 3}),
+        ({"top_k": 3}, {"top_k": None, "include": None}, {"top_k": 3}),
+        (
+            {"top_k": 3},
+            {"threshold": "0.5", "include": ["cat"]},
+            {"top_k": 3, "threshold": 0.5, "include": ["cat"]},
+        ),
+    ],
+)
+async def test_parameters_of_query_and_body_are_merged(
+    query: dict[str, Any], fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert await add_fields(Question(**query), fields, 10) == Question(**expected)
 
 
 @pytest.mark.parametrize(
@@ -48,68 +60,31 @@ def test_same_value_in_both_places_is_no_conflict() -> None:
         ("explain", False, True),
     ],
 )
-def test_different_values_in_both_places_conflict(name: str, query: Any, body: Any) -> None:
+async def test_different_values_in_query_and_body_conflict(
+    name: str, query: Any, body: Any
+) -> None:
     with pytest.raises(RepeatedField, match=name):
-        merge_parameters(Parameters.model_validate({name: query}), {name: body})
+        await add_fields(Question.model_validate({name: query}), {name: body}, 10)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("top_k", 0),
-        ("top_k", -1),
-        ("top_k", "a"),
-        ("top_k", 1.5),
-        ("top_k", "9" * 5000),
-        ("threshold", "NaN"),
-        ("threshold", "inf"),
-        ("threshold", -0.1),
-        ("threshold", 2),
-        ("threshold", "sometimes"),
-        ("threshold", [0.5]),
-        ("include", "cat"),
-        ("include", [1]),
-        ("include", [""]),
-        ("include", ["x" * 201]),
-        ("include", ["\ud800"]),
-        ("exclude", [["cat"]]),
-        ("explain", "maybe"),
-        ("explain", 2),
-        ("explain", ["true"]),
-        ("surprise", 1),
-    ],
+    [("top_k", 0), ("include", "cat"), ("include", [1] * 200_000), ("surprise", 1)],
 )
-def test_bad_value_is_named_once(name: str, value: Any) -> None:
+async def test_bad_field_is_named_once_with_its_place(name: str, value: Any) -> None:
     with pytest.raises(InvalidParameters) as caught:
-        merge_parameters(Parameters(), {name: value})
-    # In a list a value is named with its place.
+        await add_fields(Question(), {name: value}, 10)
+    # The name of an item of a list ends with its index.
     assert [wrong.name.partition(".")[0] for wrong in caught.value.values] == [name]
     assert [wrong.where for wrong in caught.value.values] == ["body"]
 
 
-@pytest.mark.parametrize("threshold", [0, 1, "0", "1", "0.25", "calibrated"])
-def test_ends_of_the_threshold_range_are_allowed(threshold: Any) -> None:
-    assert merge_parameters(Parameters(), {"threshold": threshold}).threshold is not None
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [(True, "map"), ("true", "map"), (False, None), ("false", None), ("overlay", "overlay")],
-)
-def test_explain_is_a_switch_or_asks_for_overlays(given: Any, meant: str | None) -> None:
-    assert merge_parameters(Parameters(), {"explain": given}).explain == meant
-
-
-def read(text: str) -> Parameters:
-    return read_parameters(Request({"type": "http", "query_string": text.encode()}))
-
-
-@pytest.mark.parametrize("length", [1, 200], ids=["usual", "long"])
+@pytest.mark.parametrize("length", [1, 200], ids=["cached", "long"])
 def test_query_string_is_read_the_same_every_time(length: int) -> None:
-    expected = Parameters(top_k=3, include=["cat", "d" * length])
+    expected = Question(top_k=3, include=["cat", "d" * length])
     for _ in range(3):
         assert read(f"top_k=3&include=cat&include={'d' * length}") == expected
-    assert read("") == Parameters()
+    assert read("") == Question()
 
 
 def test_bad_query_string_is_refused_every_time() -> None:
@@ -118,15 +93,7 @@ def test_bad_query_string_is_refused_every_time() -> None:
             read("top_k=0")
         with pytest.raises(RepeatedField, match="top_k"):
             read("top_k=1&top_k=2")
-    assert read("top_k=1") == Parameters(top_k=1)
-
-
-@pytest.mark.parametrize("name", sorted(LIST_PARAMETERS))
-def test_list_ends_at_its_first_error_and_at_its_limit(name: str) -> None:
-    for value in ([1] * 200_000, ["a"] * 200_000):
-        with pytest.raises(InvalidParameters) as caught:
-            merge_parameters(Parameters(), {name: value})
-        assert len(caught.value.values) == 1
+    assert read("top_k=1") == Question(top_k=1)
 
 
 def test_query_string_of_many_names_is_read_in_one_pass() -> None:
@@ -136,16 +103,14 @@ def test_query_string_of_many_names_is_read_in_one_pass() -> None:
     assert [value.name for value in caught.value.values] == names[:10]
 
 
-@pytest.mark.anyio
-async def test_too_many_candidate_labels_are_refused_unseen() -> None:
+async def test_too_many_candidate_labels_are_refused_before_each_is_checked() -> None:
     with pytest.raises(InvalidLabelSet, match="at most 3"):
-        await merge_aside(Parameters(), {"candidate_labels": [1, 2, 3, 4]}, 3)
-    question = await merge_aside(Parameters(), {"candidate_labels": ["a", "b", "c"]}, 3)
-    assert question.candidate_labels == ("a", "b", "c")
+        await add_fields(Question(), {"candidate_labels": [1, 2, 3, 4]}, 3)
+    question = await add_fields(Question(), {"candidate_labels": ["a", "b", "c"]}, 3)
+    assert question.candidate_labels == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(10, True), (200, False)])
-@pytest.mark.anyio
 async def test_event_loop_goes_on_while_long_candidate_labels_are_checked(
     length: int, *, in_loop: bool
 ) -> None:
@@ -153,16 +118,13 @@ async def test_event_loop_goes_on_while_long_candidate_labels_are_checked(
     asyncio.get_running_loop().call_soon(others.set)
     names = [str(number).ljust(length, "x") for number in range(50)]
 
-    question = await merge_aside(Parameters(top_k=1), {"candidate_labels": names}, 50)
+    question = await add_fields(Question(top_k=1), {"candidate_labels": names}, 50)
 
-    assert question == Question(top_k=1, candidate_labels=tuple(names))
+    assert question == Question(top_k=1, candidate_labels=names)
     assert others.is_set() is not in_loop
 
 
 @pytest.mark.parametrize("value", ["cat", 5, [5], [["cat"]]])
-@pytest.mark.anyio
-async def test_candidate_labels_that_are_no_texts_are_bad_values(value: Any) -> None:
+async def test_candidate_labels_that_are_not_texts_are_bad_values(value: Any) -> None:
     with pytest.raises(InvalidParameters, match="candidate_labels"):
-        await merge_aside(Parameters(), {"candidate_labels": value}, 3)
-    question = await merge_aside(Parameters(), {"candidate_labels": ["cat"]}, 3)
-    assert question.candidate_labels == ("cat",)
+        await add_fields(Question(), {"candidate_labels": value}, 3)

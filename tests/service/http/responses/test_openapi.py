@@ -9,8 +9,9 @@ import pytest
 from service.http.app import create_app
 from service.http.host import PipelineHost
 from service.http.open_inference.request import HEADER_LENGTH
-from service.http.requests.parameters import LIST_PARAMETERS, Parameters
+from service.http.requests.parameters import LIST_PARAMETERS
 from service.labels.definition import LabelSetRecord
+from service.labels.question import Question
 from service.settings import Settings
 
 
@@ -31,13 +32,11 @@ def test_predict_takes_three_kinds_of_body_and_batch_two(paths: dict[str, Any]) 
 def test_parameters_are_documented_in_query_and_body(paths: dict[str, Any]) -> None:
     for path, image in (("/predict", "image"), ("/predict/batch", "images")):
         post = paths[path]["post"]
-        assert {parameter["name"] for parameter in post["parameters"]} == set(
-            Parameters.model_fields
-        )
+        assert {parameter["name"] for parameter in post["parameters"]} == set(Question.model_fields)
         for kind in ("multipart/form-data", "application/json"):
             properties = post["requestBody"]["content"][kind]["schema"]["properties"]
             url = {"url"} if (path, kind) == ("/predict", "application/json") else set()
-            assert set(properties) == {image, *url, *Parameters.model_fields}
+            assert set(properties) == {image, *url, *Question.model_fields}
 
 
 def test_forms_document_that_every_value_of_a_list_is_a_field(paths: dict[str, Any]) -> None:

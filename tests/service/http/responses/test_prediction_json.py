@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from service.bundle.reader import Bundle
-from service.http.requests.parameters import Parameters, merge_parameters
 from service.http.responses.prediction_json import write_batch
 from service.http.responses.schemas import BatchAnswer, PredictAnswer
+from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
 from tests.support.serving import PHOTO, send_image, send_images, serve_app
 
@@ -68,7 +68,7 @@ def test_others_have_their_turn_between_the_images_of_a_batch(client: TestClient
     pipeline: Pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
 
     async def count_turns() -> int:
-        selection = await pipeline.select(merge_parameters(Parameters(), {}))
+        selection = await pipeline.select(Question())
         results = [await pipeline.predict(PHOTO, selection)] * 5
         writing = asyncio.create_task(write_batch(pipeline, selection, results, "id"))
         turns = 0

@@ -1,8 +1,7 @@
-"""A request has one deadline: what the choice of its labels takes, its photos have less."""
+"""A request has one deadline, which covers the choice of its labels and all of its photos."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,15 +34,14 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class NotingPipeline(Pipeline):
-    """Notes when the labels of a request are chosen, and the deadlines of its photos."""
+class RecordingPipeline(Pipeline):
+    """Records the deadlines of a request."""
 
-    last_choice: float
     deadlines: list[float | None]
 
-    async def select(self, question: Question) -> Selection:
-        self.last_choice = asyncio.get_running_loop().time()
-        return await super().select(question)
+    async def select(self, question: Question, deadline: float | None = None) -> Selection:
+        self.deadlines = [deadline]
+        return await super().select(question, deadline)
 
     async def predict(
         self, photo: bytes | DecodedImage, selection: Selection, deadline: float | None = None
@@ -52,27 +50,26 @@ class NotingPipeline(Pipeline):
         return await super().predict(photo, selection, deadline)
 
 
-def open_noting(settings: Settings) -> Pipeline:
+def open_recording(settings: Settings) -> Pipeline:
     pipeline = open_pipeline(settings)
-    pipeline.__class__ = NotingPipeline
+    pipeline.__class__ = RecordingPipeline
     return pipeline
 
 
 @pytest.fixture(scope="module")
 def client(tiny_bundle: Bundle) -> Iterator[TestClient]:
-    with serve_app(tiny_bundle.path, open_noting, label_store="memory") as client:
+    with serve_app(tiny_bundle.path, open_recording, label_store="memory") as client:
         yield client
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_deadline_counts_from_before_the_labels_are_chosen(client: TestClient, route: str) -> None:
+def test_labels_and_photos_share_one_deadline(client: TestClient, route: str) -> None:
     pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
-    pipeline.deadlines = []
     path, body = ROUTES[route]
 
     response = client.post(path, json=body)
 
     assert response.status_code == 200, response.text
-    assert pipeline.deadlines
-    for deadline in pipeline.deadlines:
-        assert deadline <= pipeline.last_choice + pipeline.settings.deadline_ms / 1000
+    assert len(pipeline.deadlines) == (3 if route == "batch" else 2)
+    assert pipeline.deadlines[0] is not None
+    assert len(set(pipeline.deadlines)) == 1

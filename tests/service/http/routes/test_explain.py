@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from service.bundle.reader import Bundle
-from service.pipeline.explanation import MOST_EXPLAINED
+from service.labels.question import MAX_EXPLAINED
 from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,
@@ -105,9 +105,9 @@ def test_bad_image_of_an_explained_batch_costs_only_itself(client: TestClient) -
 
 
 def test_best_labels_are_explained_where_there_are_many(client: TestClient) -> None:
-    names = [f"thing {i}" for i in range(MOST_EXPLAINED + 3)]
+    names = [f"thing {i}" for i in range(MAX_EXPLAINED + 3)]
     labels = ask(client, explain="true", top_k=len(names), candidate_labels=names)
-    assert ["map" in label for label in labels] == [True] * MOST_EXPLAINED + [False] * 3
+    assert ["map" in label for label in labels] == [True] * MAX_EXPLAINED + [False] * 3
 
 
 @pytest.mark.parametrize("value", ["maybe", "", "2"])
