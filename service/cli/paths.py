@@ -38,7 +38,7 @@ def find_given_photos(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and the photos of the folders; says on stderr what else these hold.
 
     Raises:
-        StartError: a folder holds no photo.
+        StartError: a folder contains no photos.
     """
     from service.images.folders import (  # `--help` does without Pillow
         describe_left_out,

@@ -29,7 +29,7 @@ from service.http.telemetry.exposition import open_own_port
 from service.http.transport.protocol import Refuse, make_protocol
 from service.http.transport.shedding import Shedder
 from service.pipeline.pipeline import Pipeline
-from service.scheduling.sharing import share_cores
+from service.scheduling.cpu import share_cores
 from service.settings import Settings
 
 _OBJECTS_PER_COLLECTION = 5000

@@ -1,9 +1,7 @@
-"""Bytes become pixels: sniff, check, decode, turn upright, flatten, resize.
+"""Decodes photos to the encoder's pixels: check, decode, turn upright, flatten, resize.
 
-In: a photo's file content. Out: a `DecodedImage` with uint8 [H, W, 3] RGB, the size that
-the encoder wants. Read are the formats of `formats.py`, told apart by content; of an animation
-the first frame; transparency lies on white; 16-bit samples keep their high byte. Every failure
-is an `ImageError`. Next: `engine.py`, which runs the pixels.
+Formats are recognised by content. The first frame counts, transparency becomes white, 16-bit
+samples keep their high byte. Every failure is an `ImageError`.
 """
 
 from __future__ import annotations
@@ -18,14 +16,10 @@ from PIL import Image
 
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.images.exif import UPRIGHT, hide_exif, read_orientation
-from service.images.formats import FORMATS, name_container, name_unread_format
-from service.images.jpeg import read_size, shrink_jpeg
-from service.images.jpeg_segments import count_scans, split_jpeg
+from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
+from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 
 PixelArray = NDArray[np.uint8]
-
-_JPEG = b"\xff\xd8"
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -33,7 +27,6 @@ _RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# EXIF orientation -> what turns the stored picture upright.
 _UPRIGHT_TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,15 +38,12 @@ _UPRIGHT_TURNS = {
 }
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 
-# Pillow's way decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size, which is
-# many times cheaper; the resize still gets this many pixels for each it makes.
+# Pillow decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size; the resize still
+# gets this many pixels for each it makes.
 _DRAFT_OVERSAMPLING = 2
-# The centre crop looks at the middle only, so a strip longer than this is cut to it first;
-# resized whole, a 1 x 65500 picture would need gigabytes.
+# A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
 _MAX_CROP_ASPECT = 8
-# Real files need far less. More is made to keep a decoder busy: each scan of a progressive
-# JPEG goes over the whole picture, and each PNG or GIF block costs several reads in Python.
-_MAX_JPEG_SCANS = 50
+# Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
 
 
@@ -73,8 +63,6 @@ class DecodedImage:
 
 
 class _MeteredFile(io.BytesIO):
-    """A file in memory that gives up on a reader that reads too often."""
-
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self._reads_left = _MAX_READS
@@ -86,25 +74,27 @@ class _MeteredFile(io.BytesIO):
         return super().read(size)
 
 
-def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
-    """Decodes one photo and makes it the encoder's input.
+def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
+    """Decodes a photo to the encoder's input.
 
     Args:
-        data: the file's content; a declared type or a file name plays no part.
+        photo: the file's content, or a JPEG whose header is parsed already.
         contract: size and resizing that the model was trained for.
         max_pixels: most pixels (width x height), checked before anything is decoded.
 
     Raises:
         InvalidImage: no picture, or a damaged one.
-        UnsupportedImage: a known format that is not read.
-        TooManyPixels: over `max_pixels`.
+        UnsupportedImage: a known format that is not decoded.
+        TooManyPixels: more than `max_pixels`.
     """
     try:
-        exif, decoded = b"", None
-        if data.startswith(_JPEG):
-            data, exif = _split_jpeg(data)
-            decoded = _decode_jpeg(data, exif, contract, max_pixels)
-        return _decode_any(data, exif, contract, max_pixels) if decoded is None else decoded
+        if isinstance(photo, bytes):
+            photo = parse_jpeg(photo) or photo
+        if isinstance(photo, bytes):
+            return _decode_by_pillow(photo, b"", contract, max_pixels)
+        data = photo.strip()
+        decoded = _decode_jpeg(photo, data, contract, max_pixels)
+        return decoded or _decode_by_pillow(data, photo.exif, contract, max_pixels)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -115,16 +105,16 @@ def decode_image(data: bytes, contract: InputContract, max_pixels: int) -> Decod
 
 
 def _decode_jpeg(
-    data: bytes, exif: bytes, contract: InputContract, max_pixels: int
+    jpeg: Jpeg, data: bytes, contract: InputContract, max_pixels: int
 ) -> DecodedImage | None:
-    """Decodes a usual JPEG the short way, without Pillow; returns None for any other."""
+    """Decodes a grey or colour JPEG without Pillow; returns None if Pillow has to."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    size = read_size(data)
-    if size is None:
+    if jpeg.components not in (1, 3):
         return None
+    size = jpeg.width, jpeg.height
     _check_size(*size, max_pixels)
-    orientation = read_orientation(exif)
+    orientation = read_orientation(jpeg.exif)
     wanted = _turn((contract.width, contract.height), orientation)
     pixels = shrink_jpeg(data, *wanted, contract.interpolation)
     if pixels is None:
@@ -134,11 +124,15 @@ def _decode_jpeg(
     return DecodedImage(pixels, *_turn(size, orientation))
 
 
-def _decode_any(data: bytes, exif: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
-    """Decodes any picture, Pillow's way."""
+def _decode_by_pillow(
+    data: bytes, exif: bytes, contract: InputContract, max_pixels: int
+) -> DecodedImage:
     image, orientation = _open(data, exif, max_pixels)
     size = _turn(image.size, orientation)
-    _draft(image, contract, orientation)
+    squash = contract.resize_mode == "squash"
+    frame = (contract.width, contract.height) if squash else _crop_frame(contract)
+    width, height = _turn(frame, orientation)
+    image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
     image = _flatten(image)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
@@ -146,16 +140,8 @@ def _decode_any(data: bytes, exif: bytes, contract: InputContract, max_pixels: i
 
 
 def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Returns what width and height are once the picture is upright, or the other way round."""
+    """Converts width and height between stored and upright."""
     return size[::-1] if orientation in _SIDEWAYS else size
-
-
-def _split_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    data, exif = split_jpeg(data)
-    # Where there are too few of these bytes in all, nobody has to look whose they are.
-    if data.count(b"\xff\xda") > _MAX_JPEG_SCANS and count_scans(data) > _MAX_JPEG_SCANS:
-        raise InvalidImage("the JPEG has too many scans")
-    return data, exif
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
@@ -179,7 +165,7 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 
 
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
-    """Reads the header; returns the picture, not yet decoded, and its orientation."""
+    """Returns the picture, not yet decoded, and its orientation."""
     unread = name_unread_format(data)
     if unread is not None:
         raise UnsupportedImage(unread, FORMATS)
@@ -194,19 +180,6 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
         image.load()  # a PNG may carry its EXIF block after the pixels
         exif = image.info.get("exif") or b""
     return image, read_orientation(exif)
-
-
-def _draft(image: Image.Image, contract: InputContract, orientation: int) -> None:
-    height, width = _draft_sides(contract)
-    if orientation in _SIDEWAYS:
-        height, width = width, height
-    image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
-
-
-def _draft_sides(contract: InputContract) -> tuple[int, int]:
-    if contract.resize_mode == "squash":
-        return contract.height, contract.width
-    return _crop_frame(contract)
 
 
 def _flatten(image: Image.Image) -> Image.Image:
@@ -235,17 +208,17 @@ def _cut_strip(image: Image.Image) -> Image.Image:
 
 
 def _crop_frame(contract: InputContract) -> tuple[int, int]:
-    """Returns the height and width that a picture has to cover before the centre crop."""
+    """Returns width and height that a picture must cover before the centre crop."""
     return (
-        math.floor(contract.height / contract.crop_pct),
         math.floor(contract.width / contract.crop_pct),
+        math.floor(contract.height / contract.crop_pct),
     )
 
 
 def _scaled_size(size: tuple[int, int], contract: InputContract) -> tuple[int, int]:
     """Returns the smallest (width, height) of the same shape that covers the crop frame."""
     width, height = size
-    frame_height, frame_width = _crop_frame(contract)
+    frame_width, frame_height = _crop_frame(contract)
     if frame_height * width >= frame_width * height:
         return frame_height * width // height, frame_height
     return frame_width, frame_width * height // width

@@ -1,9 +1,4 @@
-"""Photos of a folder: the same files for every command that is given one.
-
-In: a folder, or files and folders. Out: the names of the photos in it and below, or the files, and
-what was left out, so that nobody takes a photo of another kind for one without labels. It needs no
-ONNX Runtime, for `ml-decoder bench` has none. Next: `cli/photos.py` and `bulk/photos.py`.
-"""
+"""Lists the photos of folders, the same files for every command; imports no ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,44 +10,39 @@ from pathlib import Path
 from service.errors import StartError
 from service.images.formats import is_overlay_name, is_photo_name, name_kind
 
-_KINDS_TOLD = 5
+_KINDS_SHOWN = 5
 
 LeftOut = Counter[str]
-"""How many files of each kind were not taken for photos."""
+"""The number of other files, by kind."""
 
 
 def find_photos(paths: Sequence[Path]) -> tuple[list[Path], LeftOut]:
-    """Returns the files, and in place of a folder the photos in it and below, by name.
+    """Returns the given files and the photos in and below the given folders, and the other files.
 
-    Beside them it returns what else the folders hold. A folder below that cannot be read is among
-    the photos: it is told like a photo that cannot.
+    An unreadable subfolder is among the photos, so that it is reported like an unreadable photo.
 
     Raises:
-        StartError: a folder holds no photo.
+        StartError: a folder contains no photos.
     """
     found: list[Path] = []
     left_out = LeftOut()
     for path in paths:
         if not path.is_dir():
-            found.append(path)  # one that is not there is told like one that is broken
+            found.append(path)  # a missing file is reported like a damaged one
             continue
         inside, others = _search(path)
         if not inside:
-            raise StartError(f"{path} holds no photo{explain_none(others)}")
+            raise StartError(f"{path} contains no photos{explain_none(others)}")
         found.extend(inside)
         left_out.update(others)
     return found, left_out
 
 
 def list_photos(folder: str, onerror: Callable[[OSError], None]) -> tuple[list[str], LeftOut]:
-    """Returns the names of the photos in a folder and below, sorted, and what else is there.
+    """Returns the names of the photos in and below a folder, sorted, and the other files.
 
-    Names are relative to the folder. Hidden folders are not searched; links are followed, and a
-    folder that they lead back to counts once.
-
-    Args:
-        folder: where to search.
-        onerror: is told of every folder that cannot be read; it may raise the error.
+    Names are relative to the folder. Hidden folders are skipped; links are followed, each folder
+    once. `onerror` is called for every unreadable folder and may raise.
     """
     paths = _walk(folder, onerror)
     photos, left_out = sort_out(os.path.relpath(path, folder) for path in paths)
@@ -60,10 +50,7 @@ def list_photos(folder: str, onerror: Callable[[OSError], None]) -> tuple[list[s
 
 
 def sort_out(names: Iterable[str]) -> tuple[list[str], LeftOut]:
-    """Returns those names that are taken for photos, sorted, and what the others are.
-
-    Pictures that `ml-decoder predict --explain` wrote are neither.
-    """
+    """Splits names into photos, sorted, and others; `--explain`'s pictures are neither."""
     photos: list[str] = []
     left_out = LeftOut()
     for name in names:
@@ -77,7 +64,7 @@ def sort_out(names: Iterable[str]) -> tuple[list[str], LeftOut]:
 
 def describe_left_out(left_out: LeftOut) -> str:
     """Returns one line: `3 files left out (2 .heic: needs the extra heif; 1 .tiff)`."""
-    most = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:_KINDS_TOLD]
+    most = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:_KINDS_SHOWN]
     kinds = [f"{count} {kind}" for kind, count in most]
     if others := left_out.total() - sum(count for _, count in most):
         kinds.append(f"{others} of other kinds")
@@ -86,7 +73,7 @@ def describe_left_out(left_out: LeftOut) -> str:
 
 
 def explain_none(left_out: LeftOut) -> str:
-    """Returns what to add to the news that there is no photo."""
+    """Returns the end of the message that there are no photos."""
     return f": {describe_left_out(left_out)}" if left_out else ""
 
 

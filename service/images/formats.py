@@ -1,15 +1,13 @@
-"""Formats: which kinds of file are decoded, and how the others are told from junk.
+"""File formats: which are decoded, which are known but unsupported, and which names are photos.
 
-In: the beginning of a file, or its name. Out: the name of a format that is known but not read, or
-nothing; whether a folder's file is taken for a photo, and of what kind the others are. HEIC and
-AVIF are read where the extra `heif` is installed. Next: `images.py`, which hands `FORMATS` to
-Pillow: no other is ever decoded.
+HEIC and AVIF need the extra `heif`. Pillow never decodes a format that is not in `FORMATS`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 
 from PIL import AvifImagePlugin, features
 
@@ -46,10 +44,10 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif"),
     "AVIF": (".avif",),
 }
-# Any other is no ending for a person: what follows the dot in `2024.05 at the sea`.
+# Anything else is no ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
-# What is not a letter, a digit, `-` or `_` might mean something in a path.
+# Other characters may have a meaning in a path.
 _UNSAFE = re.compile(r"[^\w-]+")
 
 
@@ -58,37 +56,37 @@ def _find_formats() -> tuple[str, ...]:
         import pillow_heif
     except ImportError:
         return _ALWAYS
-    # One photo, one thread: photos are decoded side by side. Nothing but the picture is read.
+    # One thread a photo: photos are decoded in parallel.
     pillow_heif.register_heif_opener(
         decode_threads=1, thumbnails=False, depth_images=False, aux_images=False
     )
     if not features.check("avif"):
         return (*_ALWAYS, "HEIF")
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    # In this order: pillow-heif opens any of them, and finds out while it decodes.
+    # In this order: pillow-heif opens AVIF too, and fails only when it decodes.
     return (*_ALWAYS, "AVIF", "HEIF")
 
 
 FORMATS = _find_formats()
-"""Pillow's names of the formats that are read."""
+"""Pillow's names of the formats that are decoded."""
 
 ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
-"""File name endings, in lower case, of what is taken for a photo in a folder."""
+"""File name endings of photos, in lower case."""
 
 
 def is_photo_name(name: str) -> bool:
-    """Tells whether a folder's file is taken for a photo; pictures of `name_overlay` are not."""
+    """Returns whether a file of a folder is a photo; hidden files and overlays are not."""
     hidden = name.startswith(".")
     return not hidden and name.lower().endswith(ENDINGS) and not is_overlay_name(name)
 
 
 def is_overlay_name(name: str) -> bool:
-    """Tells whether a file is a picture that `name_overlay` named."""
+    """Returns whether `name_overlay` made the name."""
     return _OVERLAY.search(name) is not None
 
 
 def name_kind(name: str) -> str:
-    """Returns what a person is told of a folder's file that is not taken for a photo."""
+    """Describes a file that is not a photo: its ending, and the extra that would decode it."""
     ending = os.path.splitext(name)[1].lower()
     if name.startswith("."):
         return "hidden"
@@ -99,12 +97,12 @@ def name_kind(name: str) -> str:
 
 
 def name_overlay(photo: str, rank: int, label: str) -> str:
-    """Returns the name of the picture of where a label is in a photo: `dog.jpg.map-1-cat.jpg`."""
+    """Returns the file name of a label's map: `dog.jpg.map-1-cat.jpg`."""
     return f"{photo}.map-{rank}-{_UNSAFE.sub('_', label)[:80]}.jpg"
 
 
 def name_unread_format(data: bytes) -> str | None:
-    """Returns the name of a format that is known but not read; None for everything else."""
+    """Returns the name of a format that is known but not decoded, else None."""
     head = data[:_SNIFFED_BYTES]
     for magic, name in _MAGIC:
         if head.startswith(magic):
@@ -119,9 +117,28 @@ def name_unread_format(data: bytes) -> str | None:
 
 
 def name_container(data: bytes) -> str | None:
-    """Returns `HEIF` or `AVIF` by the brand of an ISO container, None for other files."""
+    """Returns `HEIF` or `AVIF` by the brand of an ISO container, else None."""
     if data[4:8] != b"ftyp":
         return None
     if data[8:12] in _AVIF_BRANDS:
         return "AVIF"
     return "HEIF" if data[8:12] in _HEIC_BRANDS else None
+
+
+def hide_exif(data: bytes) -> bytes:
+    """Renames the EXIF items of a HEIC or AVIF file, so that no reader parses them.
+
+    A property of the picture turns it upright; EXIF's orientation must be ignored
+    (ISO/IEC 23008-12, 6.5.10).
+    """
+    position = 0
+    while len(data) >= position + 8:
+        size, kind = struct.unpack_from(">I4s", data, position)
+        if kind == b"meta":
+            end = position + size if size >= 8 else len(data)
+            items = data[position:end].replace(b"Exif", b"none")
+            return data[:position] + items + data[end:]
+        if size < 8:  # to the end of the file, or longer than 4 GiB
+            break
+        position += size
+    return data

@@ -17,9 +17,9 @@ from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.engine.heads import LogitsArray
-from service.errors import DeadlineExceeded, NoMaps, QueueFull
+from service.errors import DeadlineExceeded, NoMaps
 from service.images.decode import DecodedImage, decode_image
-from service.images.jpeg import is_quick
+from service.images.jpeg import Jpeg, parse_jpeg
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
@@ -30,12 +30,12 @@ from service.pipeline.prediction import Prediction, add_up_timings
 from service.pipeline.scoring import ScoredLabel, score_labels
 from service.pipeline.selection import Selection, select_labels
 from service.pipeline.worker import Found, Inference, Item
-from service.scheduling.admission import Admission, State
+from service.scheduling.admission import Admission, DrainRate, State
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
-from service.scheduling.queue import BatchSizes
+from service.scheduling.queue import BatchQueue, BatchSizes
 from service.scheduling.stages import Stage, Watcher
-from service.scheduling.threads import SideThreads
+from service.scheduling.tasks import SideThreads
 from service.settings import Settings
 
 # Fewer labels are chosen from, and scored, faster than a thread takes over.
@@ -60,6 +60,7 @@ class Pipeline:
         catalogue: the label sets.
         explainer: what draws maps.
         settings: the settings it was opened with.
+        queue: the photos that wait, the ones in side threads included.
     """
 
     def __init__(
@@ -76,16 +77,23 @@ class Pipeline:
         self.catalogue = catalogue
         self.settings = settings
         self._inference = Inference(engine, bundle.card.input, settings.max_pixels)
+        self._drain_rate = DrainRate()
+        self._side_threads = SideThreads(settings.decode_threads or count_cores())
+        self.queue = BatchQueue[Item, Found](
+            settings.queue_size,
+            BatchSizes(engine.max_batch_size, engine.small_batch_size),
+            workers=engine.workers,
+            max_wait_seconds=settings.max_wait_ms / 1000,
+            drain_rate=self._drain_rate,
+            count_aside=lambda: self._side_threads.waiting,
+        )
         self._batcher = Batcher[Item, Found](
             self._inference.run,
-            batch_sizes=BatchSizes(engine.max_batch_size, engine.small_batch_size),
-            queue_size=settings.queue_size,
+            self.queue,
             cores=list_cores(engine.workers, keep=engine.device == "cpu"),
-            max_wait_seconds=settings.max_wait_ms / 1000,
             max_run_seconds=_bound_run(engine, settings),
         )
-        self._side_threads = SideThreads(settings.decode_threads or count_cores())
-        self._admission = Admission(settings.queue_size, lambda: self._batcher.healthy)
+        self._admission = Admission(lambda: self._batcher.healthy, self._drain_rate)
 
     @property
     def state(self) -> State:
@@ -100,11 +108,6 @@ class Pipeline:
     @watchers.setter
     def watchers(self, watchers: tuple[Watcher, ...]) -> None:
         self._inference.watchers = watchers
-
-    @property
-    def queue_length(self) -> int:
-        """Images that wait now, those that threads of their own are at included."""
-        return self._side_threads.waiting + self._batcher.waiting
 
     async def start(self) -> None:
         """Loads the label sets and starts taking requests.
@@ -183,35 +186,16 @@ class Pipeline:
             return select_labels(sets, question)
         return await self._side_threads.run(deadline, select_labels, sets, question)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue has no place for a photo."""
-        return self.queue_length >= self.settings.queue_size
-
-    def turn_away(self) -> QueueFull:
-        """Returns the refusal where the queue is full, which tells when it may not be."""
-        return self._admission.turn_away()
-
-    def check_room(self) -> None:
-        """Does nothing where the queue has a place for a photo.
-
-        Whoever asks before a photo is uploaded saves both sides the trouble.
-
-        Raises:
-            QueueFull: it has none; the error tells when there may be one.
-        """
-        if self.is_full:
-            # No variable keeps the error: it would keep the frames, and the photo that is in them,
-            # until Python looks for garbage.
-            raise self.turn_away()
-
     async def predict(
-        self, photo: bytes | DecodedImage, selection: Selection, deadline: float | None = None
+        self,
+        photo: bytes | Jpeg | DecodedImage,
+        selection: Selection,
+        deadline: float | None = None,
     ) -> Prediction:
         """Predicts the labels of one photo.
 
         Args:
-            photo: a file's content, any supported format; or what is decoded already.
+            photo: a file's content, any supported format; a parsed JPEG; or pixels.
             selection: which labels to answer with, from `select`.
             deadline: from `make_deadline`; None sets one now.
 
@@ -222,17 +206,21 @@ class Pipeline:
             InferenceFailed: the engine failed on this photo's batch.
         """
         with self.taking():
-            # A photo takes its place in the queue before it is decoded: under a burst the
-            # surplus is refused at once, not after it has cost a decode.
-            self.check_room()
             deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
-            if isinstance(photo, bytes) and self._decodes_apart(photo):
-                started = time.perf_counter()
-                photo = await self._decode(photo, deadline)
-                earlier = (Stage("decode", started, time.perf_counter()),)
+            if isinstance(photo, bytes):
+                # On a CPU the worker decodes quick photos itself: one thread needs fewer hand-overs
+                # than two. A slow photo would hold up its batch, and a GPU would wait.
+                jpeg = parse_jpeg(photo) if self.engine.device in CPU_DEVICES else None
+                if jpeg is not None and jpeg.is_quick:
+                    photo = jpeg
+                else:
+                    self.queue.check_room()  # before the photo costs a decode
+                    started = time.perf_counter()
+                    photo = await self._decode(jpeg or photo, deadline)
+                    earlier = (Stage("decode", started, time.perf_counter()),)
             prediction = await self._answer(photo, selection, deadline, earlier)
-            self._admission.note_answer()
+            self._drain_rate.note_answer(time.perf_counter())
             return prediction
 
     def make_deadline(self) -> float:
@@ -241,14 +229,14 @@ class Pipeline:
 
     async def _answer(
         self,
-        photo: bytes | DecodedImage,
+        photo: Jpeg | DecodedImage,
         selection: Selection,
         deadline: float,
         earlier: tuple[Stage, ...],
     ) -> Prediction:
         joined = time.perf_counter()
         item = Item(photo, selection.heads, bool(selection.question.explain))
-        done = await self._batcher.submit(item, deadline)
+        done = await self._batcher.submit(item, deadline, admitted=bool(earlier))
         found = done.result
         labels = await self._score(found.logits, selection, deadline)
         explanations: tuple[Explanation, ...] = ()
@@ -280,19 +268,10 @@ class Pipeline:
             deadline, explain, labels, selection, found.memories, size
         )
 
-    def _decodes_apart(self, data: bytes) -> bool:
-        """Tells whether a photo is decoded before it joins the line.
-
-        On a CPU the worker that takes a photo decodes it: the cores are busy either way, and one
-        thread does it with fewer hand-overs than two. What takes longer would hold up the others
-        of its batch; and a GPU would wait.
-        """
-        return self.engine.device not in CPU_DEVICES or not is_quick(data)
-
-    async def _decode(self, data: bytes, deadline: float) -> DecodedImage:
+    async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         contract = self.bundle.card.input
         return await self._side_threads.run(
-            deadline, decode_image, data, contract, self.settings.max_pixels
+            deadline, decode_image, photo, contract, self.settings.max_pixels
         )
 
 

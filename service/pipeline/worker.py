@@ -24,6 +24,7 @@ from service.errors import (
     without_frames,
 )
 from service.images.decode import DecodedImage, PixelArray, decode_image
+from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsAlone
 from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
 
@@ -33,12 +34,12 @@ class Item:
     """What waits for a worker.
 
     Attributes:
-        photo: a file's content, or its pixels where it is decoded already.
+        photo: a JPEG that the worker decodes, or pixels.
         heads: the heads to run.
         explained: whether maps will be asked for.
     """
 
-    photo: bytes | DecodedImage
+    photo: Jpeg | DecodedImage
     heads: tuple[Head, ...]
     explained: bool
 

@@ -1,58 +1,86 @@
-"""Admission: which requests a pipeline takes, over its life of loading, being ready and draining.
-
-In: requests that begin and end, answers. Out: the request goes on, or the error that refuses it,
-with the time after which there may be room. Draining waits here until all have left. Next:
-`pipeline.py`, whose requests they are.
-"""
+"""Admission of requests while the pipeline loads, is ready or drains; how fast it drains."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from service.errors import Draining, NotReady, QueueFull
-from service.scheduling.drain_rate import DrainRate
+from service.errors import Draining, NotReady
 
 State = Literal["loading", "ready", "draining", "failed"]
 
+_REMEMBERED_ANSWERS = 256
+_MIN_SECONDS, _MAX_SECONDS = 1.0, 60.0
+
+
+class DrainRate:
+    """Answers per second since the service was last idle, over the last few hundred answers.
+
+    `now` is a second on one clock.
+    """
+
+    def __init__(self) -> None:
+        """Starts without answers."""
+        self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
+
+    def note_start(self, now: float) -> None:
+        """Notes that work begins after an idle time, which does not count as slowness."""
+        self._answered.clear()
+        self._answered.append(now)
+
+    def note_answer(self, now: float) -> None:
+        """Notes that one item is done."""
+        self._answered.append(now)
+
+    def estimate_seconds(self, items: int, now: float) -> float:
+        """Returns the time that so many items take, 1 to 60 seconds; a standstill raises it."""
+        answers = len(self._answered) - 1
+        seconds = now - self._answered[0]
+        if answers:
+            estimate = items * seconds / answers
+        else:  # the first answer takes at least this long
+            estimate = seconds if math.isfinite(seconds) else _MIN_SECONDS
+        return min(max(estimate, _MIN_SECONDS), _MAX_SECONDS)
+
 
 class Admission:
-    """Counts the requests inside; belongs to one event loop."""
+    """Counts the admitted requests; belongs to one event loop."""
 
-    def __init__(self, places: int, is_healthy: Callable[[], bool]) -> None:
-        """Takes nobody until `open`.
+    def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate | None = None) -> None:
+        """Refuses requests until `open`.
 
         Args:
-            places: of the queue.
-            is_healthy: whether what answers the requests lives; asked while it is open.
+            is_healthy: whether the workers live; called while open.
+            drain_rate: notes when work starts.
         """
-        self._places = places
         self._is_healthy = is_healthy
+        self._drain_rate = drain_rate or DrainRate()
         self._phase: Literal["loading", "ready", "draining"] = "loading"
-        self._inside = 0
+        self._admitted = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self._drain_rate = DrainRate()
 
     @property
     def state(self) -> State:
-        """Where the pipeline is in its life; `failed` means that it never answers again."""
+        """The phase; `failed` is final."""
         if self._phase == "ready" and not self._is_healthy():
             return "failed"
         return self._phase
 
     def open(self) -> None:
-        """Takes requests from now on."""
+        """Admits requests from now on."""
         self._phase = "ready"
 
     async def close(self, deadline: float) -> None:
-        """Takes no more requests, and waits until all have left.
+        """Refuses new requests and waits until the admitted ones end.
 
         Args:
-            deadline: second on the event loop's clock after which it waits no longer.
+            deadline: second on the event loop's clock at which the wait ends.
         """
         self._phase = "draining"
         with contextlib.suppress(TimeoutError):
@@ -61,35 +89,23 @@ class Admission:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Marks work on a request, which `close` waits for.
+        """Admits a request; `close` waits for its end.
 
         Raises:
-            UnavailableError: no requests are taken.
+            UnavailableError: the pipeline is loading, draining or failed.
         """
         state = self.state
         if state == "draining":
             raise Draining("the pipeline is draining")
         if state != "ready":
             raise NotReady(f"the pipeline is {state}")
-        if not self._inside:
+        if not self._admitted:
             self._drain_rate.note_start(time.perf_counter())
-        self._inside += 1
+        self._admitted += 1
         self._empty.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if not self._inside:
+            self._admitted -= 1
+            if not self._admitted:
                 self._empty.set()
-
-    def note_answer(self) -> None:
-        """Notes that a photo was answered."""
-        self._drain_rate.note_answer(time.perf_counter())
-
-    def turn_away(self) -> QueueFull:
-        """Returns the refusal where the queue is full, which tells when it may not be."""
-        full = QueueFull("no place in the queue")
-        full.retry_after_seconds = self._drain_rate.estimate_seconds(
-            self._places, time.perf_counter()
-        )
-        return full

@@ -1,42 +1,50 @@
-"""Cores: one for each worker, to which it keeps in runs that begin while all others work.
-
-In: how many workers there are. Out: a `Core` for each, for its own thread to keep or to leave.
-Linux leaves two busy threads on one core for milliseconds while another core is idle, wherever a
-third thread, here the event loop, comes and goes. What keeps to its core is never moved beside
-another. Next: `batcher.py`, whose workers they are.
-"""
+"""CPU cores: how many the process may use, one per worker, and how threads share them."""
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
-from service.scheduling.quota import read_cpu_quota
+_CGROUPS = Path("/sys/fs/cgroup")
+# Lines "number:controllers:path"; v2 has one, without controllers.
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+# A worker that has run its batch waits this long at most for the interpreter. With Python's own
+# 5 ms, a flood of requests, whose refusals keep the event loop busy, cost a fifth of the
+# predictions.
+_SWITCH_SECONDS = 0.0002
 
 
 class Core:
-    """A core for one thread, which alone calls the methods."""
+    """A core for one thread, which alone calls the methods.
+
+    Linux leaves two busy threads on one core for milliseconds with another core idle, if a third
+    thread, the event loop, comes and goes. A worker that starts a run while all others work
+    therefore stays on its core for that run.
+    """
 
     def __init__(self, number: int | None, all_numbers: Iterable[int] = ()) -> None:
         """Describes a core; the thread still runs anywhere.
 
         Args:
-            number: the system's number of it; None for no core in particular.
-            all_numbers: of the cores that the process may use.
+            number: the system's number; None for any core.
+            all_numbers: the cores that the process may use.
         """
         self._number = number
         self._all_numbers = frozenset(all_numbers)
         self._kept = False
 
     def keep(self) -> None:
-        """Has the calling thread run on this core alone."""
+        """Pins the calling thread to this core."""
         if self._number is not None and not self._kept:
             self._move({self._number})
             self._kept = True
 
     def leave(self) -> None:
-        """Has the calling thread run on any core again."""
+        """Lets the calling thread run on any core again."""
         if self._kept:
             self._move(self._all_numbers)
             self._kept = False
@@ -47,19 +55,17 @@ class Core:
 
 
 ANY_CORE = Core(None)
-"""Nothing to keep to."""
 
 
 def list_cores(workers: int, *, keep: bool) -> list[Core]:
     """Returns a core for each worker.
 
-    They are cores in particular only where there is one for each worker and none is left: with
-    fewer workers (other processes have the rest of the machine, or a container's quota is smaller)
-    the system knows better which ones are free.
+    Workers are pinned only if they are as many as the cores: otherwise (another process uses the
+    rest of the machine, or the container's quota is smaller) the system knows which are free.
 
     Args:
-        workers: how many, 1 or more.
-        keep: whether the workers' own threads compute, so that there is something to keep.
+        workers: 1 or more.
+        keep: whether the workers' own threads compute.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not keep or workers == 1 or workers != len(numbers):
@@ -68,6 +74,57 @@ def list_cores(workers: int, *, keep: bool) -> list[Core]:
 
 
 def count_cores() -> int:
-    """Returns the number of CPU cores this process may use, container limits included."""
+    """Returns the number of cores that this process may use, container limits included."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, int(min(allowed or 1, read_cpu_quota())))
+
+
+def read_cpu_quota() -> float:
+    """Returns how many cores' time the control groups (v2 and v1) allow; infinite if unlimited."""
+    return min(_read_group(group) for group in _list_groups())
+
+
+def _list_groups() -> set[Path]:
+    """Returns the folders of this process's groups and of their parents.
+
+    Many do not exist: in a container the path is mostly the host's, and the mount the container's.
+    """
+    v1 = _CGROUPS / "cpu"
+    groups = {_CGROUPS, v1}
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return groups
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            relative = Path(path.lstrip("/"))
+            top = v1 if controllers else _CGROUPS
+            groups.update(top / each for each in (relative, *relative.parents))
+    return groups
+
+
+def _read_group(group: Path) -> float:
+    try:
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
+        except OSError:
+            quota, period = ((group / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period"))
+        cores = int(quota) / int(period)
+    except (OSError, ValueError):  # v2 says "max" if there is no quota
+        return math.inf
+    return cores if cores > 0 else math.inf  # v1 says -1
+
+
+def share_cores() -> None:
+    """Schedules this thread, and those that it starts, as `SCHED_BATCH`.
+
+    By default Linux lets a waking thread interrupt the running one: the event loop interrupts a
+    model at each request and takes the core's caches from it. As batch work it waits a few
+    milliseconds and then does several requests at once: more predictions under load. Another
+    policy, chosen by the process's parent, stays.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,8 +1,4 @@
-"""The line that items wait in: bounded, in order of arrival, each item with its own future.
-
-In: items with deadlines, from an event loop. Out: the next batch, to whichever worker's thread
-asks. Next: `batcher.py`, whose workers run what they take.
-"""
+"""The bounded queue between the event loop, which adds items, and the workers that take batches."""
 
 from __future__ import annotations
 
@@ -11,11 +7,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from service.errors import QueueFull
+from service.scheduling.admission import DrainRate
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -23,11 +20,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Done(Generic[ResultT]):
-    """One item's result and where its time went.
+    """One item's result and times.
 
     Attributes:
-        result: what the run gave for the item.
-        queue_seconds: from joining the line to the start of the item's batch.
+        result: of the item.
+        queue_seconds: from `put` to the start of the item's batch.
         run_seconds: the run of the whole batch.
         batch_size: items in the batch.
     """
@@ -39,16 +36,14 @@ class Done(Generic[ResultT]):
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting(Generic[ItemT, ResultT]):
-    """An item in the line.
+class QueuedItem(Generic[ItemT, ResultT]):
+    """An item in the queue.
 
     Attributes:
-        item: what is to be run.
-        arrived: when it joined, seconds of `time.perf_counter`, which is finer than the event
-            loop's clock.
-        deadline: when nobody wants its result any more, seconds on the event loop's clock.
-        future: done when the item has its result, or when its client has left. Only the event
-            loop changes it.
+        item: the worker's input.
+        arrived: seconds of `time.perf_counter`, which is finer than the event loop's clock.
+        deadline: seconds on the event loop's clock.
+        future: gets the result; cancelled if the client leaves. Only the event loop changes it.
     """
 
     item: ItemT
@@ -59,168 +54,202 @@ class Waiting(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """How many items are taken from the line at once.
+    """Items per batch.
 
     Attributes:
-        most: at most, 1 or more.
-        small: 1 to `most`; more are taken only where that leaves as many for the next worker.
+        most: upper limit, 1 or more.
+        small: 1 to `most`; larger batches are taken only if as many items are left for the others.
     """
 
     most: int
     small: int
 
 
-class WaitingLine(Generic[ItemT, ResultT]):
-    """A bounded first-in first-out line.
+class BatchQueue(Generic[ItemT, ResultT]):
+    """A bounded first-in first-out queue.
 
     `take` and `finish` belong to the workers, the rest to the event loop.
     """
 
-    def __init__(
-        self, size: int, batch_sizes: BatchSizes, *, workers: int, max_wait_seconds: float
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
+        self,
+        size: int,
+        batch_sizes: BatchSizes,
+        *,
+        workers: int = 1,
+        max_wait_seconds: float = 0.0,
+        drain_rate: DrainRate | None = None,
+        count_aside: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Makes an empty line.
+        """Makes an empty queue.
 
         Args:
-            size: places.
-            batch_sizes: how many items are taken at once.
-            workers: how many take from it, 1 or more.
+            size: most items that may wait.
+            batch_sizes: items that a worker takes at once.
+            workers: how many take from the queue, 1 or more.
             max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
+            drain_rate: estimates `Retry-After` of a refusal.
+            count_aside: items that occupy places although they wait elsewhere.
         """
         self._size = size
         self._batch_sizes = batch_sizes
         self._workers = workers
         self._max_wait_seconds = max_wait_seconds
-        self._line: deque[Waiting[ItemT, ResultT]] = deque()
+        self._drain_rate = drain_rate or DrainRate()
+        self._count_aside = count_aside
+        self._items: deque[QueuedItem[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
         self._takers = 0
         self._under_way = 0
         self._returning = 0
-        self._back_by = 0.0
+        self._return_by = 0.0
         self._closed = False
 
     def __len__(self) -> int:
-        """Returns how many items wait."""
-        return len(self._line)
+        """Returns the number of items in the queue itself."""
+        return len(self._items)
 
-    def join(self, item: ItemT, deadline: float) -> Waiting[ItemT, ResultT]:
-        """Puts an item at the end.
+    @property
+    def places_taken(self) -> int:
+        """Items in the queue and aside."""
+        return len(self._items) + self._count_aside()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another item would be refused."""
+        return self.places_taken >= self._size
+
+    def make_refusal(self) -> QueueFull:
+        """Returns the error for an item that finds the queue full, with `Retry-After`."""
+        full = QueueFull("the queue is full")
+        full.retry_after_seconds = self._drain_rate.estimate_seconds(
+            self._size, time.perf_counter()
+        )
+        return full
+
+    def check_room(self) -> None:
+        """Refuses an item if the queue is full.
+
+        Raises:
+            QueueFull: with `retry_after_seconds`.
+        """
+        if self.is_full:
+            # A variable would keep the error, its frames and the photo in them as a cycle.
+            raise self.make_refusal()
+
+    def put(
+        self, item: ItemT, deadline: float, *, admitted: bool = False
+    ) -> QueuedItem[ItemT, ResultT]:
+        """Adds an item at the end.
+
+        Args:
+            item: a worker's input.
+            deadline: second on the event loop's clock after which the item is dropped.
+            admitted: whether the item has passed `check_room` and occupied a place aside since.
 
         Raises:
             QueueFull: every place is taken.
         """
-        if len(self._line) >= self._size:
-            raise QueueFull("no place in the queue")
-        loop = asyncio.get_running_loop()
-        waiting: Waiting[ItemT, ResultT] = Waiting(
-            item, time.perf_counter(), deadline, loop.create_future()
-        )
+        if not admitted:
+            self.check_room()
+        future = asyncio.get_running_loop().create_future()
+        queued: QueuedItem[ItemT, ResultT] = QueuedItem(item, time.perf_counter(), deadline, future)
         with self._changed:
-            self._line.append(waiting)
+            self._items.append(queued)
             self._changed.notify()
-        return waiting
+        return queued
 
-    def leave(self, waiting: Waiting[ItemT, ResultT]) -> None:
-        """Frees an item's place, where it still has one."""
+    def remove(self, queued: QueuedItem[ItemT, ResultT]) -> None:
+        """Frees an item's place if a worker has not taken it."""
         with self._changed:
-            # Asked first: an error of `remove` would print the item, photo and all.
-            if waiting in self._line:
-                self._line.remove(waiting)
+            # Checked first: an error of `remove` would print the item, photo and all.
+            if queued in self._items:
+                self._items.remove(queued)
 
     def finish(self, count: int, return_seconds: float) -> None:
-        """Tells that a worker is done with what it took, and that its clients are being answered.
+        """Notes that a worker has finished a batch, whose clients may soon send their next items.
 
-        They may be back with their next items. A worker that finds fewer than its share of them
-        waits for it, instead of running one item now and the others after it. Nobody waits for a
-        lone client, or where a batch is full.
+        A worker that finds fewer than its share of those waits for them, instead of running one
+        item now and the others after it. It does not wait for a lone client.
 
         Args:
-            count: items that it took; their clients, instead of those of an earlier call, are
-                those who may be back.
-            return_seconds: how long it is worth to wait for them.
+            count: items of the batch.
+            return_seconds: the longest wait that pays.
         """
         with self._changed:
             self._under_way -= count
             self._returning = count
-            self._back_by = time.perf_counter() + return_seconds
+            self._return_by = time.perf_counter() + return_seconds
 
-    def take(self) -> list[Waiting[ItemT, ResultT]]:
-        """Waits for items and takes the next batch from the front.
+    def take(self) -> list[QueuedItem[ItemT, ResultT]]:
+        """Waits for items and takes the next batch; returns nothing if closed and empty.
 
-        Workers that wait here share the items, so that none gets them all. Where there are few, a
-        batch is small enough to leave as many: whoever is free next finds some too, and need not
-        wait for those who are only being answered; and what has just missed a batch waits for a
-        quick one. Items whose client has left or whose deadline has passed are dropped on the way.
-
-        Returns:
-            The batch; nothing where the line is closed and empty.
+        Workers that wait at the same time share the items. With few items the batches are small
+        enough that the next free worker finds some too, and an item that has just missed a batch
+        waits for a short one. Cancelled and expired items are dropped.
         """
         with self._changed:
             self._takers += 1
             try:
-                while self._line or not self._closed:
-                    pause = self._pause_seconds()
+                while self._items or not self._closed:
+                    pause = self._find_pause()
                     if pause != 0:
                         self._changed.wait(pause)
-                    elif batch := self._cut(self._count_share()):
+                    elif batch := self._cut(self._choose_batch_size()):
                         return batch
             finally:
                 self._takers -= 1
         return []
 
     def close(self) -> None:
-        """Lets the workers go as soon as the line is empty; nobody waits for fuller batches."""
+        """Ends the workers once the queue is empty; they no longer wait for fuller batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Empties the line; everything in it fails with `error`."""
+        """Empties the queue; every item fails with `error`."""
         with self._changed:
-            left = list(self._line)
-            self._line.clear()
+            left = list(self._items)
+            self._items.clear()
             self._changed.notify_all()
-        fail_all(left, error)
+        fail_items(left, error)
 
-    def _pause_seconds(self) -> float | None:
-        """Returns how long to wait before the next batch; None means until something changes."""
-        if not self._line:
+    def _find_pause(self) -> float | None:
+        """Returns the seconds to wait before the next batch; None waits for a change."""
+        if not self._items:
             return None
-        if self._closed or len(self._line) >= self._batch_sizes.most:
+        if self._closed or len(self._items) >= self._batch_sizes.most:
             return 0
         now = time.perf_counter()
-        until = self._line[0].arrived + self._max_wait_seconds
-        if len(self._line) < math.ceil(self._returning / self._takers):
-            until = max(until, self._back_by)
+        until = self._items[0].arrived + self._max_wait_seconds
+        if len(self._items) < math.ceil(self._returning / self._takers):
+            until = max(until, self._return_by)
         return max(0.0, until - now)
 
-    def _count_share(self) -> int:
-        """Returns how many items one worker takes now."""
-        share = math.ceil(len(self._line) / self._takers)
-        return min(share, self._choose_batch_size())
-
     def _choose_batch_size(self) -> int:
-        """Returns the size at which each worker has a batch and one more waits in the line."""
         sizes = self._batch_sizes
-        # Nobody comes to a closed line; and who is to wait until batches are full wants them full.
+        share = math.ceil(len(self._items) / self._takers)
+        # A closed queue gets no more items. With `max_wait_ms`, prefer full batches.
         if self._closed or self._max_wait_seconds > 0:
-            return sizes.most
-        items = len(self._line) + self._under_way + self._returning
-        return min(sizes.most, max(sizes.small, items // (self._workers + 1)))
+            return min(share, sizes.most)
+        # Leaves a batch for each worker and one in the queue.
+        items = len(self._items) + self._under_way + self._returning
+        return min(share, sizes.most, max(sizes.small, items // (self._workers + 1)))
 
-    def _cut(self, count: int) -> list[Waiting[ItemT, ResultT]]:
-        taken: list[Waiting[ItemT, ResultT]] = []
-        while self._line and len(taken) < count:
-            waiting = self._line.popleft()
-            if not waiting.future.done() and waiting.deadline > waiting.future.get_loop().time():
-                taken.append(waiting)
+    def _cut(self, count: int) -> list[QueuedItem[ItemT, ResultT]]:
+        taken: list[QueuedItem[ItemT, ResultT]] = []
+        while self._items and len(taken) < count:
+            queued = self._items.popleft()
+            if not queued.future.done() and queued.deadline > queued.future.get_loop().time():
+                taken.append(queued)
         self._under_way += len(taken)
         self._returning = max(0, self._returning - len(taken))
         return taken
 
 
-def fail_all(batch: Iterable[Waiting[ItemT, ResultT]], error: Exception) -> None:
-    """Fails each item that somebody still waits for."""
-    for waiting in batch:
-        if not waiting.future.done():
-            waiting.future.set_exception(error)
+def fail_items(batch: Iterable[QueuedItem[ItemT, ResultT]], error: Exception) -> None:
+    """Fails each item that is not done."""
+    for queued in batch:
+        if not queued.future.done():
+            queued.future.set_exception(error)

@@ -1,10 +1,4 @@
-"""Stages: when each stage of a request ran, for whoever watches the pipeline.
-
-In: the pipeline's work. Out: `Stage`s, told to `Watcher`s once a photo or a batch is done, so that
-one set of times feeds metrics and traces and the pipeline knows neither. Stages of a batch are
-timed where they run, deep inside the engine; they are collected only where somebody asks. Next:
-`http/metrics.py`, `http/traces.py`.
-"""
+"""When each stage of a request ran: one set of times for metrics and traces."""
 
 from __future__ import annotations
 
@@ -23,8 +17,7 @@ class Stage:
     """One stage of one photo.
 
     Attributes:
-        name: `decode`, `queue`, `encode` (the photo's whole batch) or `head` (every head that
-            its batch asks for).
+        name: `encode` and `head` are those of the photo's whole batch.
         started: seconds of `time.perf_counter`.
         ended: seconds of `time.perf_counter`.
     """
@@ -35,18 +28,18 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The stage's duration."""
         return self.ended - self.started
 
 
 class Watcher(Protocol):
-    """Is told what the pipeline did; its methods have to be quick and must not raise."""
+    """An observer of the pipeline; its methods must be quick and must not raise."""
 
     def saw_batch(self, size: int, seconds: float) -> None:
-        """Is told, in a worker's thread, that a batch of `size` images was run."""
+        """Gets, in a worker's thread, the size and duration of a batch."""
 
     def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
-        """Is told, in the request's task, of a photo that has its labels."""
+        """Gets, in the request's task, the stages of a photo that has its labels."""
 
 
 _collected: ContextVar[list[Stage] | None] = ContextVar("collected", default=None)
@@ -54,7 +47,7 @@ _collected: ContextVar[list[Stage] | None] = ContextVar("collected", default=Non
 
 @contextmanager
 def collect_stages() -> Iterator[list[Stage]]:
-    """Collects what `time_stage` times inside, in this thread."""
+    """Collects the stages that `time_stage` times inside, in this thread."""
     stages: list[Stage] = []
     token = _collected.set(stages)
     try:
@@ -65,7 +58,7 @@ def collect_stages() -> Iterator[list[Stage]]:
 
 @contextmanager
 def time_stage(name: StageName) -> Iterator[None]:
-    """Times what runs inside, where somebody collects stages."""
+    """Times the stage inside if `collect_stages` is active."""
     stages = _collected.get()
     started = time.perf_counter()
     yield

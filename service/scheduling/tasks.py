@@ -1,32 +1,25 @@
-"""Tasks: several pieces of work at the same time: many, a few of them at once, or all together.
-
-In: pieces of work. Out: their results, in order. `run_in_order` is for the photos of a folder
-(`cli/photos.py`, `bulk/tagging.py`), `run_together` for those of one request (`http/routes`).
-"""
+"""Work at the same time: coroutines in order or all together, and functions in side threads."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple
 
-from service.errors import without_frames
+from service.errors import DeadlineExceeded, without_frames
 
+ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
 
 
 async def run_in_order(
     works: Iterable[Coroutine[Any, Any, ResultT]], at_once: int
 ) -> AsyncGenerator[ResultT]:
-    """Yields the results in the order of the works; whoever closes it cancels what is under way.
+    """Yields the results, or raises the errors, in the order of `works`.
 
-    Args:
-        works: any number; no more than `at_once` are begun and not yet yielded.
-        at_once: 1 or more.
-
-    Raises:
-        Exception: what a work raised, in its turn.
+    At most `at_once` are started and not yet yielded. Closing the generator cancels them.
     """
     tasks: deque[asyncio.Task[ResultT]] = deque()
     try:
@@ -43,11 +36,7 @@ async def run_in_order(
 
 
 async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Returns the results in the order of the works, which are begun at once and fail as one.
-
-    Raises:
-        Exception: what the first failure raised; it has cancelled the rest.
-    """
+    """Returns the results in the order of `works`; the first error cancels the rest."""
     tasks: list[asyncio.Task[ResultT]] = []
     try:
         async with asyncio.TaskGroup() as group:
@@ -60,6 +49,50 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
     try:
         raise failure
     finally:
-        # They would keep this frame, and it them: a cycle, in which the whole request stayed until
-        # Python looks for garbage. The same holds of the group and its traceback.
+        # The frame and these would keep each other, a cycle that keeps the whole request until
+        # Python's next garbage collection.
         del failure, tasks
+
+
+class SideThreads:
+    """A thread pool beside the engine's workers; belongs to one event loop.
+
+    Attributes:
+        waiting: calls that are not done, the running ones included.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Prepares the pool; each thread starts when there is work for it."""
+        self.waiting = 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="aside")
+
+    async def run(
+        self, deadline: float, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
+    ) -> ResultT:
+        """Calls a function in one of the threads.
+
+        Args:
+            deadline: second on the event loop's clock; a call not started then is never run.
+            work: the function.
+            *arguments: of the function.
+
+        Raises:
+            DeadlineExceeded: the deadline passed.
+        """
+        self.waiting += 1
+        # The executor keeps an abandoned call until a thread is free; emptied, it keeps no photo.
+        calls: list[Callable[[], ResultT]] = [lambda: work(*arguments)]
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, lambda: calls.pop()()
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded("deadline exceeded in a side thread") from error
+        finally:
+            self.waiting -= 1
+            calls.clear()
+
+    def stop(self) -> None:
+        """Ends the threads once their running calls end."""
+        self._threads.shutdown(wait=False)

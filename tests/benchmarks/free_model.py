@@ -17,6 +17,7 @@ import onnxruntime as ort
 from service.bundle.card import InputContract
 from service.cli.__main__ import main
 from service.images.decode import DecodedImage, decode_image
+from service.images.jpeg import Jpeg
 from service.pipeline import worker as inference
 
 
@@ -40,9 +41,9 @@ def remember_photo() -> None:
     """Makes the workers take every photo for the first one."""
     known: list[DecodedImage] = []
 
-    def decode_once(data: bytes, contract: InputContract, max_pixels: int) -> DecodedImage:
+    def decode_once(photo: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
         if not known:
-            known.append(decode_image(data, contract, max_pixels))
+            known.append(decode_image(photo, contract, max_pixels))
         return known[0]
 
     inference.decode_image = decode_once

@@ -42,7 +42,7 @@ class Door:
         scope["route"] = route  # for the metrics
         try:
             if self._host.ready:
-                self._host.pipeline.check_room()
+                self._host.pipeline.queue.check_room()
             await route.handle(scope, receive, send)
         except ServiceError as error:
             await answer_error(Request(scope), error)(scope, receive, send)

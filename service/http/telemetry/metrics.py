@@ -137,7 +137,7 @@ class Metrics:
         """Sets the gauges."""
         self._ready.set(host.ready)
         pipeline = host.opened
-        self._queue_size.set(0 if pipeline is None else pipeline.queue_length)
+        self._queue_size.set(0 if pipeline is None else pipeline.queue.places_taken)
         if pipeline is None:
             return
         card, engine = pipeline.bundle.card, pipeline.engine

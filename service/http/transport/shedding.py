@@ -54,11 +54,11 @@ class Shedder:
         if path not in self._paths or scope["method"] != "POST" or not self._host.ready:
             return None
         started = time.perf_counter()
-        pipeline = self._host.pipeline
-        if not pipeline.is_full or _comes_from_page(scope):
+        queue = self._host.pipeline.queue
+        if not queue.is_full or _comes_from_page(scope):
             return None
         request_id = choose_request_id(read_request_id(scope))
-        refusal = _describe(pipeline.turn_away(), request_id.encode())
+        refusal = _describe(queue.make_refusal(), request_id.encode())
         seconds = time.perf_counter() - started
         self._metrics.count_request("POST", path, QueueFull.status, seconds, QueueFull.code)
         self._note(path)

@@ -88,7 +88,7 @@ def test_folder_stands_for_the_photos_in_it_and_below(
 def test_folder_without_photos_is_one_line(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
     code, out, err = run("predict", "--bundle", tiny_bundle.path, tmp_path)
     assert (code, out) == (2, "")
-    assert err == f"ml-decoder: {tmp_path} holds no photo\n"
+    assert err == f"ml-decoder: {tmp_path} contains no photos\n"
 
 
 def test_csv_has_a_row_for_each_label_and_each_failure(

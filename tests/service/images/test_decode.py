@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.decode import PixelArray, decode_image, resize_image
-from service.images.jpeg import is_quick
+from service.images.jpeg import parse_jpeg
 from tests.support.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 
 # On damaged files Pillow warns about what it repairs; the service logs that and goes on.
@@ -317,9 +317,11 @@ def test_jpeg_whose_header_never_ends_is_refused() -> None:
     photo = encode_picture(make_picture(0), "JPEG")
     empty = b"\xff\xfe\x00\x02"
     long, endless = (photo[:2] + empty * count + photo[2:] for count in (900, 100_000))
-    assert is_quick(long)
+    parsed = parse_jpeg(long)
+    assert parsed is not None
+    assert parsed.is_quick
     decode(long)
-    for read in (is_quick, decode):
+    for read in (parse_jpeg, decode):
         with pytest.raises(InvalidImage):
             read(endless)
     assert_good_photo_still_decodes()

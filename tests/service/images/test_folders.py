@@ -74,6 +74,6 @@ def test_line_of_what_is_left_out_is_short_and_begins_with_the_most_frequent() -
 
 def test_folder_without_photos_is_refused_with_what_it_holds(tmp_path: Path) -> None:
     make_files(tmp_path, "notes/a.tiff", "photos/a.jpg")
-    with pytest.raises(StartError, match=r"holds no photo: 1 file left out \(1 \.tiff\)"):
+    with pytest.raises(StartError, match=r"contains no photos: 1 file left out \(1 \.tiff\)"):
         find_photos([tmp_path / "notes"])
     assert find_photos([tmp_path / "photos"])[0] == [tmp_path / "photos/a.jpg"]

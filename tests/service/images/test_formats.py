@@ -15,8 +15,7 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import formats
 from service.images.decode import decode_image
-from service.images.exif import hide_exif
-from service.images.formats import FORMATS, name_container, name_unread_format
+from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
 from tests.support.photos import encode_picture, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")

@@ -63,7 +63,7 @@ def test_usual_jpegs_go_the_short_way(
     mode: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = encode(Image.open(PHOTOS[0]).convert(mode), **options)
-    monkeypatch.setattr("service.images.decode._decode_any", None)
+    monkeypatch.setattr("service.images.decode._decode_by_pillow", None)
     assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
@@ -91,7 +91,6 @@ def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyP
 
 def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
-    assert jpeg.read_size(make_photo(0)) is None
     assert jpeg.shrink_jpeg(make_photo(0), 8, 8, "bicubic") is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
@@ -159,6 +158,11 @@ PROGRESSIVE = encode(Image.new("RGB", (64, 48)), progressive=True)
 SCAN = b"\xff\xda\0"
 
 
+def is_quick(data: bytes) -> bool:
+    parsed = jpeg.parse_jpeg(data)
+    return parsed is not None and parsed.is_quick
+
+
 @pytest.mark.parametrize(
     ("data", "quick"),
     [
@@ -186,7 +190,7 @@ SCAN = b"\xff\xda\0"
     ],
 )
 def test_quick_are_baseline_jpegs_of_up_to_two_megapixels(data: bytes, quick: bool) -> None:
-    assert jpeg.is_quick(data) is quick
+    assert is_quick(data) is quick
 
 
 def hide_frame(photo: bytes, bare: bytes) -> bytes:
@@ -200,8 +204,8 @@ def hide_frame(photo: bytes, bare: bytes) -> bytes:
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xD9])
 def test_frame_behind_a_marker_without_length_makes_nothing_quick(marker: int) -> None:
-    assert not jpeg.is_quick(hide_frame(PROGRESSIVE, bytes([0xFF, marker])))
-    assert jpeg.is_quick(hide_frame(PLAIN, b""))
+    assert not is_quick(hide_frame(PROGRESSIVE, bytes([0xFF, marker])))
+    assert is_quick(hide_frame(PLAIN, b""))
 
 
 def test_decoders_see_no_frame_behind_a_marker_without_length() -> None:
@@ -211,4 +215,35 @@ def test_decoders_see_no_frame_behind_a_marker_without_length() -> None:
 @given(st.integers(0, len(PLAIN)), st.binary(max_size=8))
 def test_no_damage_to_the_header_raises(place: int, damage: bytes) -> None:
     spoilt = PLAIN[:place] + damage + PLAIN[place + len(damage) :]
-    assert jpeg.is_quick(spoilt) in (True, False)
+    assert is_quick(spoilt) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("image", "components"),
+    [
+        (Image.new("RGB", (64, 48)), 3),
+        (Image.new("L", (64, 48)), 1),
+        (Image.new("CMYK", (64, 48)), 4),
+    ],
+    ids=["colour", "grey", "print"],
+)
+def test_header_is_the_one_that_decoders_find(image: Image.Image, components: int) -> None:
+    exif = b"Exif\0\0" + bytes(9)
+    data = encode(image, exif=exif, comment=b"x" * 99)
+    parsed = jpeg.parse_jpeg(data)
+    assert parsed is not None
+    assert (parsed.width, parsed.height, parsed.components) == (64, 48, components)
+    assert parsed.exif == exif
+    stripped = parsed.strip()
+    assert exif not in stripped
+    assert b"x" * 99 not in stripped
+    assert Image.open(io.BytesIO(stripped)).tobytes() == Image.open(io.BytesIO(data)).tobytes()
+
+
+def test_parsed_jpeg_is_decoded_like_its_file() -> None:
+    data = PHOTOS[0].read_bytes()
+    parsed = jpeg.parse_jpeg(data)
+    assert parsed is not None
+    whole, found = (decode_image(photo, CONTRACT, 10**9) for photo in (data, parsed))
+    np.testing.assert_array_equal(found.pixels, whole.pixels)
+    assert (found.width, found.height) == (whole.width, whole.height)

@@ -42,9 +42,9 @@ from service.pipeline import worker as inference_module
 from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
-from service.scheduling import admission
+from service.scheduling.admission import DrainRate
 from service.scheduling.cpu import Core, list_cores
-from service.scheduling.drain_rate import DrainRate
+from service.scheduling.queue import BatchQueue
 from service.scheduling.stages import Stage
 from service.scheduling.tasks import run_together
 from service.settings import Settings
@@ -309,7 +309,7 @@ async def test_rate_of_draining_is_that_of_the_answers(
             notes.append(f"{items} items")
             return super().estimate_seconds(items, now)
 
-    monkeypatch.setattr(admission, "DrainRate", NotedRate)
+    monkeypatch.setattr(pipeline_module, "DrainRate", NotedRate)
     async with running(tiny_bundle, queue_size=7) as pipeline:
         selection = await pipeline.select(ALL)
         notes.clear()
@@ -317,7 +317,7 @@ async def test_rate_of_draining_is_that_of_the_answers(
         await asyncio.gather(*both)
         with pytest.raises(InvalidImage):
             await pipeline.predict(b"junk", selection)
-        pipeline.turn_away()
+        pipeline.queue.make_refusal()
     assert notes == ["start", "answer", "answer", "start", "7 items"]
 
 
@@ -340,7 +340,7 @@ async def test_event_loop_goes_on_while_large_sets_are_looked_through(
 async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pipeline, "is_full", True)
+    monkeypatch.setattr(BatchQueue, "is_full", True)
     gc.disable()
     try:
         async with running(tiny_bundle) as pipeline:
@@ -349,7 +349,7 @@ async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
 
             def refuse(photo: NDArray[np.uint8]) -> None:
                 with suppress(QueueFull):
-                    pipeline.check_room()
+                    pipeline.queue.check_room()
                 assert photo.size
 
             refuse(photo)
@@ -399,10 +399,10 @@ async def test_maps_count_as_waiting_and_end_with_the_deadline(
         selection = await pipeline.select(Question(top_k=1, explain=True))
         asked = asyncio.create_task(pipeline.predict(make_photo(0), selection))
         assert await asyncio.to_thread(drawn.wait, SECONDS)
-        assert pipeline.is_full
+        assert pipeline.queue.is_full
         with pytest.raises(DeadlineExceeded):
             await asked
-        assert not pipeline.is_full
+        assert not pipeline.queue.is_full
         go_on.set()
 
 

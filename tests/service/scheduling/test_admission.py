@@ -1,21 +1,21 @@
-"""Who is taken in each phase, and who is waited for at the end."""
+"""Admission in each phase, and the estimate of `Retry-After`."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from service.errors import Draining, NotReady, QueueFull
-from service.scheduling.admission import Admission
-
-pytestmark = pytest.mark.anyio
+from service.errors import Draining, NotReady
+from service.scheduling.admission import Admission, DrainRate
 
 SECONDS = 60.0
 
 
 class Health:
-    """What answers the requests; it lives until it is told otherwise."""
+    """The health of the workers."""
 
     lives = True
 
@@ -24,7 +24,7 @@ class Health:
 
 
 def open_admission(health: Health | None = None) -> Admission:
-    admission = Admission(7, health or Health())
+    admission = Admission(health or Health())
     admission.open()
     return admission
 
@@ -33,8 +33,9 @@ def in_seconds(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-async def test_nobody_is_taken_before_it_opens() -> None:
-    admission = Admission(7, Health())
+@pytest.mark.anyio
+async def test_requests_are_refused_before_it_opens() -> None:
+    admission = Admission(Health())
     assert admission.state == "loading"
     with pytest.raises(NotReady, match="loading"), admission.taking():
         pass
@@ -43,7 +44,8 @@ async def test_nobody_is_taken_before_it_opens() -> None:
         assert admission.state == "ready"
 
 
-async def test_nobody_is_taken_once_what_answers_has_died() -> None:
+@pytest.mark.anyio
+async def test_requests_are_refused_when_the_workers_have_died() -> None:
     health = Health()
     admission = open_admission(health)
     with admission.taking():
@@ -53,7 +55,8 @@ async def test_nobody_is_taken_once_what_answers_has_died() -> None:
         pass
 
 
-async def test_closing_takes_nobody_and_waits_for_the_last_to_leave() -> None:
+@pytest.mark.anyio
+async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> None:
     admission = open_admission()
     with admission.taking():
         with admission.taking():
@@ -67,21 +70,24 @@ async def test_closing_takes_nobody_and_waits_for_the_last_to_leave() -> None:
     await closing
 
 
-async def test_closing_waits_no_longer_than_it_may() -> None:
+@pytest.mark.anyio
+async def test_closing_waits_no_longer_than_its_deadline() -> None:
     admission = open_admission()
     with admission.taking():
         await admission.close(in_seconds(0.01))
         assert admission.state == "draining"
 
 
-async def test_request_that_fails_has_left() -> None:
+@pytest.mark.anyio
+async def test_failed_request_is_not_waited_for() -> None:
     admission = open_admission()
     with pytest.raises(ZeroDivisionError), admission.taking():
         raise ZeroDivisionError
     await admission.close(in_seconds(SECONDS))
 
 
-async def test_what_died_while_it_drains_is_still_draining() -> None:
+@pytest.mark.anyio
+async def test_state_stays_draining_when_the_workers_die() -> None:
     health = Health()
     admission = open_admission(health)
     await admission.close(in_seconds(SECONDS))
@@ -89,11 +95,50 @@ async def test_what_died_while_it_drains_is_still_draining() -> None:
     assert admission.state == "draining"
 
 
-async def test_refusal_tells_when_there_may_be_room() -> None:
-    admission = open_admission()
-    with admission.taking():
-        for _ in range(3):
-            admission.note_answer()
-    refusal = admission.turn_away()
-    assert isinstance(refusal, QueueFull)
-    assert refusal.retry_after_seconds == 1.0  # three at once: the queue is empty in no time
+def answer(rate: DrainRate, start: float, count: int, each: float) -> float:
+    """Notes answers at a steady pace and returns the time of the last one."""
+    rate.note_start(start)
+    for number in range(1, count + 1):
+        rate.note_answer(start + number * each)
+    return start + count * each
+
+
+@pytest.mark.parametrize(("each", "seconds"), [(0.1, 6.4), (0.5, 32), (0.001, 1), (10, 60)])
+def test_estimate_follows_the_pace_within_bounds(each: float, seconds: float) -> None:
+    rate = DrainRate()
+    now = answer(rate, 100, 50, each)
+    assert rate.estimate_seconds(64, now) == pytest.approx(seconds)
+
+
+def test_idle_time_does_not_count() -> None:
+    rate = DrainRate()
+    answer(rate, 0, 10, 5.0)
+    now = answer(rate, 10_000, 1000, 0.1)
+    assert rate.estimate_seconds(100, now) == pytest.approx(10, rel=0.01)
+
+
+def test_standstill_raises_the_estimate() -> None:
+    rate = DrainRate()
+    now = answer(rate, 0, 10, 0.1)
+    assert rate.estimate_seconds(10, now) < rate.estimate_seconds(10, now + 5)
+
+
+def test_time_so_far_counts_before_the_first_answer() -> None:
+    rate = DrainRate()
+    assert rate.estimate_seconds(64, 5.0) == 1
+    rate.note_start(10.0)
+    assert rate.estimate_seconds(64, 17.0) == 7
+
+
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.floats(0, 1e6), max_size=300),
+    st.floats(0, 1e6),
+)
+def test_estimate_is_always_within_bounds(items: int, steps: list[float], wait: float) -> None:
+    rate, now = DrainRate(), 0.0
+    rate.note_start(now)
+    for step in steps:
+        now += step
+        rate.note_answer(now)
+    assert 1 <= rate.estimate_seconds(items, now + wait) <= 60

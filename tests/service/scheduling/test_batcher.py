@@ -1,4 +1,4 @@
-"""Items come back with their own result, whatever else happens to their batch or to the queue.
+"""Items get their own results, whatever happens to their batch or to the queue.
 
 The fakes do sums, so that a swapped result shows. Workers wait for a gate instead of
 sleeping, so that a test decides what waits while something runs.
@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,15 +27,14 @@ from service.errors import (
     OutOfMemory,
     QueueFull,
 )
-from service.scheduling.batcher import Batcher, IsAlone
+from service.scheduling.batcher import Batcher, IsAlone, RunBatch, Runs
 from service.scheduling.cpu import ANY_CORE, Core
-from service.scheduling.queue import BatchSizes
+from service.scheduling.queue import BatchQueue, BatchSizes, QueuedItem
 
 pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
 SPOILT, DEADLY = -100, -200
-ONE = BatchSizes(1, 1)
 
 
 class Doubler:
@@ -66,22 +66,26 @@ class Doubler:
         assert await asyncio.to_thread(self.started.acquire, timeout=SECONDS)
 
 
-def make_batcher(
-    run: Doubler,
+def make_batcher(  # noqa: PLR0913 - each is a setting of its own
+    run: RunBatch[Any, int],
     *,
     max_batch_size: int = 4,
     queue_size: int = 100,
-    workers: int = 1,
-    **seconds: float,
-) -> Batcher[int, int]:
-    batcher = Batcher[int, int](
-        run,
-        batch_sizes=BatchSizes(max_batch_size, max_batch_size),
-        queue_size=queue_size,
-        cores=[ANY_CORE] * workers,
-        **seconds,
+    small_batch_size: int | None = None,
+    cores: Sequence[Core] = (ANY_CORE,),
+    max_wait_seconds: float = 0.0,
+    max_run_seconds: float = math.inf,
+    started: bool = True,
+) -> Batcher[Any, int]:
+    queue = BatchQueue[Any, int](
+        queue_size,
+        BatchSizes(max_batch_size, small_batch_size or max_batch_size),
+        workers=len(cores),
+        max_wait_seconds=max_wait_seconds,
     )
-    batcher.start()
+    batcher = Batcher[Any, int](run, queue, cores=cores, max_run_seconds=max_run_seconds)
+    if started:
+        batcher.start()
     return batcher
 
 
@@ -138,7 +142,7 @@ async def test_item_gets_its_own_result_and_its_times() -> None:
     await batcher.drain(soon())
 
 
-async def test_time_in_the_queue_and_time_of_the_run_are_told_apart() -> None:
+async def test_times_of_queue_and_run_are_separate() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     sent = time.perf_counter()
@@ -174,7 +178,7 @@ async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maxim
     await batcher.drain(soon())
 
 
-async def test_worker_waits_for_those_whom_it_answered_together(
+async def test_worker_waits_for_the_next_items_of_answered_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("service.scheduling.batcher._RETURN_SHARE", 1e9)
@@ -207,7 +211,7 @@ def undisturbed() -> Iterator[None]:
 @pytest.mark.usefixtures("undisturbed")
 async def test_free_workers_share_what_waits() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=8, workers=2)
+    batcher = make_batcher(run, max_batch_size=8, cores=[ANY_CORE] * 2)
     tasks = [send(batcher, item) for item in range(5)]
     await run.wait_for_start()
     await run.wait_for_start()
@@ -219,9 +223,9 @@ async def test_free_workers_share_what_waits() -> None:
     await batcher.drain(soon())
 
 
-async def test_only_a_batch_with_nothing_beside_it_is_told_that_it_is_alone() -> None:
+async def test_batch_is_alone_only_without_another_run() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run, workers=2, max_batch_size=1)
+    batcher = make_batcher(run, cores=[ANY_CORE] * 2, max_batch_size=1)
     first = await hold_worker(batcher, run)
     second = send(batcher, 1)
     await run.wait_for_start()
@@ -234,7 +238,7 @@ async def test_only_a_batch_with_nothing_beside_it_is_told_that_it_is_alone() ->
     await batcher.drain(soon())
 
 
-async def test_batch_behind_which_others_wait_is_not_alone() -> None:
+async def test_batch_is_not_alone_when_items_wait() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_batch_size=1)
     first = await hold_worker(batcher, run)
@@ -248,9 +252,9 @@ async def test_batch_behind_which_others_wait_is_not_alone() -> None:
     await batcher.drain(soon())
 
 
-async def test_an_answered_item_runs_no_more() -> None:
+async def test_answered_item_does_not_count_as_running() -> None:
     run = Doubler()
-    batcher = make_batcher(run, workers=2)
+    batcher = make_batcher(run, cores=[ANY_CORE] * 2)
 
     for item in range(500):
         await batcher.submit(item, soon())
@@ -263,11 +267,8 @@ class Photo:
     """An item that takes memory."""
 
 
-async def test_an_answered_item_is_kept_by_nobody() -> None:
-    batcher = Batcher[Photo, int](
-        lambda items, _is_alone: [0] * len(items), batch_sizes=ONE, queue_size=1
-    )
-    batcher.start()
+async def test_answered_item_is_freed() -> None:
+    batcher = make_batcher(lambda items, _is_alone: [0] * len(items))
     photo = Photo()
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
     weakref.finalize(photo, loop.call_soon_threadsafe, gone.set)
@@ -279,7 +280,7 @@ async def test_an_answered_item_is_kept_by_nobody() -> None:
     await batcher.drain(soon())
 
 
-async def test_full_queue_refuses_at_once_and_takes_again_later() -> None:
+async def test_full_queue_refuses_at_once_and_admits_later() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, queue_size=2)
     first = await hold_worker(batcher, run)
@@ -289,7 +290,8 @@ async def test_full_queue_refuses_at_once_and_takes_again_later() -> None:
     with pytest.raises(QueueFull):
         await batcher.submit(3, soon())
 
-    assert batcher.waiting == 2
+    assert len(batcher._queue) == 2
+
     run.gate.set()
     assert await asyncio.gather(first, *waiting) == [2000, 2, 4]
     await assert_still_works(batcher)
@@ -328,7 +330,7 @@ async def test_cancelled_waiter_frees_its_place() -> None:
     await batcher.drain(soon())
 
 
-async def test_waiter_cancelled_while_its_batch_runs_leaves_the_others_alone() -> None:
+async def test_waiter_cancelled_while_its_batch_runs_harms_no_other_item() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     leaves = await hold_worker(batcher, run)
@@ -342,7 +344,7 @@ async def test_waiter_cancelled_while_its_batch_runs_leaves_the_others_alone() -
     await batcher.drain(soon())
 
 
-async def test_item_past_its_deadline_is_told_so_and_never_run() -> None:
+async def test_expired_item_fails_and_is_never_run() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     first = await hold_worker(batcher, run)
@@ -374,7 +376,7 @@ async def test_failed_batch_fails_its_own_items_only() -> None:
     await batcher.drain(soon())
 
 
-async def test_error_in_the_place_of_a_result_fails_its_own_item_only() -> None:
+async def test_error_as_a_result_fails_its_own_item_only() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     first = await hold_worker(batcher, run)
@@ -396,8 +398,7 @@ async def test_engines_own_error_reaches_the_client_unchanged() -> None:
     def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
         raise OutOfMemory("no memory")
 
-    batcher = Batcher[int, int](exhaust, batch_sizes=ONE, queue_size=1)
-    batcher.start()
+    batcher = make_batcher(exhaust)
 
     with pytest.raises(OutOfMemory):
         await batcher.submit(1, soon())
@@ -405,8 +406,7 @@ async def test_engines_own_error_reaches_the_client_unchanged() -> None:
 
 
 async def test_missing_results_fail_the_batch() -> None:
-    batcher = Batcher[int, int](lambda _items, _is_alone: [], batch_sizes=ONE, queue_size=1)
-    batcher.start()
+    batcher = make_batcher(lambda _items, _is_alone: [])
 
     with pytest.raises(InferenceFailed):
         await batcher.submit(1, soon())
@@ -435,7 +435,7 @@ async def test_wait_setting_ends_after_its_time() -> None:
     await batcher.drain(soon())
 
 
-async def test_drain_finishes_what_waits_and_refuses_what_comes() -> None:
+async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_batch_size=2, max_wait_seconds=SECONDS)
     tasks = [send(batcher, item) for item in range(5)]
@@ -454,7 +454,7 @@ async def test_drain_finishes_what_waits_and_refuses_what_comes() -> None:
 
 async def test_drain_waits_for_every_worker() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run, workers=2)
+    batcher = make_batcher(run, cores=[ANY_CORE] * 2)
     first = await hold_worker(batcher, run)
 
     drain = asyncio.create_task(batcher.drain(soon()))
@@ -466,7 +466,7 @@ async def test_drain_waits_for_every_worker() -> None:
     assert await first == 2000
 
 
-async def test_drain_that_takes_too_long_fails_what_is_left() -> None:
+async def test_drain_fails_unfinished_items_at_its_deadline() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run)
     runs = await hold_worker(batcher, run)
@@ -483,18 +483,18 @@ async def test_drain_that_takes_too_long_fails_what_is_left() -> None:
 async def test_drain_of_an_idle_or_unstarted_batcher_returns() -> None:
     async with asyncio.timeout(SECONDS):
         await make_batcher(Doubler()).drain(math.inf)
-        await Batcher[int, int](Doubler(), batch_sizes=ONE, queue_size=1).drain(math.inf)
+        await make_batcher(Doubler(), started=False).drain(math.inf)
 
 
-async def test_batcher_that_was_not_started_refuses() -> None:
-    batcher = Batcher[int, int](Doubler(), batch_sizes=ONE, queue_size=1)
+async def test_batcher_refuses_when_not_started() -> None:
+    batcher = make_batcher(Doubler(), started=False)
 
     assert not batcher.healthy
     with pytest.raises(NotReady):
         await batcher.submit(1, soon())
 
 
-async def test_dead_worker_shows_and_leaves_nobody_waiting() -> None:
+async def test_dead_worker_fails_all_items() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_batch_size=2)
     first = await hold_worker(batcher, run)
@@ -513,9 +513,9 @@ async def test_dead_worker_shows_and_leaves_nobody_waiting() -> None:
     await batcher.drain(soon())
 
 
-async def test_hung_run_shows_and_leaves_nobody_waiting() -> None:
+async def test_hung_run_fails_all_items() -> None:
     run = Doubler(closed=True)
-    batcher = make_batcher(run, workers=2, max_batch_size=1, max_run_seconds=0.01)
+    batcher = make_batcher(run, cores=[ANY_CORE] * 2, max_batch_size=1, max_run_seconds=0.01)
     tasks = [send(batcher, item) for item in range(3)]
 
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -529,7 +529,7 @@ async def test_hung_run_shows_and_leaves_nobody_waiting() -> None:
     run.gate.set()
 
 
-async def test_run_that_hangs_while_draining_ends_the_drain() -> None:
+async def test_hung_run_ends_the_drain() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_run_seconds=0.1)
     held = await hold_worker(batcher, run)
@@ -542,7 +542,7 @@ async def test_run_that_hangs_while_draining_ends_the_drain() -> None:
     run.gate.set()
 
 
-async def test_time_in_which_the_process_stood_still_makes_no_run_hang() -> None:
+async def test_suspended_process_is_not_taken_for_a_hang() -> None:
     run = Doubler(closed=True)
     batcher = make_batcher(run, max_run_seconds=0.5)
     held = await hold_worker(batcher, run)
@@ -566,10 +566,9 @@ steps = st.lists(
 )
 
 
-async def test_worker_that_begins_while_all_others_work_keeps_to_its_core() -> None:
+async def test_worker_pins_its_core_when_all_others_work() -> None:
     run, cores = Doubler(closed=True), (NotedCore(), NotedCore(), NotedCore())
-    batcher = Batcher[int, int](run, batch_sizes=ONE, queue_size=9, cores=cores)
-    batcher.start()
+    batcher = make_batcher(run, max_batch_size=1, cores=cores)
     tasks = [await hold_worker(batcher, run) for _ in cores]
 
     # The first is alone, which it is told twice: when it begins and when it asks.
@@ -581,12 +580,9 @@ async def test_worker_that_begins_while_all_others_work_keeps_to_its_core() -> N
 
 
 @pytest.mark.parametrize(("items", "sizes"), [(3, [2, 1]), (7, [4, 3])])
-async def test_few_items_are_run_in_small_batches_and_many_in_large_ones(
-    items: int, sizes: list[int]
-) -> None:
+async def test_batches_grow_with_the_number_of_items(items: int, sizes: list[int]) -> None:
     run = Doubler(closed=True)
-    batcher = Batcher[int, int](run, batch_sizes=BatchSizes(4, 2), queue_size=9)
-    batcher.start()
+    batcher = make_batcher(run, small_batch_size=2)
     held = await hold_worker(batcher, run)
     tasks = [send(batcher, item) for item in range(items)]
     await let_tasks_run()
@@ -606,7 +602,7 @@ def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
     run = Doubler()
 
     async def play() -> list[tuple[int, int | BaseException]]:
-        batcher = make_batcher(run, max_batch_size=max_batch_size, workers=workers)
+        batcher = make_batcher(run, max_batch_size=max_batch_size, cores=[ANY_CORE] * workers)
         sent: list[tuple[int, asyncio.Task[int]]] = []
         for step, value in steps:
             if step == "send":
@@ -617,10 +613,50 @@ def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
                 await let_tasks_run()
         results = await asyncio.gather(*(task for _, task in sent), return_exceptions=True)
         await batcher.drain(soon())
-        assert batcher.waiting == 0
+        assert not batcher._queue
         return [(value, result) for (value, _), result in zip(sent, results, strict=True)]
 
     failures = (asyncio.CancelledError, InferenceFailed)
     for value, result in asyncio.run(play()):
         assert isinstance(result, failures) or result == 2 * value
     assert all(len(batch) <= max_batch_size for batch in run.batches)
+
+
+def make_batch() -> list[QueuedItem[int, int]]:
+    return [QueuedItem(1, 0.0, 0.0, asyncio.get_running_loop().create_future())]
+
+
+async def test_run_hangs_after_eleven_ticks() -> None:
+    runs = Runs[int, int](SECONDS)
+    runs.begin(make_batch())
+    assert [runs.tick() for _ in range(12)] == [False] * 10 + [True] * 2
+
+
+async def test_ended_runs_never_hang() -> None:
+    runs, batch = Runs[int, int](SECONDS), make_batch()
+    for _ in range(100):
+        run = runs.begin(batch)
+        assert not runs.tick()
+        runs.end(run)
+    assert len(runs) == 0
+
+
+async def test_watchdog_reports_a_hung_run_and_all_runs_can_be_failed() -> None:
+    runs, hung, other = Runs[int, int](0.01), make_batch(), make_batch()
+    told = asyncio.Event()
+    runs.begin(hung)
+    runs.watch(told.set)
+    runs.begin(other)
+    await asyncio.wait_for(told.wait(), SECONDS)
+    runs.fail(NotReady("a run hangs"))
+    assert all(isinstance(batch[0].future.exception(), NotReady) for batch in (hung, other))
+
+
+async def test_stopped_watchdog_reports_nothing() -> None:
+    runs, told = Runs[int, int](0.0), asyncio.Event()
+    runs.begin(make_batch())
+    runs.watch(told.set)
+    runs.stop()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not told.is_set()

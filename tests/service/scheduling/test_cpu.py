@@ -1,20 +1,31 @@
-"""A worker's thread keeps to a core of its own, and leaves it, where there is one for each."""
+"""Cores of the workers, quotas of control groups, and the policy of the threads."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from service.scheduling import cpu as cores_module
-from service.scheduling.cpu import ANY_CORE, Core, count_cores, list_cores
+from service.scheduling import cpu
+from service.scheduling.cpu import (
+    ANY_CORE,
+    Core,
+    count_cores,
+    list_cores,
+    read_cpu_quota,
+    share_cores,
+)
+from tests.support.scheduling import needs_policies
 
 
 @pytest.fixture
 def allowed() -> Iterator[set[int]]:
-    """The cores that this thread may run on; it gets them back."""
+    """The cores of this thread, restored afterwards."""
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system keeps no thread to a core")
     cores = os.sched_getaffinity(0)
@@ -24,7 +35,7 @@ def allowed() -> Iterator[set[int]]:
     os.sched_setaffinity(0, cores)
 
 
-def test_each_worker_has_a_core_which_its_thread_keeps_to_and_leaves(allowed: set[int]) -> None:
+def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> None:
     cores = list_cores(len(allowed), keep=True)
 
     kept = []
@@ -43,18 +54,18 @@ def test_fewer_workers_than_cores_run_anywhere(allowed: set[int]) -> None:
     assert list_cores(len(allowed) - 1, keep=True) == [ANY_CORE] * (len(allowed) - 1)
 
 
-def test_workers_that_only_wait_for_others_run_anywhere(allowed: set[int]) -> None:
+def test_workers_run_anywhere_when_their_threads_do_not_compute(allowed: set[int]) -> None:
     assert list_cores(len(allowed), keep=False) == [ANY_CORE] * len(allowed)
 
 
-def test_thread_with_no_core_in_particular_stays_where_it_is(allowed: set[int]) -> None:
+def test_any_core_pins_nothing(allowed: set[int]) -> None:
     ANY_CORE.keep()
     ANY_CORE.leave()
 
     assert os.sched_getaffinity(0) == allowed
 
 
-def test_core_that_was_taken_from_the_process_harms_nobody(allowed: set[int]) -> None:
+def test_missing_core_is_ignored(allowed: set[int]) -> None:
     gone = Core(10_000, {10_000})
 
     gone.keep()
@@ -63,7 +74,9 @@ def test_core_that_was_taken_from_the_process_harms_nobody(allowed: set[int]) ->
     assert os.sched_getaffinity(0) == allowed
 
 
-def test_system_without_affinity_has_no_core_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_run_anywhere_when_the_system_has_no_affinity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
 
     assert list_cores(2, keep=True) == [ANY_CORE] * 2
@@ -75,6 +88,117 @@ def test_system_without_affinity_has_no_core_in_particular(monkeypatch: pytest.M
 def test_container_quota_limits_the_cores(
     monkeypatch: pytest.MonkeyPatch, quota: float, cores: int
 ) -> None:
-    monkeypatch.setattr(cores_module, "read_cpu_quota", lambda: quota)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     assert count_cores() == cores
+
+
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the groups; this process starts in the topmost ones."""
+    monkeypatch.setattr(cpu, "_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cpu, "_OWN_CGROUPS", tmp_path / "own")
+    enter_group(tmp_path / "groups", "0::/")
+    return tmp_path / "groups"
+
+
+def enter_group(mount: Path, *lines: str) -> None:
+    (mount.parent / "own").write_text("".join(f"{line}\n" for line in lines))
+
+
+def limit_v2(group: Path, text: str) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cpu.max").write_text(f"{text}\n")
+
+
+def limit_v1(group: Path, quota_us: int) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000", math.inf), ("250000 100000", 2.5), ("junk", math.inf), ("", math.inf)],
+)
+def test_quota_of_v2_is_read(mount: Path, text: str, cores: float) -> None:
+    limit_v2(mount, text)
+    assert read_cpu_quota() == cores
+
+
+@pytest.mark.parametrize(("quota_us", "cores"), [(-1, math.inf), (250_000, 2.5)])
+def test_quota_of_v1_is_read(mount: Path, quota_us: int, cores: float) -> None:
+    limit_v1(mount / "cpu", quota_us)
+    enter_group(mount, "2:cpuacct,cpu:/docker/0f3a", "1:name=systemd:/docker/0f3a", "0::/")
+    assert read_cpu_quota() == cores
+
+
+def test_smallest_quota_of_the_parents_counts(mount: Path) -> None:
+    limit_v2(mount / "a.slice", "300000 100000")
+    limit_v2(mount / "a.slice/b.slice", "150000 100000")
+    limit_v2(mount / "a.slice/b.slice/c.service", "max 100000")
+    limit_v2(mount / "a.slice/other.service", "100000 100000")
+    enter_group(mount, "0::/a.slice/b.slice/c.service")
+    assert read_cpu_quota() == 1.5
+
+
+def test_group_of_v1_below_the_root_counts(mount: Path) -> None:
+    limit_v1(mount / "cpu", -1)
+    limit_v1(mount / "cpu/app.service", 200_000)
+    enter_group(mount, "4:memory:/other", "3:cpu:/app.service", "0::/")
+    assert read_cpu_quota() == 2.0
+
+
+def test_quota_is_infinite_without_control_groups(mount: Path) -> None:
+    (mount.parent / "own").unlink()
+    assert read_cpu_quota() == math.inf
+
+
+@pytest.fixture
+def keep_switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def read_policies() -> tuple[int, int]:
+    """Returns how this thread is scheduled, and one that it starts."""
+    with ThreadPoolExecutor(1) as thread:
+        return os.sched_getscheduler(0), thread.submit(os.sched_getscheduler, 0).result()
+
+
+def share_from(policy: int) -> tuple[int, int]:
+    """Returns the same in a new thread that had this policy before."""
+
+    def share() -> tuple[int, int]:
+        os.sched_setscheduler(0, policy, os.sched_param(0))  # of this thread alone
+        share_cores()
+        return read_policies()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(share).result()
+
+
+@needs_policies
+@pytest.mark.usefixtures("keep_switch_interval")
+def test_thread_and_its_new_threads_become_batch_work() -> None:
+    assert share_from(os.SCHED_OTHER) == (os.SCHED_BATCH, os.SCHED_BATCH)
+    assert sys.getswitchinterval() < 0.001
+
+
+@needs_policies
+@pytest.mark.usefixtures("keep_switch_interval")
+def test_other_policy_is_kept() -> None:
+    assert share_from(os.SCHED_IDLE) == (os.SCHED_IDLE, os.SCHED_IDLE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="schedules threads otherwise")
+@pytest.mark.usefixtures("keep_switch_interval")
+def test_forbidden_policy_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    before = os.sched_getscheduler(0)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    share_cores()
+    assert os.sched_getscheduler(0) == before

@@ -9,39 +9,25 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import QueueFull
-from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.settings import Settings
+from service.scheduling.queue import BatchQueue
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 ORIGIN = "https://a.example"
 
 
-class CrowdedPipeline(Pipeline):
-    """Has no place for anybody while it is crowded."""
-
-    crowded = False
-
-    def check_room(self) -> None:
-        if self.crowded:
-            full = QueueFull("no place")
-            full.retry_after_seconds = 6.2
-            raise full
-        super().check_room()
-
-
-def open_crowded(settings: Settings) -> Pipeline:
-    pipeline = open_pipeline(settings)
-    pipeline.__class__ = CrowdedPipeline
-    return pipeline
+def refuse(_queue: object) -> None:
+    full = QueueFull("the queue is full")
+    full.retry_after_seconds = 6.2
+    raise full
 
 
 @pytest.fixture
 def client(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    """A crowded service, which has places again at the end."""
-    with serve_app(tiny_bundle.path, open_crowded, cors_origins=ORIGIN) as client:
+    """A service whose queue is full, with room again at the end."""
+    with serve_app(tiny_bundle.path, cors_origins=ORIGIN) as client:
         assert_still_serving(client)
         with monkeypatch.context() as patch:
-            patch.setattr(CrowdedPipeline, "crowded", True)
+            patch.setattr(BatchQueue, "check_room", refuse)
             yield client
         assert_still_serving(client)
 

@@ -15,7 +15,7 @@ from service.http.host import PipelineHost
 from service.http.telemetry.metrics import Metrics
 from service.http.transport import shedding
 from service.http.transport.shedding import Shedder
-from service.pipeline.pipeline import Pipeline
+from service.scheduling.queue import BatchQueue
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ def shedder(host: PipelineHost) -> Shedder:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pipeline, "is_full", True)
+    monkeypatch.setattr(BatchQueue, "is_full", True)
 
 
 def make_scope(path: str = "/predict", method: str = "POST", **headers: str) -> dict[str, Any]:
