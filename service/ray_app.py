@@ -1,9 +1,4 @@
-"""The service on Ray Serve: the same app, one copy a replica.
-
-In: settings from the environment of the replicas (`ML_DECODER_*`, see `deploy/ray/serve.yaml`).
-Out: `app`, which `serve run` and `serve deploy` find by name. Ray starts and stops replicas by
-the number of requests that wait or run; a replica takes requests when its model is open.
-"""
+"""The app on Ray Serve, one replica a process; settings come from the replicas' environment."""
 
 from __future__ import annotations
 
@@ -21,22 +16,20 @@ from service.settings import Settings
 
 
 def build_app() -> FastAPI:
-    """Returns the app of one replica; called there, so nothing of it has to be sent."""
+    """Returns the app; each replica calls it, because apps cannot be pickled."""
     settings = Settings()
     configure_logs(settings.log_level, settings.log_format)
     app = create_app(PipelineHost(settings))
-    # Unlike under `ml-decoder serve`, nobody asks /readyz: Ray routes to a replica once it has
-    # started, so it has started when the model is open.
+    # Ray sends requests to a replica that has started, without asking /readyz.
     app.router.lifespan_context = partial(live, opened_first=True)
-    app.add_middleware(LeaveRequestId)
+    app.add_middleware(DropRequestId)
     return app
 
 
-class LeaveRequestId:
-    """ASGI middleware: sends no `X-Request-ID`, for Ray adds the one that it gave the request."""
+class DropRequestId:
+    """ASGI middleware that sends no `X-Request-ID`: Ray adds it."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Wraps `app`."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +50,7 @@ class MLDecoder:
     app: FastAPI
 
     def check_health(self) -> None:
-        """Raises where the replica does not answer any more; Ray then starts another."""
+        """Raises if the replica does not answer any more; Ray then restarts it."""
         host: PipelineHost = self.app.state.host
         host.check_ready()
 

@@ -1,8 +1,4 @@
-"""The app: routes, errors and the life of the pipeline, put together.
-
-In: settings. Out: an ASGI app; `server.py` runs it, and so does any ASGI server with
-`service.http.app:create_app` as its factory. Next: `access.py`, the outermost layer.
-"""
+"""The FastAPI app: routes, middleware, errors, and the life of the pipeline."""
 
 from __future__ import annotations
 
@@ -50,16 +46,14 @@ white; the EXIF orientation is applied."""
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
-    """Makes the app; the pipeline opens when the app starts, in the background.
+    """Makes the app; the pipeline opens in the background when the app starts.
 
     Args:
-        host: who opens the pipeline; None opens what the environment's settings say.
-        tracer_provider: where traces go; None takes what the settings say.
+        host: opens the pipeline; by default, with the settings of the environment.
+        tracer_provider: receives the traces; by default, as the settings say.
 
     Raises:
-        StartError: traces are asked for, and OpenTelemetry is not installed; or the folder for
-            the metrics of several processes is not there; or the keys, the rate limit or the
-            origins in the settings are not valid; or max_body_bytes exceeds max_held_bytes.
+        StartError: a setting is invalid, or OpenTelemetry is missing for traces.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
@@ -67,7 +61,7 @@ def create_app(
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
-        docs_url=None,  # `page.py` has one that loads nothing from other hosts
+        docs_url=None,  # `routes/page.py` has one that loads nothing from other hosts
         redoc_url=None,
         redirect_slashes=False,
         lifespan=live,
@@ -80,29 +74,25 @@ def create_app(
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    # For the documents, for 405, and below a root path: the door leads other predictions to them.
+    # For the OpenAPI document, for 405, and below a root path; else the door calls them directly.
     app.router.routes.extend(predict.ROUTES)
     for routes in (labels, info, health, open_inference, page):
         app.include_router(routes.router)
     return app
 
 
+# The modules of features that are off are not imported: a cold start is mostly imports.
 def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces | None:
     if provider is None and settings.traces == "off":
         return None
     try:
-        from service.http.telemetry.traces import (  # what is off costs no import
-            Traces,
-            open_provider,
-        )
+        from service.http.telemetry.traces import Traces, open_provider
     except ImportError as error:
-        raise StartError(
-            "traces need OpenTelemetry: pip install 'ml-decoder-serve[otel]'"
-        ) from error
+        message = "traces need OpenTelemetry: pip install 'ml-decoder-serve[otel]'"
+        raise StartError(message) from error
     return Traces(provider or open_provider())
 
 
-# What is off costs no import: a cold start is mostly imports.
 def _open_fetcher(settings: Settings) -> Fetcher | None:
     if not settings.url_input:
         return None
@@ -138,15 +128,10 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 
 @asynccontextmanager
 async def live(app: FastAPI, *, opened_first: bool = False) -> AsyncIterator[None]:
-    """The life of an app: opens the pipeline, samples the metrics, and drains at the end.
+    """Lifespan: opens the pipeline, samples metrics, and drains at the end.
 
-    Args:
-        app: made by `create_app`.
-        opened_first: whether the pipeline is open before the app has started.
-
-    Raises:
-        StartError: the pipeline cannot be opened, where that is waited for.
-        BundleError: likewise.
+    With `opened_first` the app starts when the pipeline is open, and fails with its `StartError` or
+    `BundleError`.
     """
     host: PipelineHost = app.state.host
     opening = asyncio.create_task(host.open())

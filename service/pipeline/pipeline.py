@@ -131,8 +131,8 @@ class Pipeline:
         await self.catalogue.stop()
         self._side_threads.stop()
 
-    def hurry(self) -> None:
-        """Has requests that wait for the engine fail with `Draining` now, while it drains."""
+    def abort_waiting(self) -> None:
+        """Fails the requests in the queue with `Draining`, while it drains."""
         self._batcher.give_up()
 
     def taking(self) -> AbstractContextManager[None]:
