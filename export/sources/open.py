@@ -21,7 +21,7 @@ from models.config import ZeroShotMLDecoderConfig
 from models.data import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
-from service.bundle.card import EmbeddingSpace, OpenHead, tell_first_error
+from service.bundle.card import EmbeddingSpace, OpenHead, format_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
 
@@ -145,7 +145,7 @@ def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
-        raise ExportError(f"label set {path.name}: {tell_first_error(error)}") from error
+        raise ExportError(f"label set {path.name}: {format_first_error(error)}") from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error}") from error
     return record

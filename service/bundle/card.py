@@ -1,8 +1,4 @@
-"""The model card: what a bundle says of its model, its input and its labels.
-
-In: `manifest.json` and `labels.json`, or an export's findings. Out: frozen records that refuse
-what they do not know. Next: `bundle.py`, which stores them beside the graphs.
-"""
+"""The model card of a bundle: its model, input and labels, as frozen records."""
 
 from __future__ import annotations
 
@@ -20,31 +16,30 @@ from pydantic import (
 )
 
 Precision = Literal["fp32", "fp16", "int8"]
-"""Numbers that a graph is written in."""
+"""Number formats of stored graphs."""
 RunPrecision = Literal[Precision, "bf16"]
-"""Numbers that a graph is run in: those it is written in, or `bf16`: an fp32 graph whose products
-take bfloat16."""
+"""Number formats of runs; `bf16` is an fp32 graph whose products take bfloat16."""
 Device = Literal["cpu", "openvino", "cuda", "tensorrt"]
-"""What runs the model; `openvino` is the CPU too, with OpenVINO's kernels."""
+"""`openvino` is the CPU with OpenVINO's kernels."""
 CPU_DEVICES: frozenset[Device] = frozenset({"cpu", "openvino"})
-"""The devices that compute on the cores and in the memory of the service itself."""
+"""Devices that use the cores and the memory of the service."""
 ResizeMode = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Activation = Literal["sigmoid", "softmax"]
 
-# A name becomes a folder name and a URL part, so it keeps to a safe alphabet.
+# A name becomes a folder name and a part of a URL.
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """A frozen record that refuses keys it does not know."""
+    """A frozen model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-def tell_first_error(error: ValidationError) -> str:
-    """Returns the first thing that is wrong with a record, after its place where it has one."""
+def format_first_error(error: ValidationError) -> str:
+    """Returns the first error of a record as `field.path: message`."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
@@ -53,17 +48,15 @@ def tell_first_error(error: ValidationError) -> str:
 class InputContract(Record):
     """How an upright RGB photo becomes the encoder's uint8 [B, H, W, 3] input.
 
-    Scaling to floats and mean/std are inside the encoder graph, so they are not here.
+    The encoder graph scales to floats, mean and std.
 
     Attributes:
         height: H, pixels.
         width: W, pixels.
-        resize_mode: `squash` resizes to H x W ignoring the aspect ratio (the official
-            ML-Decoder evaluation); `crop` resizes the shorter side to size / crop_pct,
-            then takes the centre (timm's evaluation).
-        crop_pct: share of the resized picture that the centre crop keeps, (0, 1];
-            only read when `resize_mode` is `crop`.
-        interpolation: Pillow resampling filter (antialiased except `nearest`).
+        resize_mode: `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes
+            the shorter side to size / crop_pct and takes the centre (timm's evaluation).
+        crop_pct: (0, 1], for `crop` only.
+        interpolation: Pillow's resampling filter (antialiased except `nearest`).
     """
 
     height: int = Field(ge=1, le=4096)
@@ -74,13 +67,7 @@ class InputContract(Record):
 
 
 class TrainedHead(Record):
-    """The head with a fixed list of labels.
-
-    Attributes:
-        kind: architecture, for example `ml_decoder` or `gap`.
-        num_labels: N, the width of the logits.
-        activation: `sigmoid` (multi-label) or `softmax` (single-label).
-    """
+    """The head with a fixed list of labels; `kind` is its architecture, such as `ml_decoder`."""
 
     kind: str
     num_labels: int = Field(ge=1)
@@ -88,12 +75,12 @@ class TrainedHead(Record):
 
 
 class EmbeddingSpace(Record):
-    """Where label embeddings live: embeddings of two spaces must not be mixed.
+    """The space of label embeddings; embeddings of two spaces must not be mixed.
 
     Attributes:
-        encoder: name of the text encoder, for example `all-MiniLM-L6-v2`.
-        width: E, the width of an embedding.
-        template: how a label's name becomes the text that is encoded; `{}` is the name.
+        encoder: name of the text encoder, such as `all-MiniLM-L6-v2`.
+        width: E.
+        template: text to encode for a label; `{}` is its name.
     """
 
     encoder: str = Field(min_length=1, max_length=200)
@@ -102,23 +89,19 @@ class EmbeddingSpace(Record):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all three attributes, sha256 in hex."""
+        """Sha256 of all three attributes, in hex."""
         text = json.dumps([self.encoder, self.width, self.template])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 class OpenHead(Record):
-    """The head that scores any label, given its text embedding.
-
-    Scores are sigmoids of the logits. What depends on a label alone is computed once by the
-    graph `label_encoder`: embeddings [L, E] -> label queries [L, K]; K is the graph's matter.
+    """The head that scores any label, given its text embedding, by the sigmoid of the logit.
 
     Attributes:
-        kind: architecture, for example `ml_decoder`.
-        embedding_space: the embeddings that it takes.
-        threshold: score (0..1) at and above which a label without a threshold of its own is
-            predicted, chosen on labels that were not trained with every photo's truth; None
-            where nobody measured it.
+        kind: architecture, such as `ml_decoder`.
+        embedding_space: of the embeddings that it takes.
+        threshold: 0..1, of labels without one of their own: a label is predicted at and above it.
+            Measured on labels that were not trained; None if not measured.
     """
 
     kind: str
@@ -130,10 +113,10 @@ class Provenance(Record):
     """Where the weights came from.
 
     Attributes:
-        backbone: timm name of the backbone.
-        checkpoint_sha256: hash of the checkpoint file that was exported.
-        training_data: free text: data set and number of images, or `unknown`.
-        tools: package name -> version, of the tools that wrote the bundle.
+        backbone: its name in timm.
+        checkpoint_sha256: of the exported checkpoint file.
+        training_data: data set and number of images, or `unknown`.
+        tools: package -> version, of the tools that wrote the bundle.
     """
 
     backbone: str
@@ -146,11 +129,11 @@ class Metric(Record):
     """One measured figure of one precision variant.
 
     Attributes:
-        name: `mAP` (0..100, percent), for example.
-        value: the figure, finite.
-        precision: variant it was measured on.
-        dataset: data set and split, for example `coco18/test`.
-        images: number of images it was measured over.
+        name: such as `mAP` (0..100, percent).
+        value: finite.
+        precision: measured variant.
+        dataset: data set and split, such as `coco18/test`.
+        images: number of images.
     """
 
     name: str
@@ -161,16 +144,16 @@ class Metric(Record):
 
 
 class Label(Record):
-    """One trained label, in the order of the logits.
+    """One trained label.
 
     Attributes:
-        name: unique name, shown to users.
+        name: unique.
         description: optional longer text.
-        threshold: calibrated score (0..1) at and above which the label is predicted,
-            chosen for best F1 on validation; None where it was not calibrated.
-        precision: at that threshold on validation, 0..1.
-        recall: at that threshold on validation, 0..1.
-        positives: number of validation images with this label.
+        threshold: 0..1, of the best F1 on validation: the label is predicted at and above it; None
+            if not calibrated.
+        precision: 0..1, at the threshold on validation.
+        recall: 0..1, at the threshold on validation.
+        positives: number of validation images with the label.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -182,18 +165,17 @@ class Label(Record):
 
 
 class ModelCard(Record):
-    """What a bundle says of itself, apart from its files.
+    """Everything about a model but its files; it has a trained head, an open head or both.
 
     Attributes:
-        name: model name; also the name of the bundle's folder.
-        version: model version, free text without white space.
+        name: also the name of the bundle's folder.
+        version: without white space.
         license: SPDX identifier or free text.
-        provenance: where the weights came from.
-        input: how a photo becomes the encoder's input.
-        trained_head: the head with trained labels; None where there is only an open one.
-        open_head: the head for any label; None where there is only a trained one.
-        default_precision: precision that the service picks on a device when asked for
-            `auto`; a device that is absent here takes `fp32`.
+        provenance: of the weights.
+        input: of the encoder.
+        trained_head: for trained labels.
+        open_head: for any label.
+        default_precision: precision `auto` of each device; `fp32` if absent.
         metrics: measured figures of the variants.
     """
 

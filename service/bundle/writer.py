@@ -1,8 +1,4 @@
-"""A bundle's draft: what `export` has made becomes the folder that `bundle.py` reads.
-
-In: a draft: card, labels, graphs. Out: a folder, whole or not at all, and the verified `Bundle` in
-it. Only a bundle is ever replaced. Next: `bundle.py`.
-"""
+"""Writes an export as a bundle, whole or not at all; it replaces nothing but a bundle."""
 
 from __future__ import annotations
 
@@ -31,21 +27,21 @@ from service.bundle.manifest import (
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 
-# Of Linux's `renameat2`: paths from the working directory on, and two names change places.
+# Arguments of Linux's `renameat2`: relative to the working directory; exchange two names.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True)
 class BundleDraft:
-    """Everything that `write_bundle` needs.
+    """The content of a bundle to write.
 
     Attributes:
         card: the model card.
-        labels: one entry per logit, in order; empty where there is no trained head.
-        graphs: graph -> precision -> serialized ONNX model.
-        tokenizer: the text encoder's tokenizer, as the package `tokenizers` writes it.
-        label_sets: label sets of open labels, as `labels.files` reads them: file name, such as
-            `everyday.npz` -> content. The caller checks that they fit the open head.
+        labels: one for each logit of the trained head, in order.
+        graphs: graph -> precision -> ONNX model.
+        tokenizer: the text encoder's `tokenizer.json`.
+        label_sets: file name, such as `everyday.npz` -> content as `labels.files` reads it. The
+            caller checks that they fit the open head.
     """
 
     card: ModelCard
@@ -56,32 +52,19 @@ class BundleDraft:
 
 
 def check_target(path: Path) -> None:
-    """Checks that a bundle written to `path` replaces nothing, an empty folder or another bundle.
-
-    Raises:
-        BundleError: something else is there.
-    """
+    """Raises `BundleError` if `path` is something else than an empty folder or a bundle."""
     if os.path.lexists(path) and not _is_replaceable(path):
-        raise BundleError(f"{path} is there and is no bundle, or holds other files too")
+        raise BundleError(f"{path} exists and is not a bundle, or has other files too")
 
 
 def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
-    """Writes a bundle whole, beside its place, and only then puts it there.
+    """Writes a bundle beside `path`, verifies it and swaps it in.
 
-    On Linux the old and the new one change places at once. Where a system or its file system cannot
-    do that, a reader may find none for a moment.
-
-    Args:
-        path: the bundle's folder; its last part has to be the model's name. An existing
-            bundle there is replaced.
-        draft: card, labels and graphs.
-
-    Returns:
-        The bundle as `load_bundle` reads it back.
+    The last part of `path` must be the model's name. On Linux the swap is atomic; if the system or
+    the file system does not support that, readers may find no bundle for a moment.
 
     Raises:
-        BundleError: the draft is inconsistent, or something else than a bundle is there; nothing
-            was written.
+        BundleError: the draft is inconsistent, or `path` is something else; nothing was written.
     """
     check_target(path)
     if path.name != draft.card.name:
@@ -131,13 +114,12 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def _swap(staging: Path, path: Path) -> None:
-    """Puts a new bundle in its place; an old one lies where the new one was, or is gone."""
     if not path.exists():
         os.replace(staging, path)
         return
     if _exchange(staging, path):
         return
-    # POSIX has no rename that replaces a full folder, so the old one steps aside first.
+    # POSIX has no rename that replaces a non-empty folder: move the old one away first.
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
     os.replace(path, aside / "bundle")
     try:
@@ -150,7 +132,7 @@ def _swap(staging: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Makes two folders change places at once; returns whether the system could."""
+    """Swaps two folders atomically; returns False if the system does not support it."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False

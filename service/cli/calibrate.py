@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from service.bundle.card import tell_first_error
+from service.bundle.card import format_first_error
 from service.cli.photos import label_with
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
@@ -97,7 +97,7 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
     except OSError as error:
         raise StartError(f"{folder / LABELS_FILE}: {error.strerror or 'unreadable'}") from error
     except ValidationError as error:
-        raise StartError(f"{folder / LABELS_FILE}: {tell_first_error(error)}") from error
+        raise StartError(f"{folder / LABELS_FILE}: {format_first_error(error)}") from error
     except (ValueError, RecursionError) as error:
         raise StartError(f"{folder / LABELS_FILE} is not JSON") from error
     used = {label for image in found.images.values() for label in image.labels}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from service.bundle.card import tell_first_error
+from service.bundle.card import format_first_error
 from service.bundle.reader import load_bundle
 from service.errors import StartError
 from service.http.telemetry.logs import configure_logs
@@ -42,7 +42,7 @@ def define_set(name: str, names: list[str] | None, file: Path | None) -> Definit
     try:
         return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
     except ValidationError as error:
-        raise StartError(tell_first_error(error)) from error
+        raise StartError(format_first_error(error)) from error
 
 
 def add_set(settings: Settings, definition: Definition, *, replace: bool) -> LabelSet:

@@ -41,11 +41,7 @@ _CACHED_KERNELS = 64
 
 
 def check_device(device: Device) -> None:
-    """Checks that this environment supports a device, which may still fail to open a graph.
-
-    Raises:
-        StartError: it does not.
-    """
+    """Raises `StartError` if this environment lacks what a device needs."""
     if device == "openvino":
         if not has_openvino():
             raise StartError("device openvino: the extra `openvino` is not installed")
@@ -64,12 +60,9 @@ def check_device(device: Device) -> None:
 def choose_precision(
     bundle: Bundle, device: Device, asked: Literal["auto"] | RunPrecision
 ) -> RunPrecision:
-    """Returns the precision to run in; `auto` is the bundle's choice for the device.
+    """Returns the precision to run in, or raises `StartError`.
 
-    If that is fp32, and OpenVINO runs on a processor that multiplies bfloat16, `auto` is bf16.
-
-    Raises:
-        StartError: the bundle, the device or the processor does not support the precision.
+    `auto` is the bundle's choice, and bf16 instead of fp32 if OpenVINO and the processor have it.
     """
     if asked == "auto":
         stored = bundle.default_precision(device)
@@ -91,11 +84,7 @@ def has_openvino() -> bool:
 
 
 def multiplies_bf16(cpu_info: str | None = None) -> bool:
-    """Whether the processor has instructions for products of bfloat16.
-
-    Args:
-        cpu_info: the content of `/proc/cpuinfo`; None reads it.
-    """
+    """Whether the processor, described as in `/proc/cpuinfo`, multiplies bfloat16."""
     if cpu_info is None:
         cpu_info = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
     return not _BF16_FLAGS.isdisjoint(cpu_info.split())
@@ -104,17 +93,9 @@ def multiplies_bf16(cpu_info: str | None = None) -> bool:
 def add_openvino(
     options: ort.SessionOptions, *, threads: int, parallel_runs: int, bf16: bool, sizes_vary: bool
 ) -> None:
-    """Adds OpenVINO's CPU device to the options of a session.
+    """Adds OpenVINO's CPU device to the options of a session, or raises `StartError`.
 
-    Args:
-        options: of the session to open.
-        threads: CPU threads of one run.
-        parallel_runs: runs at the same time, each with its own threads.
-        bf16: whether products take bfloat16; sums are float32.
-        sizes_vary: whether the graph's inputs differ in more than the batch size.
-
-    Raises:
-        StartError: the plug-in does not work here.
+    `bf16` is for products, sums are float32. `sizes_vary`: inputs differ in more than batch size.
     """
     # By default it takes all cores of the host, even if the container has fewer.
     settings = {

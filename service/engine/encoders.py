@@ -20,10 +20,9 @@ TEXTS_PER_TURN = 32
 
 
 class TextEncoder:
-    """Encodes texts; thread-safe."""
+    """Encodes texts; thread-safe. `width` is E."""
 
     def __init__(self, session: ort.InferenceSession, tokenizer: Tokenizer, width: int) -> None:
-        """Use `open_text_encoder`; `width` is E."""
         self._session = session
         self._tokenizer = tokenizer
         self._width = width
@@ -45,14 +44,9 @@ class TextEncoder:
 
 
 class LabelEncoder:
-    """Computes queries from embeddings; thread-safe.
-
-    Attributes:
-        width: K, the width of a query.
-    """
+    """Computes queries from embeddings; thread-safe. `width` is K."""
 
     def __init__(self, session: ort.InferenceSession, width: int) -> None:
-        """Use `open_label_encoder`."""
         self.width = width
         self._session = session
 
@@ -66,11 +60,7 @@ class LabelEncoder:
 
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
-    """Opens a bundle's text encoder and runs it once; None if the bundle has none.
-
-    Raises:
-        BundleError: the graph or the tokenizer is damaged, or they do not fit each other.
-    """
+    """Opens a bundle's text encoder and runs it once, or raises `BundleError`; None if absent."""
     precision = bundle.label_precision("text_encoder")
     if precision is None or bundle.card.open_head is None:
         return None
@@ -101,11 +91,7 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
 
 
 def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
-    """Opens a bundle's label encoder and runs it once; None if the bundle has no open head.
-
-    Raises:
-        BundleError: the graph is damaged, or does not fit the manifest.
-    """
+    """Opens a bundle's label encoder and runs it once, or raises `BundleError`; None if absent."""
     precision = bundle.label_precision("label_encoder")
     if precision is None or bundle.card.open_head is None:
         return None

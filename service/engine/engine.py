@@ -39,17 +39,11 @@ class Engine:
     On CUDA, batches are padded to powers of two, each with its own encoder session: a convolution
     keeps the plan of one size and would plan again at every change.
 
-    Attributes:
-        device: where it runs.
-        provider: ONNX Runtime's name of the execution provider.
-        precision: variant of the graphs.
-        max_batch_size: most images in one run.
-        small_batch_size: images in a run beyond which larger runs save little time per image.
-        workers: useful number of parallel runs.
+    `workers` is the useful number of parallel runs; runs of more than `small_batch_size` images
+    save little time per image.
     """
 
     def __init__(self, bundle: Bundle, config: SessionConfig, max_batch_size: int) -> None:
-        """Opens and checks the sessions; use `open_engine`."""
         self.device = config.device
         self.provider = PROVIDERS[config.device][0][0]
         self.precision = config.precision
@@ -107,18 +101,11 @@ class Engine:
             raise InferenceFailed(f"a batch of {len(images)} failed") from error
 
     def try_out(self) -> None:
-        """Runs one black image, to check that the device works.
-
-        Raises:
-            InferenceFailed: it does not.
-        """
+        """Runs one black image; raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_fixed_heads()])
 
     def warm_up(self, query_width: int | None = None) -> None:
-        """Runs every batch size once, so that the first requests are not slower.
-
-        Args:
-            query_width: K, the width of a label query; None if there is no open head.
+        """Runs every batch size once, with queries [L, query_width] if there is an open head.
 
         Raises:
             BundleError: the graphs do not run, or return logits of a wrong shape.
@@ -159,15 +146,11 @@ class Engine:
 
     @property
     def _batch_sizes(self) -> list[int]:
-        """The batch sizes that run, ascending."""
         return sorted({self._round_up(count) for count in range(1, self.max_batch_size + 1)})
 
     def _round_up(self, count: int) -> int:
-        """Returns the batch size that `count` images run in.
-
-        For each new size a GPU chooses algorithms, plans memory and, with TensorRT, builds again.
-        A few more images cost little there, so it runs powers of two.
-        """
+        # For each new size a GPU chooses algorithms, plans memory and, with TensorRT, builds again.
+        # A few more images cost little there, so it runs powers of two.
         if self.device in CPU_DEVICES:
             return count
         return min(int(2 ** math.ceil(math.log2(count))), self.max_batch_size)
@@ -183,12 +166,8 @@ def open_engine(
 ) -> Engine:
     """Opens a bundle's image graphs.
 
-    Args:
-        bundle: the bundle.
-        device: `auto` is CUDA if it works, else the CPU with a warning in the log.
-        precision: variant of the graphs; `auto` is the bundle's choice for the device.
-        max_batch_size: most images in one run; 0 is the device's default.
-        threads: CPU threads of all parallel runs together.
+    Device `auto` is CUDA if it works, else the CPU with a warning in the log; `max_batch_size` 0 is
+    the device's default; `threads` are those of all parallel runs together.
 
     Raises:
         StartError: the device does not work here, or the bundle lacks the precision.

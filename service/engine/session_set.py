@@ -39,24 +39,14 @@ _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
 
 @dataclass(frozen=True)
 class SessionSet:
-    """Sessions of one bundle; thread-safe.
-
-    Attributes:
-        encoder: images -> tokens.
-        trained_head: tokens -> logits; None if the bundle has none.
-        open_head: tokens and queries -> logits; None if the bundle has none.
-        token_device: ONNX Runtime's name of the memory that tokens stay in between encoder and
-            heads; None is the CPU's.
-        query_cache: None on a CPU.
-        one_by_one: whether the encoder runs for each image of a batch by itself.
-    """
+    """Sessions of one bundle; thread-safe."""
 
     encoder: ort.InferenceSession
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
-    token_device: str | None = None
-    query_cache: QueryCache | None = None
-    one_by_one: bool = False
+    token_device: str | None = None  # memory of the tokens between encoder and heads, if not CPU
+    query_cache: QueryCache | None = None  # on a GPU
+    one_by_one: bool = False  # one run of the encoder for each image
 
     def run(
         self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
@@ -103,7 +93,6 @@ class SessionSet:
     def _score(
         self, tokens: _Tokens, rows: list[int], head: Head, outputs: list[str]
     ) -> list[LogitsArray]:
-        """Returns the outputs of a head for some rows."""
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the rows between costs less than copying the others.
             span = cut_rows(tokens, rows[0], rows[-1])
@@ -131,12 +120,7 @@ class SessionSet:
 
 
 def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
-    """Opens and checks the image graphs of a bundle.
-
-    Raises:
-        StartError: the device does not work here.
-        BundleError: a graph is damaged, or does not fit the manifest.
-    """
+    """Opens and checks the image graphs of a bundle; raises as `open_session` does."""
     card = bundle.card
     encoder = open_encoder(bundle, config)
     width = encoder.get_outputs()[0].shape[-1]
@@ -172,7 +156,7 @@ def _open_head(
 
 
 def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
-    """Opens and checks the encoder alone; raises as `open_session_set` does."""
+    """Opens and checks the encoder alone; raises as `open_session` does."""
     encoder, contract = open_session(bundle, "encoder", config), bundle.card.input
     image_shape = (contract.height, contract.width, 3)
     check_tensors("encoder", encoder.get_inputs(), images=("uint8", image_shape))
@@ -183,17 +167,11 @@ def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
 class MapGraphs:
     """The graphs that draw attention maps from a head's memory, on the CPU; thread-safe.
 
-    Attributes:
-        trained: whether there are maps of the trained labels.
-        open: whether there are maps of open labels.
+    `trained` and `open` say which labels have maps.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        """Opens the graphs that the bundle has.
-
-        Raises:
-            BundleError: a graph is damaged, or does not fit the bundle's format.
-        """
+        """Opens the graphs that the bundle has; raises `BundleError` for a damaged one."""
         self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
         self._open = _open_maps(bundle, "open_head_maps", queries=("float", (None,)))
         self.trained = self._trained is not None
@@ -202,14 +180,11 @@ class MapGraphs:
     def draw(
         self, memory: NDArray[np.float32], labels: NDArray[np.int64] | QueryArray
     ) -> NDArray[np.float32]:
-        """Returns the maps of L labels, float32 [L, rows, columns].
+        """Returns the maps of L labels, float32 [L, rows, columns], or raises `InferenceFailed`.
 
         Args:
             memory: float32 [S, D], of the head that scored the labels.
-            labels: int64 [L], positions of trained labels, or float32 [L, K], queries.
-
-        Raises:
-            InferenceFailed: ONNX Runtime failed.
+            labels: positions of trained labels [L], or queries of open labels [L, K].
         """
         trained = labels.ndim == 1
         session = self._trained if trained else self._open

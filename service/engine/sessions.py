@@ -35,30 +35,19 @@ TensorSpec = tuple[str, tuple[int | None, ...]]
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How to open a graph.
-
-    Attributes:
-        device: the only device that may run it.
-        precision: variant of the graph; fp32 if the graph lacks it.
-        threads: CPU threads of one run.
-        parallel_runs: runs at the same time.
-        spinning: threads of a run wait for each other actively: 1 run alone is faster, parallel
-            runs are slower.
-    """
+    """How to open a graph; `threads` are those of one run."""
 
     device: Device
     precision: RunPrecision
     threads: int = 1
     parallel_runs: int = 1
-    spinning: bool = False
+    spinning: bool = False  # threads wait actively: faster for one run alone, slower for several
 
 
 def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort.InferenceSession:
-    """Opens one graph; never falls back to another device.
+    """Opens one graph, on no other device.
 
-    Raises:
-        StartError: the device does not work here.
-        BundleError: the graph is damaged, or has weights outside the bundle.
+    Raises `StartError` if the device does not work here, `BundleError` if the graph is damaged.
     """
     device, precision = config.device, bundle.image_precision(graph, config.precision)
     model = bundle.read_graph(graph, precision)
@@ -146,11 +135,7 @@ def first_line(error: BaseException) -> str:
 
 
 def check_tensors(graph: GraphName, found: Sequence[Any], **wanted: TensorSpec) -> None:
-    """Checks that a graph has exactly these inputs (or outputs), with a dynamic first dimension.
-
-    Raises:
-        BundleError: a name, type or shape differs.
-    """
+    """Raises `BundleError` unless a graph has exactly these inputs (or outputs)."""
     if {tensor.name for tensor in found} != set(wanted):
         names = ", ".join(tensor.name for tensor in found)
         raise BundleError(

@@ -89,22 +89,19 @@ class QueryCache:
 
     A set's matrix is the key, by identity. An entry goes with its matrix, or, if bytes are short,
     least recently used first. If the GPU is full, the limit falls to half of what was tried.
+    `memory` is ONNX Runtime's name of it.
     """
 
     def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
-        """Creates an empty cache in `memory`, as ONNX Runtime names it."""
         self._memory = memory
         self._max_bytes = max_bytes
         self._entries: dict[int, _Entry] = {}  # by `id`, least recently used first
         self._lock = Lock()
 
     def find(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> Sequence[Tensor]:
-        """Returns the chunks, in GPU memory if they are cached there.
+        """Returns the chunks of a matrix [L, K], in GPU memory if it is cached.
 
-        Args:
-            queries: float32 [L, K]. A writable matrix is not cached: it may change, and those of
-                candidate labels, used once, are writable.
-            chunks: its rows, in parts.
+        A writable matrix is not: it may change. Those of candidate labels, used once, are writable.
         """
         if queries.flags.writeable or queries.nbytes > self._max_bytes:
             return chunks

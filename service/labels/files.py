@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from service.bundle.card import tell_first_error
+from service.bundle.card import format_first_error
 from service.errors import InvalidLabelSet, StartError
 from service.labels.definition import (
     Definition,
@@ -87,7 +87,7 @@ def parse_label_set(content: bytes, ending: str, name: str) -> Definition:
     try:
         _set_name.validate_python(name)
     except ValidationError as error:
-        raise InvalidLabelSet(f"'{name[:80]}': {tell_first_error(error)}") from error
+        raise InvalidLabelSet(f"'{name[:80]}': {format_first_error(error)}") from error
     if ending == ".npz":
         return _parse_npz(content, name)
     if ending == ".json":
@@ -131,7 +131,7 @@ def _parse_json(content: bytes, name: str) -> Definition:
     try:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
-        raise InvalidLabelSet(tell_first_error(error)) from error
+        raise InvalidLabelSet(format_first_error(error)) from error
 
 
 def _parse_npz(content: bytes, name: str) -> Definition:
@@ -144,7 +144,7 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     try:
         labels = _label_names.validate_python(names.tolist())
     except ValidationError as error:
-        raise InvalidLabelSet(f"names: {tell_first_error(error)}") from error
+        raise InvalidLabelSet(f"names: {format_first_error(error)}") from error
     space = arrays.get("embedding_space")
     with np.errstate(over="ignore"):
         return Definition(
@@ -166,7 +166,7 @@ def _read_prompts(values: NDArray[Any] | None, count: int) -> tuple[str | None, 
     try:
         return tuple(_prompt.validate_python(text) if text else None for text in values.tolist())
     except ValidationError as error:
-        raise InvalidLabelSet(f"prompts: {tell_first_error(error)}") from error
+        raise InvalidLabelSet(f"prompts: {format_first_error(error)}") from error
 
 
 def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | None, ...]:

@@ -126,7 +126,7 @@ def test_what_is_no_bundle_is_kept_and_refused_before_any_work(tmp_path: Path) -
     out.mkdir()
     (out / "model.safetensors").write_text("kept")
     # The checkpoint is not even looked for.
-    with pytest.raises(BundleError, match="is there and is no bundle"):
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
         build_bundle(ExportRequest(SourceHints(tmp_path / "gone"), out))
     assert (out / "model.safetensors").read_text() == "kept"
     (out / "model.safetensors").unlink()

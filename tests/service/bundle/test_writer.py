@@ -68,7 +68,7 @@ def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, put: Callable[[Path
     put(tmp_path / "tiny")
     before = sorted(tmp_path.rglob("*"))
 
-    with pytest.raises(BundleError, match="tiny is there and is no bundle"):
+    with pytest.raises(BundleError, match="tiny exists and is not a bundle"):
         write_tiny_bundle(tmp_path)
 
     assert sorted(tmp_path.rglob("*")) == before

@@ -121,7 +121,10 @@ def test_photo_that_is_not_there_is_reported(run: Run, tiny_bundle: Bundle, tmp_
         (("--top-k", "0"), "top_k: Input should be greater than or equal to 1"),
         (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
         (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
-        (("--bundle", "/none"), "no readable manifest.json; there is no such folder: --bundle"),
+        (
+            ("--bundle", "/none"),
+            "no readable manifest.json; the folder does not exist: set --bundle",
+        ),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
     ],

@@ -180,7 +180,7 @@ def test_graph_in_the_place_of_maps_is_refused(tmp_path: Path) -> None:
 
 def test_maps_in_another_precision_or_without_their_head_are_refused(tmp_path: Path) -> None:
     graphs = {**mapped_graphs(), "open_head_maps": {"int8": tiny_open_maps()}}
-    with pytest.raises(BundleError, match="open_head_maps comes as fp32"):
+    with pytest.raises(BundleError, match="open_head_maps must be fp32"):
         write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
     maps = {"fp32": tiny_open_maps()}
     with pytest.raises(BundleError, match="open_head_maps belongs to no head"):
