@@ -123,7 +123,7 @@ def test_photo_that_is_not_there_is_reported(run: Run, tiny_bundle: Bundle, tmp_
         (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
         (
             ("--bundle", "/none"),
-            "no readable manifest.json; the folder does not exist: set --bundle",
+            "the folder does not exist: set --bundle",
         ),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
