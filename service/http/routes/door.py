@@ -1,8 +1,6 @@
-"""The door: predictions go straight to their routes, or are refused before their bodies are read.
+"""The door: predictions skip the framework's router, a twelfth of their Python.
 
-In: a request. Out: for a prediction, what its route answers, or 429 while the queue is full; every
-other request goes on to the framework, whose layers and router take a twelfth of the Python of a
-prediction. What `shedding.py` refuses never comes here. Next: `routes/`.
+While the queue is full they are refused before their bodies are read.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from service.http.responses.handlers import answer_error
 
 
 class Door:
-    """ASGI middleware: leads predictions to their routes; lets none in while the queue is full."""
+    """ASGI middleware: passes predictions to their routes unless the queue is full."""
 
     def __init__(self, app: ASGIApp, host: PipelineHost, routes: Iterable[APIRoute]) -> None:
         """Wraps `app`.

@@ -1,1 +1,1 @@
-"""Transport: what happens below ASGI, in uvicorn's protocol."""
+"""Below ASGI: uvicorn's protocol and load shedding."""

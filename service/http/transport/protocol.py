@@ -1,16 +1,30 @@
-"""Connections: uvicorn's HTTP protocol, with patience that ends and refusals that cost little.
+"""uvicorn's HTTP protocol with what uvicorn lacks: limits, cheap refusals, answers that arrive.
 
-In: bytes of a client. Out: requests, as uvicorn makes them. uvicorn lets a client take for ever
-over its request line and headers, over the rest of a body whose answer is already sent and over
-the reading of its answers, and send any number of headers, behind a body too, and of requests
-ahead; here such a connection is closed. The body of a request that is being answered has its own
-limit in `uploads.py`. What `shedding.py` refuses is answered here. A client that is still sending
-when the connection is to end is left to `lingering.py`.
+- **Timeouts.** A client may take for ever over a request's head, over the rest of a body whose
+  answer is sent, and over reading its answers; here the connection is closed. The body of a
+  request in progress has its own timeout in `requests/uploads.py`.
+- **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
+  requests sent ahead. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
+- **Disconnects.** uvicorn notifies the last request only; if the client sends ahead, an earlier one
+  is in progress.
+- **Load shedding.** `refuse` answers without a task, a layer of the app or a body: 0.06 ms of
+  processor time instead of 0.26.
+- **Lingering close.** A connection that is closed with bytes unread is reset, and the client loses
+  the answer (RFC 9112, 9.6). `LingeringTransport` ends our side, and drops what still comes until
+  the client ends its own, for a limited time.
+- **Upgrades.** httptools takes a request that offers one to have no body and reads the body as the
+  next request. Java's client offers h2c on every new connection. `SteadyParser` treats `Upgrade`
+  like any other header, as a server may (RFC 9110, 7.8).
+
+uvicorn documents none of the names that this uses, which may change with any minor version:
+`_start_asgi_task`, `_unset_keepalive_if_required`, the callbacks, the cycle's state. So
+`pyproject.toml` limits the version, and `test_protocol.py` checks each name.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -22,24 +36,18 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from service.http.transport.head_holder import HeadHolder
-from service.http.transport.lingering import LingeringTransport
-from service.http.transport.parser import SteadyParser
 from service.settings import Settings
 
-_MOST_HEAD_BYTES = 65536
-_MOST_HEADERS = 200
-_MOST_AHEAD = 16
+_MAX_HEAD_BYTES = 65536
+_MAX_HEADERS = 200
+_MAX_AHEAD = 16
+# At the end of the process: enough for an answer to reach its client.
+_HURRIED_SECONDS = 0.5
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class Refusal(NamedTuple):
-    """An answer that needs nothing of the app.
-
-    Attributes:
-        status: HTTP status.
-        headers: but for the length and what the server adds to every answer.
-        body: all of it.
-    """
+    """An answer without the app; the protocol adds the length and the server's own headers."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -47,93 +55,209 @@ class Refusal(NamedTuple):
 
 
 Refuse = Callable[[Mapping[str, Any]], Refusal | None]
-"""Tells of a request, by its ASGI scope, how it is refused; None where it goes on to the app."""
+"""Returns the refusal for a request, by its ASGI scope, or None to pass it on."""
 
 
-class ImpatientProtocol(HttpToolsProtocol):
-    """Closes a connection that owes us something for too long, or sends too much ahead.
-
-    uvicorn tells the request that came last that its client has left; of a client that sends ahead
-    an earlier one may be in hand, which would go on and find its connection closed.
+class LingeringTransport:
+    """A transport that closes without losing what was written.
 
     Attributes:
-        header_timeout_seconds: how long a client may owe us a request.
-        body_timeout_seconds: how long it may owe us the rest of a body whose answer is sent, or
-            take nothing of its answer.
+        client_sends: whether the rest of a request's body is still to come.
+        lingers: whether it waits for the client to end; input is to be dropped.
+        write: the transport's own, until it lingers.
+    """
+
+    def __init__(self, transport: asyncio.Transport, linger_seconds: float) -> None:
+        """Wraps `transport`."""
+        self.client_sends = False
+        self.lingers = False
+        self.write: Callable[[bytes], None] = transport.write
+        self._transport = transport
+        self._linger_seconds = linger_seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Returns whether nothing more can be sent."""
+        return self.lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Sends what was written and closes, at once if the client sends nothing."""
+        if not self.client_sends or self._transport.is_closing():
+            self.close_now()
+        elif not self.lingers:
+            self.lingers = True
+            self.write = lambda _data: None
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            self._start_timer()
+
+    def close_now(self) -> None:
+        """Sends what was written and closes without lingering."""
+        self._transport.close()
+
+    def end_request(self) -> None:
+        """Notes that the request is complete."""
+        self.client_sends = False
+        if self.lingers:
+            self.close_now()
+
+    def hurry(self) -> None:
+        """Limits lingering to half a second from now on."""
+        self._linger_seconds = min(self._linger_seconds, _HURRIED_SECONDS)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._start_timer()
+
+    def stop(self) -> None:
+        """Stops the timer: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._linger_seconds, self._transport.abort)
+
+
+class SteadyParser(httptools.HttpRequestParser):
+    """httptools' parser for a protocol; it reads on when a client offers an upgrade."""
+
+    def __init__(self, protocol: HttpToolsProtocol, callbacks: object) -> None:
+        """Parses for `protocol`; `callbacks` gets the results."""
+        super().__init__(callbacks)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        """Parses bytes of any number of requests.
+
+        Raises:
+            httptools.HttpParserError: they are not HTTP.
+        """
+        parser = self
+        while True:
+            try:
+                httptools.HttpRequestParser.feed_data(parser, data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                parser = _restart_at_body(self._protocol)
+            else:
+                return
+
+
+class _BodyCallbacks:
+    """Ignores a repeated head; without a body its message is complete at once."""
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self.muted = True
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> object:
+        callback = getattr(self._protocol, name)
+        if name in ("on_body", "on_message_complete"):
+            return callback
+        return lambda *arguments: None if self.muted else callback(*arguments)
+
+
+def _restart_at_body(protocol: HttpToolsProtocol) -> SteadyParser:
+    """Sets a parser that expects the body of the request whose head was parsed last."""
+    callbacks = _BodyCallbacks(protocol)
+    parser = protocol.parser = SteadyParser(protocol, callbacks)
+    headers = [header for header in protocol.scope["headers"] if header[0] in _BODY_HEADERS]
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+    parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % lines)
+    callbacks.muted = False
+    return parser
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection; `make_protocol` sets the class attributes.
+
+    Attributes:
+        header_timeout_seconds: the longest wait for a request's head.
+        body_timeout_seconds: the longest wait for the rest of a body whose answer is sent, and for
+            a client that does not read its answers.
+        refuse: answers a request without the app, or returns None.
     """
 
     header_timeout_seconds: float
     body_timeout_seconds: float
+    refuse: Refuse
     _lingering: LingeringTransport
     _request_timer: asyncio.TimerHandle | None = None
     _reading_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
-    _in_hand: RequestResponseCycle | None = None
+    _running: RequestResponseCycle | None = None
     _in_message = False
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer: a client that connects has to speak."""
+        """Starts the timer of the first head."""
         self._lingering = LingeringTransport(transport, self.body_timeout_seconds)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
         self._start_request_timer(self.header_timeout_seconds)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the timer where bytes came that no request is waiting for."""
+        """Starts the timer if no running request waits for these bytes."""
         if self._lingering.lingers:
             return
         if self._in_message:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > _MOST_HEAD_BYTES:
+        if self._head_bytes > _MAX_HEAD_BYTES:
             self.send_400_response("The head of the request is too long.")
         # uvicorn types the cycle as never None, yet there is none before the first request.
         elif self.cycle is None or self.cycle.response_complete:  # type: ignore[redundant-expr]
-            self._wait_on()
+            if self._lingering.client_sends:
+                self._start_request_timer(self.body_timeout_seconds)
+            elif self._in_message or self.timeout_keep_alive_task is None:
+                self._start_request_timer(self.header_timeout_seconds)
 
     def on_message_begin(self) -> None:
-        """Notes that the client owes us a request."""
+        """Counts the bytes of the head from here."""
         self._in_message = True
-        # What came before it in these bytes, most of a body perhaps, is none of its head.
+        # Earlier bytes of the same packet, most of a body perhaps, are not counted.
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts; those behind the body are counted apart.
+        """Counts headers, and trailers apart.
 
         Raises:
             ValueError: there are too many; the parser makes it an error of its own.
         """
-        if len(self.headers) == _MOST_HEADERS:
+        if len(self.headers) == _MAX_HEADERS:
             raise ValueError("too many headers")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stops the timer: from here on the request has its own limits.
+        """Stops the timer: from here on the request has its own.
 
         Raises:
-            ValueError: too many requests wait for the one in hand.
+            ValueError: too many requests were sent ahead.
         """
         self._head_bytes = 0
         self._stop_request_timer()
-        if len(self.pipeline) == _MOST_AHEAD:
+        if len(self.pipeline) == _MAX_AHEAD:
             raise ValueError("too many requests ahead")
         self._lingering.client_sends = True
         super().on_headers_complete()
-        # What stands behind the body is no header of the request (RFC 9110, section 6.5.1).
-        self.headers = []
+        self.headers = []  # trailers go here
 
     def on_body(self, body: bytes) -> None:
-        """Takes a piece of a body; what is not body may be as long as a head."""
-        # The parser keeps a header behind the body, and copies it with each piece that comes.
+        """Restarts the count: a trailer or chunk extension may be as long as a head."""
+        # The parser buffers an unfinished one and copies it with each packet.
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Lets a connection rest whose answer was there before the body."""
+        """Starts the keep-alive timer if the answer was sent before the body had come."""
         if httptools.HttpRequestParser.should_upgrade(self.parser):
-            return  # its body is still to come: `upgrades.py`
+            return  # the body is still to come: `SteadyParser`
         self._in_message = False
         self._lingering.end_request()
         super().on_message_complete()
@@ -145,36 +269,29 @@ class ImpatientProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers; tells the request in hand."""
+        """Stops the timers and notifies the running request."""
         self._stop_request_timer()
         self._stop_reading_timer()
         self._lingering.stop()
-        if self._in_hand is not None and not self._in_hand.response_complete:
-            self._in_hand.disconnected = True
-            self._in_hand.message_event.set()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Closes as soon as the request in hand is answered."""
+        """Closes as soon as the running request is answered."""
         self._lingering.hurry()
         super().shutdown()
 
     def pause_writing(self) -> None:
-        """Starts a timer: a client has to take its answers."""
+        """Starts the timer of a client that does not read."""
         super().pause_writing()
         self._watch_reading()
 
     def resume_writing(self) -> None:
-        """Stops it."""
+        """Stops that timer."""
         self._stop_reading_timer()
         super().resume_writing()
-
-    def _wait_on(self) -> None:
-        rests = self.timeout_keep_alive_task is not None
-        if self._lingering.client_sends:
-            self._start_request_timer(self.body_timeout_seconds)
-        elif self._in_message or not rests:
-            self._start_request_timer(self.header_timeout_seconds)
 
     def _watch_reading(self) -> None:
         self._unsent_bytes = self.transport.get_write_buffer_size()
@@ -191,12 +308,6 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._reading_timer.cancel()
             self._reading_timer = None
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._in_hand = cycle
-        if cycle.scope["method"] != "HEAD":  # whose body uvicorn does not write
-            cycle.transport = cast("asyncio.Transport", HeadHolder(self._lingering))
-        super()._start_asgi_task(cycle, app)
-
     def _start_request_timer(self, seconds: float) -> None:
         if self._request_timer is None and not self.transport.is_closing():
             self._request_timer = self.loop.call_later(seconds, self._lingering.close_now)
@@ -206,27 +317,17 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._request_timer.cancel()
             self._request_timer = None
 
-
-class SheddingProtocol(ImpatientProtocol):
-    """Answers what is refused without a task and without a layer of the app.
-
-    Attributes:
-        refuse: tells what that is; set by `make_protocol`.
-    """
-
-    refuse: Refuse
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        # Who sends ahead or does not read its answers waits for its turn as everybody does: each
-        # refusal would start the next one from within, or be kept in memory.
-        waits_in_turn = self.pipeline or self.flow.write_paused
-        refusal = None if waits_in_turn else self.refuse(cycle.scope)
+        # If the client sends ahead or does not read, the app answers: each refusal would start the
+        # next one recursively, or stay in memory.
+        refusal = None if self.pipeline or self.flow.write_paused else self.refuse(cycle.scope)
         if refusal is None:
+            self._running = cycle
             super()._start_asgi_task(cycle, app)
         else:
-            self._answer(cycle, refusal)
+            self._send_refusal(cycle, refusal)
 
-    def _answer(self, cycle: RequestResponseCycle, refusal: Refusal) -> None:
+    def _send_refusal(self, cycle: RequestResponseCycle, refusal: Refusal) -> None:
         headers = [
             *self.server_state.default_headers,
             (b"content-length", b"%d" % len(refusal.body)),
@@ -237,27 +338,17 @@ class SheddingProtocol(ImpatientProtocol):
         lines = [b"%b: %b\r\n" % header for header in headers]
         self.transport.write(b"".join((STATUS_LINE[refusal.status], *lines, b"\r\n", refusal.body)))
         cycle.response_started = cycle.response_complete = True
-        cycle.on_response = _do_nothing  # else both would hold each other, as garbage
+        cycle.on_response = lambda: None  # else cycle and protocol keep each other, as garbage
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
 
-def _do_nothing() -> None:
-    """Stands for what has been called."""
-
-
-def make_protocol(settings: Settings, refuse: Refuse | None) -> type[ImpatientProtocol]:
-    """Returns the protocol for `uvicorn.Config(http=...)`, which makes one a connection.
-
-    Args:
-        settings: how long clients may take.
-        refuse: tells what is refused before the app hears of it; None for nothing.
-    """
-    patience: dict[str, object] = {
+def make_protocol(settings: Settings, refuse: Refuse | None) -> type[LimitedProtocol]:
+    """Returns the protocol class for `uvicorn.Config(http=...)`."""
+    attributes = {
         "header_timeout_seconds": settings.header_timeout_seconds,
         "body_timeout_seconds": settings.body_timeout_seconds,
+        "refuse": staticmethod(refuse or (lambda _scope: None)),
     }
-    if refuse is None:
-        return type("Protocol", (ImpatientProtocol,), patience)
-    return type("Protocol", (SheddingProtocol,), {**patience, "refuse": staticmethod(refuse)})
+    return type("Protocol", (LimitedProtocol,), attributes)

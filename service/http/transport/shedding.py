@@ -1,9 +1,7 @@
-"""Shedding: predictions that the queue has no place for are refused at their connection.
+"""Load shedding: predictions are refused at their connection while the queue is full.
 
-In: the ASGI scope of a request, as soon as its headers are there. Out: a 429, or None where the
-request goes on to the app. No task, no layer of the app and no body is begun for what is refused:
-under a flood of requests the predictions in hand are left with what the refusals do not take.
-Next: `connections.py`, which sends the answer.
+Requests that need a layer of the app (CORS, traces) or another server's connection are refused
+by `routes/door.py`, also before their bodies are read.
 """
 
 from __future__ import annotations
@@ -33,41 +31,35 @@ logger = logging.getLogger(__name__)
 
 
 class Shedder:
-    """Refuses predictions while the queue is full; counts them, and logs how many they were."""
+    """Refuses predictions while the queue is full; counts and logs the refusals."""
 
     def __init__(self, host: PipelineHost, metrics: Metrics, paths: Iterable[str]) -> None:
-        """Refuses nothing yet.
-
-        Args:
-            host: whose pipeline has the queue.
-            metrics: where refusals are counted.
-            paths: of the predictions, all of them POST.
-        """
+        """Sheds POST requests to `paths`."""
         self._host = host
         self._metrics = metrics
         self._paths = frozenset(paths)
         self._unlogged = Counter[str]()
 
     def refuse(self, scope: Mapping[str, Any]) -> Refusal | None:
-        """Returns the answer to a prediction that there is no place for; None for all else."""
+        """Returns the refusal for a request, by its ASGI scope, or None to pass it on."""
         path = scope["path"]
         if path not in self._paths or scope["method"] != "POST" or not self._host.ready:
             return None
         started = time.perf_counter()
         queue = self._host.pipeline.queue
-        if not queue.is_full or _comes_from_page(scope):
+        # A page's request may need the headers of CORS, which a layer of the app adds.
+        if not queue.is_full or any(name == b"origin" for name, _ in scope["headers"]):
             return None
-        request_id = choose_request_id(read_request_id(scope))
-        refusal = _describe(queue.make_refusal(), request_id.encode())
+        request_id = choose_request_id(read_request_id(scope)).encode()
+        retry_after = list_headers(queue.make_refusal())["Retry-After"].encode()
+        headers = [*_HEADERS, (b"retry-after", retry_after), (RAW_REQUEST_ID, request_id)]
+        refusal = Refusal(QueueFull.status, headers, _BODY % request_id)
         seconds = time.perf_counter() - started
         self._metrics.count_request("POST", path, QueueFull.status, seconds, QueueFull.code)
-        self._note(path)
-        return refusal
-
-    def _note(self, path: str) -> None:
         if not self._unlogged:
             asyncio.get_running_loop().call_later(_LOG_SECONDS, self._log)
         self._unlogged[path] += 1
+        return refusal
 
     def _log(self) -> None:
         for path, count in self._unlogged.items():
@@ -79,17 +71,3 @@ class Shedder:
             }
             logger.warning("requests refused", extra=fields)
         self._unlogged.clear()
-
-
-def _comes_from_page(scope: Mapping[str, Any]) -> bool:
-    """Whether the answer may need the headers of CORS, which a layer of the app adds."""
-    return any(name == b"origin" for name, _ in scope["headers"])
-
-
-def _describe(full: QueueFull, request_id: bytes) -> Refusal:
-    headers = [
-        *_HEADERS,
-        (b"retry-after", list_headers(full)["Retry-After"].encode()),
-        (RAW_REQUEST_ID, request_id),
-    ]
-    return Refusal(QueueFull.status, headers, _BODY % request_id)

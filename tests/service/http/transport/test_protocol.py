@@ -1,33 +1,39 @@
-"""A connection whose client does not read, and heads and bodies that come in pieces."""
+"""Clients that send slowly, too much or in pieces, do not read, or are still sending at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from service.http.transport.protocol import ImpatientProtocol, Refusal, make_protocol
+from service.http.transport.protocol import (
+    LimitedProtocol,
+    LingeringTransport,
+    Refusal,
+    Refuse,
+    make_protocol,
+)
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
 
 class FakeTransport(asyncio.Transport):
-    """Has so much left to send each time it is asked, and nothing more at the end."""
+    """Records calls; its write buffer has each of the `unsent` sizes in turn, then 0."""
 
-    def __init__(self, unsent: Iterator[int]) -> None:
+    def __init__(self, *unsent: int) -> None:
         super().__init__()
-        self.aborted = asyncio.Event()
-        self.asked_for_all = asyncio.Event()
+        self.calls: list[str] = []
         self.sent = b""
-        self.ended = False
-        self._unsent = unsent
+        self.ended = asyncio.Event()
+        self.asked_for_all = asyncio.Event()
+        self._unsent = iter(unsent)
 
     def get_write_buffer_size(self) -> int:
         size = next(self._unsent, None)
@@ -36,74 +42,116 @@ class FakeTransport(asyncio.Transport):
         return size or 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.calls.append(f"write {bytes(data).decode()}")
         self.sent += data
 
     def write_eof(self) -> None:
-        self.ended = True
-
-    def abort(self) -> None:
-        self.aborted.set()
-
-    def close(self) -> None:
-        self.aborted.set()
+        self.calls.append("write_eof")
 
     def resume_reading(self) -> None:
-        pass
+        self.calls.append("resume_reading")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        self.ended.set()
+
+    def close(self) -> None:
+        self.calls.append("close")
+        self.ended.set()
 
     def is_closing(self) -> bool:
-        return self.aborted.is_set()
+        return self.ended.is_set()
+
+    async def wait_for_end(self) -> None:
+        async with asyncio.timeout(30):
+            await self.ended.wait()
 
 
 async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Does not wait for the body."""
+    """Answers before the body has come."""
     await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
-def connect(
-    transport: FakeTransport, seconds: float = 0.01, **settings: float
-) -> ImpatientProtocol:
+def connect(transport: FakeTransport, seconds: float = 0.01, **settings: float) -> LimitedProtocol:
+    return open_protocol(transport, None, body_timeout_seconds=seconds, **settings)
+
+
+def open_protocol(
+    transport: FakeTransport, refuse: Refuse | None, **settings: float
+) -> LimitedProtocol:
     config = uvicorn.Config(answer, log_config=None)
-    kind = make_protocol(Settings(body_timeout_seconds=seconds, **settings), None)
+    kind = make_protocol(Settings(**settings), refuse)
     protocol = kind(config=config, server_state=ServerState(), app_state={})
     protocol.connection_made(transport)
     return protocol
 
 
-async def test_client_that_takes_nothing_is_left() -> None:
-    transport = FakeTransport(iter([70_000, 70_000]))
+async def answer_all(protocol: httptools_impl.HttpToolsProtocol) -> None:
+    while protocol.tasks:
+        await asyncio.wait(protocol.tasks)
+
+
+# Names of uvicorn that `protocol.py` uses or overrides; uvicorn documents none of them.
+PROTOCOL_NAMES = """
+    _start_asgi_task _unset_keepalive_if_required connection_lost connection_made cycle
+    data_received flow headers loop on_body on_header on_headers_complete on_message_begin
+    on_message_complete on_response_complete parser pause_writing pipeline resume_writing scope
+    send_400_response server_state shutdown timeout_keep_alive timeout_keep_alive_handler
+    timeout_keep_alive_task transport
+"""
+CYCLE_NAMES = """
+    disconnected keep_alive message_event on_response response_complete response_started scope
+"""
+
+
+async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
+    config = uvicorn.Config(answer, log_config=None)
+    protocol = httptools_impl.HttpToolsProtocol(config, ServerState(), {})
+    transport = FakeTransport()
+    protocol.connection_made(transport)
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    names = {"STATUS_LINE": httptools_impl, "write_paused": protocol.flow}
+    names |= dict.fromkeys(PROTOCOL_NAMES.split(), protocol)
+    names |= dict.fromkeys(CYCLE_NAMES.split(), protocol.cycle)
+    names |= {"default_headers": protocol.server_state}
+    missing = [name for name, owner in names.items() if not hasattr(owner, name)]
+    assert not missing, (
+        f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
+    )
+    await answer_all(protocol)
+
+
+async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
+    transport = FakeTransport(70_000, 70_000)
     connect(transport).pause_writing()
-    async with asyncio.timeout(30):
-        await transport.aborted.wait()
+    await transport.wait_for_end()
 
 
-async def test_client_that_takes_a_little_at_a_time_is_waited_for() -> None:
-    # Each size is asked for twice: at the end of one wait, and at the beginning of the next.
-    transport = FakeTransport(iter([70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000]))
+async def test_connection_stays_when_the_client_reads_slowly() -> None:
+    # Each size is read twice: at the end of one wait and at the beginning of the next.
+    transport = FakeTransport(70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000)
     protocol = connect(transport)
     protocol.pause_writing()
     async with asyncio.timeout(30):
         await transport.asked_for_all.wait()
-    assert not transport.aborted.is_set()
+    assert not transport.is_closing()
     protocol.resume_writing()
 
 
-async def test_client_that_has_taken_everything_may_rest() -> None:
-    transport = FakeTransport(iter([70_000]))
+async def test_connection_stays_when_the_client_has_read_everything() -> None:
+    transport = FakeTransport(70_000)
     protocol = connect(transport)
     protocol.pause_writing()
     protocol.resume_writing()
     await asyncio.sleep(0.05)
     assert not transport.asked_for_all.is_set()
-    assert not transport.aborted.is_set()
+    assert not transport.is_closing()
 
 
 async def test_refused_connection_leaves_no_garbage() -> None:
-    config = uvicorn.Config(answer, log_config=None)
-    kind = make_protocol(Settings(), lambda _scope: Refusal(429, [], b"full"))
-    protocol = kind(config=config, server_state=ServerState(), app_state={})
-    transport = FakeTransport(iter([]))
-    protocol.connection_made(transport)
+    transport = FakeTransport()
+    protocol = open_protocol(transport, lambda _scope: Refusal(429, [], b"full"))
     gone = weakref.ref(protocol)
     gc.disable()
     try:
@@ -116,13 +164,8 @@ async def test_refused_connection_leaves_no_garbage() -> None:
         gc.enable()
 
 
-async def answer_all(protocol: ImpatientProtocol) -> None:
-    while protocol.tasks:
-        await asyncio.wait(protocol.tasks)
-
-
-async def test_head_behind_a_long_body_may_come_in_pieces() -> None:
-    transport = FakeTransport(iter([]))
+async def test_head_after_a_long_body_may_come_in_pieces() -> None:
+    transport = FakeTransport()
     protocol = connect(transport)
     protocol.data_received(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
     await answer_all(protocol)
@@ -142,7 +185,7 @@ LAST_UPLOAD = UPLOAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
 async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
-    transport = FakeTransport(iter([]))
+    transport = FakeTransport()
     protocol = connect(transport, 300, header_timeout_seconds=0.01)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
@@ -154,61 +197,58 @@ async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
     await answer_all(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 2
     protocol.data_received(b"GET /")
-    async with asyncio.timeout(30):
-        await transport.aborted.wait()
+    await transport.wait_for_end()
 
 
-async def test_rest_of_a_body_that_stops_coming_is_not_waited_for() -> None:
-    transport = FakeTransport(iter([]))
+async def test_connection_is_closed_when_the_rest_of_a_body_stops() -> None:
+    transport = FakeTransport()
     protocol = connect(transport, header_timeout_seconds=300)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
     protocol.data_received(bytes(10))
-    async with asyncio.timeout(30):
-        await transport.aborted.wait()
+    await transport.wait_for_end()
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
 
 
 @pytest.mark.parametrize("rest", [bytes(10), bytes(100_000), b"no chunk\r\n\r\n"])
-async def test_last_answer_does_not_close_the_connection_of_a_client_that_is_sending(
+async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
     rest: bytes,
 ) -> None:
-    transport = FakeTransport(iter([]))
+    transport = FakeTransport()
     protocol = connect(transport, 300)
     protocol.data_received(LAST_UPLOAD + bytes(5))
     await answer_all(protocol)
-    assert transport.ended
+    assert "write_eof" in transport.calls
 
     protocol.data_received(rest)
     assert not transport.is_closing()
     assert transport.sent.count(b"HTTP/1.1 ") == 1
 
 
-async def test_last_answer_closes_the_connection_of_a_client_that_has_sent_all() -> None:
-    transport = FakeTransport(iter([]))
+async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() -> None:
+    transport = FakeTransport()
     protocol = connect(transport)
     protocol.data_received(LAST_UPLOAD + bytes(20))
     await answer_all(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
     assert transport.is_closing()
-    assert not transport.ended
+    assert "write_eof" not in transport.calls
 
 
-async def test_server_that_stops_waits_shortly_for_a_client_that_is_sending() -> None:
-    transport = FakeTransport(iter([]))
+async def test_shutdown_waits_shortly_while_the_client_sends() -> None:
+    transport = FakeTransport()
     protocol = connect(transport, 300)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
     protocol.shutdown()
-    assert transport.ended
+    assert "write_eof" in transport.calls
     assert not transport.is_closing()
-    async with asyncio.timeout(30):
-        await transport.aborted.wait()
+    await transport.wait_for_end()
 
 
 def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
     """Sends a start and pieces of 1,000 bytes, of which the last is one too many."""
-    transport = FakeTransport(iter([]))
+    transport = FakeTransport()
     protocol = connect(transport)
     protocol.data_received(start)
     for _ in range(65):
@@ -219,7 +259,7 @@ def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
 
 
 @pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"])
-async def test_head_without_end_is_refused_at_its_limit(before: bytes) -> None:
+async def test_endless_head_is_refused_at_its_limit(before: bytes) -> None:
     line = b"X-Filler: " + bytes(988).replace(b"\0", b"x") + b"\r\n"
 
     transport = send_past_the_limit(before + b"GET /b HTTP/1.1\r\nHost: x\r\n", line)
@@ -236,15 +276,15 @@ CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     [b"0\r\nX-Endless: ", b"5;extension=", b"5\r\nhello\r\n0000"],
     ids=["trailer", "extension", "length"],
 )
-async def test_what_stands_beside_a_body_without_end_is_refused_at_its_limit(start: bytes) -> None:
+async def test_endless_trailer_extension_or_length_is_refused_at_its_limit(start: bytes) -> None:
     transport = send_past_the_limit(CHUNKED + start, 1000 * b"0")
 
     assert transport.sent.endswith(b"too long.")
-    assert transport.ended
+    assert "write_eof" in transport.calls
 
 
-async def test_long_body_may_come_in_any_number_of_small_chunks() -> None:
-    transport = FakeTransport(iter([]))
+async def test_long_body_may_come_in_many_small_chunks() -> None:
+    transport = FakeTransport()
     protocol = connect(transport)
     protocol.data_received(CHUNKED)
     for _ in range(20_000):
@@ -258,8 +298,8 @@ async def test_long_body_may_come_in_any_number_of_small_chunks() -> None:
 
 
 @pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
-async def test_what_stands_behind_a_body_is_no_header(offer: bytes) -> None:
-    transport = FakeTransport(iter([]))
+async def test_trailer_is_not_a_header(offer: bytes) -> None:
+    transport = FakeTransport()
     protocol = connect(transport)
     head = CHUNKED.removesuffix(b"\r\n") + offer + b"\r\n"
     protocol.data_received(head + b"5\r\nhello\r\n0\r\nX-API-Key: someone's\r\n\r\n")
@@ -268,3 +308,70 @@ async def test_what_stands_behind_a_body_is_no_header(offer: bytes) -> None:
     assert b"x-api-key" not in names
     await answer_all(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
+
+
+def begin_request(transport: FakeTransport, linger_seconds: float = 300) -> LingeringTransport:
+    """Returns a transport whose client is sending."""
+    lingering = LingeringTransport(transport, linger_seconds)
+    lingering.client_sends = True
+    return lingering
+
+
+async def test_close_is_immediate_when_the_client_sends_nothing() -> None:
+    transport = FakeTransport()
+    lingering = begin_request(transport)
+    lingering.end_request()
+    lingering.write(b"answer")
+    lingering.close()
+    assert transport.calls == ["write answer", "close"]
+    assert not lingering.lingers
+
+
+async def test_close_lingers_until_the_request_ends() -> None:
+    transport = FakeTransport()
+    lingering = begin_request(transport)
+    lingering.write(b"answer")
+    lingering.close()
+    assert lingering.lingers
+    assert lingering.is_closing()
+    lingering.write(b"more")
+    lingering.close()
+    assert transport.calls == ["write answer", "write_eof", "resume_reading"]
+    lingering.end_request()
+    assert transport.calls[3:] == ["close"]
+    lingering.stop()
+
+
+async def test_lingering_ends_at_its_timeout() -> None:
+    transport = FakeTransport()
+    begin_request(transport, 0.01).close()
+    await transport.wait_for_end()
+    assert transport.calls[-1] == "abort"
+
+
+async def test_lingering_ends_soon_after_hurry() -> None:
+    transport = FakeTransport()
+    lingering = begin_request(transport)
+    lingering.close()
+    lingering.hurry()
+    await transport.wait_for_end()
+    assert transport.calls[-1] == "abort"
+
+
+async def test_lingering_ends_when_the_connection_is_lost() -> None:
+    transport = FakeTransport()
+    lingering = begin_request(transport, 0.01)
+    lingering.close()
+    lingering.stop()
+    await asyncio.sleep(0.05)
+    assert not transport.is_closing()
+
+
+async def test_close_now_does_not_linger() -> None:
+    transport = FakeTransport()
+    begin_request(transport).close_now()
+    assert transport.calls == ["close"]
+
+
+async def test_lingering_transport_passes_other_calls_on() -> None:
+    assert LingeringTransport(FakeTransport(5), 1).get_write_buffer_size() == 5
