@@ -73,7 +73,7 @@ class PipelineHost:
             check_variables()
             # Loading and warming up take seconds; the event loop must answer meanwhile.
             pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
-            pipeline.watchers = tuple(self.watchers)
+            pipeline.watchers.extend(self.watchers)
             await pipeline.start()
         except (StartError, BundleError) as error:
             self.failure = error

@@ -1,8 +1,4 @@
-"""Inference: what a worker does with a batch: decode what is not decoded yet, run the engine.
-
-In: the items that a worker took. Out: for each of them what the engine found, or why its photo
-cannot be used. Next: `engine.py`, which runs the graphs; `scoring.py`, which reads its logits.
-"""
+"""The work on one batch, in a worker thread: decode the remaining photos, run the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from service.errors import (
     ServiceBroken,
     without_frames,
 )
-from service.images.decode import DecodedImage, PixelArray, decode_image
+from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsAlone
 from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
@@ -31,75 +27,52 @@ from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """What waits for a worker.
+    """A photo in the queue."""
 
-    Attributes:
-        photo: a JPEG that the worker decodes, or pixels.
-        heads: the heads to run.
-        explained: whether maps will be asked for.
-    """
-
-    photo: Jpeg | DecodedImage
+    photo: Jpeg | DecodedImage  # the worker decodes a JPEG
     heads: tuple[Head, ...]
-    explained: bool
+    explained: bool  # whether the answer has maps
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a run found for one item.
-
-    Attributes:
-        image: the photo, decoded.
-        logits: float32 [L] or [N] for each head.
-        memories: float32 [S, D] for each head of an explained item, else none.
-        stages: when the photo's own decoding and its batch's stages ran.
-    """
+class Result:
+    """The engine's output for one photo."""
 
     image: DecodedImage
-    logits: tuple[LogitsArray, ...]
-    memories: tuple[NDArray[np.float32], ...]
-    stages: tuple[Stage, ...]
+    logits: tuple[LogitsArray, ...]  # [L] or [N] for each head
+    memories: tuple[NDArray[np.float32], ...]  # [S, D] for each head, if the item is explained
+    stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
 
 
 class Inference:
-    """Runs batches; `run` is called in the workers' threads.
+    """Runs batches; `run` may be called in several threads; `watchers` get every batch."""
 
-    Attributes:
-        watchers: who is told of every batch.
-    """
-
-    def __init__(self, engine: Engine, contract: InputContract, max_pixels: int) -> None:
-        """Puts the two stages together.
-
-        Args:
-            engine: runs the graphs.
-            contract: what the encoder wants.
-            max_pixels: most pixels of a photo.
-        """
-        self.watchers: tuple[Watcher, ...] = ()
+    def __init__(
+        self,
+        engine: Engine,
+        contract: InputContract,
+        max_pixels: int,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
         self._engine = engine
         self._contract = contract
         self._max_pixels = max_pixels
+        self._watchers = watchers
 
-    def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Found | Exception]:
-        """Runs one batch.
+    def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Result | Exception]:
+        """Returns for each item its result or its `ImageError`.
 
-        Args:
-            items: what to run.
-            is_alone: asked after the decoding; `batcher.py`.
-
-        Returns:
-            For each item what was found, or its `ImageError`, which costs only itself.
+        `is_alone` is called after decoding.
 
         Raises:
-            InferenceFailed: the engine failed on the batch.
-            ServiceBroken: the engine fails on everything.
+            InferenceFailed: the engine failed on this batch.
+            ServiceBroken: the engine fails on every batch.
         """
         decoded = [self._decode(item) for item in items]
         good = [(item, *each) for item, each in zip(items, decoded, strict=True)
                 if not isinstance(each, ImageError)]  # fmt: skip
-        found = iter(self._infer(good, is_alone)) if good else iter(())
-        return [each if isinstance(each, ImageError) else next(found) for each in decoded]
+        results = iter(self._infer(good, is_alone)) if good else iter(())
+        return [each if isinstance(each, ImageError) else next(results) for each in decoded]
 
     def _decode(self, item: Item) -> tuple[DecodedImage, list[Stage]] | ImageError:
         if isinstance(item.photo, DecodedImage):
@@ -113,8 +86,9 @@ class Inference:
 
     def _infer(
         self, photos: Sequence[tuple[Item, DecodedImage, list[Stage]]], is_alone: IsAlone
-    ) -> list[Found]:
-        pixels = _stack([image.pixels for _, image, _ in photos])
+    ) -> list[Result]:
+        images = [image.pixels for _, image, _ in photos]
+        pixels = np.stack(images) if len(images) > 1 else images[0][np.newaxis]  # not copied
         heads = [item.heads for item, _, _ in photos]
         explained = [row for row, (item, _, _) in enumerate(photos) if item.explained]
         started = time.perf_counter()
@@ -125,15 +99,15 @@ class Inference:
                 self._check_engine(failure)
                 raise
         seconds = time.perf_counter() - started
-        for watcher in self.watchers:
+        for watcher in self._watchers:
             watcher.saw_batch(len(photos), seconds)
         return [
-            Found(image, row.logits, row.memories, (*decoding, *stages))
+            Result(image, row.logits, row.memories, (*decoding, *stages))
             for (_, image, decoding), row in zip(photos, rows, strict=True)
         ]
 
     def _check_engine(self, failure: InferenceFailed) -> None:
-        """Tells a batch that failed from a GPU that is lost to this process for good."""
+        """Raises `ServiceBroken` if the engine cannot run at all, as after the loss of a GPU."""
         if isinstance(failure, OutOfMemory):
             return
         try:
@@ -141,9 +115,4 @@ class Inference:
         except OutOfMemory:
             return
         except InferenceFailed as error:
-            raise ServiceBroken("the engine runs nothing any more") from error
-
-
-def _stack(images: Sequence[PixelArray]) -> PixelArray:
-    """Returns images as a batch; a lone one is not copied."""
-    return images[0][np.newaxis] if len(images) == 1 else np.stack(images)
+            raise ServiceBroken("the engine fails on every batch") from error

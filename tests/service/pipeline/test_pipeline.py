@@ -162,7 +162,7 @@ async def test_watcher_is_told_of_every_batch_and_of_the_stages_of_every_photo(
     pipeline: Pipeline, file_format: str, stages: list[str]
 ) -> None:
     recorder = Recorder()
-    pipeline.watchers = (recorder,)
+    pipeline.watchers.append(recorder)
     photos = [make_photo(seed, file_format) for seed in range(6)]
     await asyncio.gather(*(predict(pipeline, photo) for photo in photos))
     with pytest.raises(InvalidImage):
@@ -175,7 +175,7 @@ async def test_pixels_get_the_labels_of_their_photo_without_being_decoded(
     pipeline: Pipeline,
 ) -> None:
     recorder = Recorder()
-    pipeline.watchers = (recorder,)
+    pipeline.watchers.append(recorder)
     image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
     prediction = await pipeline.predict(image, await pipeline.select(ALL))
     scores = {label.label: label.score for label in prediction.labels}
@@ -197,7 +197,7 @@ async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipel
 async def test_clients_at_the_same_time_get_what_they_would_get_alone(pipeline: Pipeline) -> None:
     alone = [await predict_scores(pipeline, seed) for seed in range(20)]
     recorder = Recorder()
-    pipeline.watchers = (recorder,)
+    pipeline.watchers.append(recorder)
 
     together = await asyncio.gather(*(predict_scores(pipeline, seed) for seed in range(20)))
 
@@ -324,7 +324,7 @@ async def test_rate_of_draining_is_that_of_the_answers(
 async def test_event_loop_goes_on_while_large_sets_are_looked_through(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_module, "_LABELS_AT_ONCE", len(TINY_LABELS))
+    monkeypatch.setattr(pipeline_module, "_MAX_INLINE_LABELS", len(TINY_LABELS))
     gate = Gate(monkeypatch, pipeline_module, "select_labels")
     async with running(open_bundle, label_store="memory") as pipeline:
         zoo = Definition("zoo", ("yak", "newt"), (None, None), (None, None))

@@ -18,7 +18,7 @@ from service.errors import (
     TooManyPixels,
 )
 from service.images.decode import DecodedImage, decode_image
-from service.pipeline.worker import Found, Inference, Item
+from service.pipeline.worker import Inference, Item, Result
 from service.scheduling.stages import Stage
 from tests.support.photos import make_photo
 
@@ -57,7 +57,7 @@ def make_item(photo: bytes | DecodedImage) -> Item:
     return Item(photo, (None,), explained=False)
 
 
-def run(inference: Inference, *photos: bytes | DecodedImage) -> list[Found | Exception]:
+def run(inference: Inference, *photos: bytes | DecodedImage) -> list[Result | Exception]:
     return inference.run([make_item(photo) for photo in photos], lambda: False)
 
 
@@ -65,23 +65,25 @@ def test_file_and_pixels_of_a_photo_get_the_same_logits(
     inference: Inference, decoded: DecodedImage
 ) -> None:
     from_file, from_pixels = run(inference, make_photo(1), decoded)
-    assert isinstance(from_file, Found)
-    assert isinstance(from_pixels, Found)
+    assert isinstance(from_file, Result)
+    assert isinstance(from_pixels, Result)
     np.testing.assert_array_equal(from_file.logits[0], from_pixels.logits[0])
     assert (from_file.image.width, from_file.image.height) == (48, 32)
     assert [stage.name for stage in from_file.stages] == ["decode", "encode", "head"]
     assert [stage.name for stage in from_pixels.stages] == ["encode", "head"]
 
 
-def test_bad_photos_cost_only_themselves(inference: Inference, decoded: DecodedImage) -> None:
+def test_bad_photos_cost_only_themselves(
+    engine: Engine, tiny_bundle: Bundle, decoded: DecodedImage
+) -> None:
     recorder = Recorder()
-    inference.watchers = (recorder,)
+    inference = Inference(engine, tiny_bundle.card.input, MAX_PIXELS, [recorder])
     huge = make_photo(2, width=49)
     found = run(inference, b"junk", make_photo(1), huge, decoded)
-    assert [type(each) for each in found] == [InvalidImage, Found, TooManyPixels, Found]
+    assert [type(each) for each in found] == [InvalidImage, Result, TooManyPixels, Result]
     assert recorder.batches == [2]
     (good,) = run(inference, decoded)
-    assert isinstance(good, Found)
+    assert isinstance(good, Result)
 
 
 def test_engine_is_not_run_without_a_photo(
@@ -91,7 +93,7 @@ def test_engine_is_not_run_without_a_photo(
         patch.setattr(engine, "run", None)
         (found,) = run(inference, b"junk")
     assert isinstance(found, InvalidImage)
-    assert isinstance(run(inference, decoded)[0], Found)
+    assert isinstance(run(inference, decoded)[0], Result)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -134,7 +136,7 @@ def test_engine_without_memory_is_not_tried_out(
         with pytest.raises(OutOfMemory):
             run(inference, make_photo(1))
     assert failures.left == [later]
-    assert isinstance(run(inference, make_photo(1))[0], Found)
+    assert isinstance(run(inference, make_photo(1))[0], Result)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +162,4 @@ def test_failure_costs_the_batch_and_an_engine_that_fails_on_anything_ends_the_s
             run(inference, b"junk", make_photo(1))
     assert type(caught.value) is raised
     assert failures.left == []
-    assert isinstance(run(inference, make_photo(1))[0], Found)
+    assert isinstance(run(inference, make_photo(1))[0], Result)
