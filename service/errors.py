@@ -47,6 +47,10 @@ class ServiceError(Exception):
     detail: str | None = None
     retry_after_seconds: float | None = None
 
+    def describe(self) -> str:
+        """Returns all that a client may read, as one line."""
+        return ". ".join(filter(None, (self.title, self.detail)))
+
 
 class RequestError(ServiceError):
     """The request is invalid; no image was decoded. Its message is its `detail`."""
@@ -240,13 +244,7 @@ class UnknownModel(RequestError):
 
 
 class ImageError(ServiceError):
-    """The image cannot be used.
-
-    Attributes:
-        place: which of several images it is: `Photo 2 of 3`.
-    """
-
-    place: str | None = None
+    """The image cannot be used."""
 
 
 class InvalidImage(ImageError):

@@ -40,7 +40,14 @@ from service.cli.questions import (
     TopK,
     make_question,
 )
-from service.errors import BundleError, ServiceBroken, ServiceError, StartError, StoreError
+from service.errors import (
+    BundleError,
+    InvalidParameters,
+    ServiceBroken,
+    ServiceError,
+    StartError,
+    StoreError,
+)
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
@@ -103,11 +110,9 @@ def main() -> None:
     except OSError as error:  # of stdout, mostly: a full disk
         _fail(error.strerror or str(error))
     except ServiceError as error:
-        from service.http.responses.problems import describe_problem
-
-        problem = describe_problem(error)
-        values = [f"{value.name}: {value.reason}" for value in problem.errors or ()]
-        _fail("; ".join(values) or ": ".join(filter(None, (problem.title, problem.detail))))
+        values = error.values if isinstance(error, InvalidParameters) else ()
+        reasons = [f"{value.name}: {value.reason}" for value in values]
+        _fail("; ".join(reasons) or ": ".join(filter(None, (error.title, error.detail))))
     raise SystemExit(code if isinstance(code, int) else 0)
 
 

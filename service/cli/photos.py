@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
-from service.http.responses.problems import describe_failure
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
@@ -85,4 +84,4 @@ async def _label_photo(pipeline: Pipeline, path: Path, selection: Selection) -> 
     except OSError as error:
         return LabelledPhoto(path, None, error.strerror or "cannot be read")
     except (ImageError, BusyError, InferenceFailed) as error:
-        return LabelledPhoto(path, None, describe_failure(error))
+        return LabelledPhoto(path, None, error.describe())

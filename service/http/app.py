@@ -16,8 +16,8 @@ from service.errors import StartError
 from service.http.host import PipelineHost
 from service.http.open_inference import routes as open_inference
 from service.http.requests.budget import HoldBodies, open_budget
-from service.http.responses.handlers import add_problem_handlers
 from service.http.responses.openapi import DocumentedApp
+from service.http.responses.problems import add_problem_handlers
 from service.http.routes import health, info, labels, metrics, page, predict
 from service.http.routes.door import Door
 from service.http.security.browsers import PageGuard, read_origins

@@ -17,7 +17,6 @@ from typing import Any
 from service.cli.bulk.parts import Record
 from service.cli.bulk.photos import PhotoStore
 from service.errors import ImageError
-from service.http.responses.problems import describe_failure
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -94,7 +93,7 @@ async def _tag_photo(
         _log.error("%s was not read: %s", name, error)
         return None
     except ImageError as error:
-        return _record(name, error=describe_failure(error))
+        return _record(name, error=error.describe())
 
 
 def _record(name: str, found: Prediction | None = None, error: str | None = None) -> Record:

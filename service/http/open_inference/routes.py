@@ -32,8 +32,8 @@ from service.http.open_inference.request import (
 )
 from service.http.requests.disconnects import finish_or_leave
 from service.http.requests.uploads import BYTES, JSON, read_body
-from service.http.responses.open_inference import PREFIX, document_errors
 from service.http.responses.openapi import document_answer, document_tensors
+from service.http.responses.problems import PREFIX, document_errors
 from service.http.routes.dependencies import Host
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT
@@ -192,5 +192,6 @@ async def _score_one(
         return await pipeline.predict(asked.photos[index], selection, deadline)
     except errors.ImageError as error:
         if len(asked.photos) > 1:
-            error.place = f"Photo {index + 1} of {len(asked.photos)}"
+            place = f"Photo {index + 1} of {len(asked.photos)}."
+            error.detail = " ".join(filter(None, (place, error.detail)))
         raise

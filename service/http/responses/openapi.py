@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from service.http.requests.multipart import FormShape
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
-from service.http.responses.handlers import PROBLEM_JSON
-from service.http.responses.problems import ErrorType, describe_type, document_headers
+from service.http.responses.problems import PROBLEM_JSON, ErrorType, describe_type, document_headers
 from service.labels.question import Question
 
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}

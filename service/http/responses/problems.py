@@ -1,23 +1,52 @@
-"""Errors as RFC 9457 problem details: what a client reads of an exception."""
+"""Answers errors with RFC 9457 problems; below `/v2`, in the Open Inference Protocol's shape."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Match
 
-from service.errors import ImageError, InvalidParameters, ServiceError
+from service.errors import (
+    InvalidParameters,
+    MethodNotAllowed,
+    RequestError,
+    RouteNotFound,
+    ServiceError,
+    list_values,
+)
+
+PROBLEM_JSON = "application/problem+json"
+PREFIX = "/v2"
 
 ErrorType = type[ServiceError]
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
+    HTTPStatus.NOT_FOUND: RouteNotFound,
+    HTTPStatus.METHOD_NOT_ALLOWED: MethodNotAllowed,
+}
+# The protocol has 400 for everything that is invalid in a request.
+_BAD_REQUESTS = frozenset(
+    {HTTPStatus.CONFLICT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
 _HEADERS = {
     "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
     "WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}},
 }
+
+logger = logging.getLogger(__name__)
 
 
 class ProblemValue(BaseModel):
@@ -56,10 +85,11 @@ class Problem(BaseModel):
         default=None, description="As in `X-Request-ID`.", examples=["6f1c0ab2"]
     )
 
-    @property
-    def sentences(self) -> str:
-        """The title, and the detail if there is one."""
-        return ". ".join(filter(None, (self.title, self.detail)))
+
+class ErrorAnswer(BaseModel):
+    """Every error of `/v2`."""
+
+    error: str = Field(examples=["The tensors are not valid. Input 'imag' is unknown."])
 
 
 def describe_type(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:
@@ -73,22 +103,13 @@ def describe_type(error: ServiceError | ErrorType, request_id: str | None = None
     )
 
 
-def describe_problem(error: Exception, request_id: str | None = None) -> Problem:
-    """Returns what a client may read of an error; an unknown error is an internal error."""
-    if not isinstance(error, ServiceError):
-        return describe_type(ServiceError, request_id)
+def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
+    """Returns what a client may read of an error."""
     problem = describe_type(error, request_id)
     problem.detail = error.detail
-    if isinstance(error, ImageError) and error.place is not None:
-        problem.detail = " ".join(filter(None, (f"{error.place}.", error.detail)))
     if isinstance(error, InvalidParameters):
         problem.errors = [ProblemValue(**asdict(value)) for value in error.values]
     return problem
-
-
-def describe_failure(error: Exception) -> str:
-    """Returns what a client may read of an error, as one line."""
-    return describe_problem(error).sentences
 
 
 def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:
@@ -108,3 +129,90 @@ def document_headers(errors: Iterable[ErrorType]) -> dict[str, Any]:
     sent = {name for error in errors for name in list_headers(error)}
     headers = {name: described for name, described in _HEADERS.items() if name in sent}
     return {"headers": headers} if headers else {}
+
+
+def document_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` of a route below `/v2`."""
+    by_status: dict[int, list[ErrorType]] = defaultdict(list)
+    for error in errors:
+        by_status[_find_status(error.status)].append(error)
+    return {
+        int(status): {
+            "model": ErrorAnswer,
+            "description": "; ".join(error.title for error in group),
+            **document_headers(group),
+        }
+        for status, group in sorted(by_status.items())
+    }
+
+
+def _find_status(status: int) -> int:
+    return HTTPStatus.BAD_REQUEST if status in _BAD_REQUESTS else status
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Makes `app` answer every error of ours and of the framework with a problem."""
+    app.add_exception_handler(ServiceError, _answer_service_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+
+
+def answer_error(request: Request, error: ServiceError) -> JSONResponse:
+    """Returns the answer to an error, and logs the error if its status is 500."""
+    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s", error.code, exc_info=error)
+    return _answer(request, error)
+
+
+def answer_unexpected(request: Request) -> JSONResponse:
+    """Returns the 500 of an unexpected error; logs nothing."""
+    return _answer(request, ServiceError())
+
+
+async def _answer_service_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServiceError)
+    return answer_error(request, error)
+
+
+async def _answer_validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return answer_error(request, InvalidParameters(list_values(error.errors())))
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    known = _FRAMEWORK_ERRORS.get(error.status_code)
+    if known is not None:
+        response = answer_error(request, known())
+    else:
+        unknown = ServiceError()
+        unknown.status, unknown.title = error.status_code, HTTPStatus(error.status_code).phrase
+        unknown.code = unknown.title.lower().replace(" ", "_")
+        response = _answer(request, unknown)
+    response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_list_methods(request))
+    return response
+
+
+def _list_methods(request: Request) -> list[str]:
+    """Returns the methods of a path; the framework knows those of its first route alone."""
+    routes = request.app.router.routes
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
+        )
+    ]
+
+
+def _answer(request: Request, error: ServiceError) -> JSONResponse:
+    request.state.problem = error.code  # for the log and the metrics
+    headers = list_headers(error)
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if f"{path}/".startswith(f"{PREFIX}/"):
+        return JSONResponse({"error": error.describe()}, _find_status(error.status), headers)
+    request_id: str | None = request.scope.get("state", {}).get("request_id")
+    content = describe_problem(error, request_id).model_dump(exclude_none=True)
+    return JSONResponse(content, error.status, headers, PROBLEM_JSON)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import ServiceError
 from service.http.host import PipelineHost
-from service.http.responses.handlers import answer_error
+from service.http.responses.problems import answer_error
 
 
 class Door:

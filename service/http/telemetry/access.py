@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Draining
 from service.http.host import PipelineHost
-from service.http.responses.handlers import answer_error, answer_unexpected
+from service.http.responses.problems import answer_error, answer_unexpected
 from service.http.telemetry.logs import request_id_of
 from service.http.telemetry.metrics import CLIENT_LEFT, Metrics
 

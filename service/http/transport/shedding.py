@@ -15,8 +15,7 @@ from typing import Any
 
 from service.errors import QueueFull
 from service.http.host import PipelineHost
-from service.http.responses.handlers import PROBLEM_JSON
-from service.http.responses.problems import describe_type, list_headers
+from service.http.responses.problems import PROBLEM_JSON, describe_type, list_headers
 from service.http.security.browsers import EVERYWHERE
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics

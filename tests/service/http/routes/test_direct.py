@@ -6,7 +6,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
-from service.http.responses.handlers import add_problem_handlers
+from service.http.responses.problems import add_problem_handlers
 from service.http.routes.direct import DirectRoute
 from service.http.security.keys import ADMINISTRATE, PREDICT, KeyRing
 from service.http.security.rates import LIMITED

@@ -116,9 +116,7 @@ async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
     names |= dict.fromkeys(CYCLE_NAMES.split(), protocol.cycle)
     names |= {"default_headers": protocol.server_state}
     missing = [name for name, owner in names.items() if not hasattr(owner, name)]
-    assert not missing, (
-        f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
-    )
+    assert not missing, f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
     await answer_all(protocol)
 
 
