@@ -1,8 +1,6 @@
-"""Schemas: the shape of every answer, as JSON and in the OpenAPI document.
+"""The shape of every good answer, as pydantic models.
 
-In: what the pipeline and the bundle hold. Out: pydantic models, made by the functions at
-the end; those of predictions only describe what `prediction_json.py` writes. Errors are
-`problems.Problem`.
+Models of predictions only document what `prediction_json.py` writes.
 """
 
 from __future__ import annotations
@@ -24,26 +22,20 @@ from service.http.responses.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
 from service.pipeline.pipeline import Pipeline
 
-_LABEL_SET = (
-    "What the labels are from. Names and versions of several sets are joined by `+`, in the order "
-    "of `label_sets`."
-)
-_LABEL_SETS = "Each set that the labels are from; candidate labels come first."
-
 
 class _Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True, protected_namespaces=())
 
 
 class NameAndVersion(_Answer):
-    """What made an answer, exactly."""
+    """A model or label set."""
 
     name: str = Field(examples=["ml-decoder-lite0"])
     version: str = Field(examples=["1.0.0"])
 
 
 class ImageSize(_Answer):
-    """Size of an image after its EXIF orientation was applied, pixels."""
+    """Size of the upright image, pixels."""
 
     width: int = Field(examples=[640])
     height: int = Field(examples=[480])
@@ -65,19 +57,19 @@ class ScoredLabelAnswer(_Answer):
     map: list[list[float]] | None = Field(
         default=None,
         description="With `explain`: where in the image the label was found, rows from the top, "
-        "0 to 1. The largest value is 1; all are 0 where no part speaks for the label.",
+        "0 to 1. The largest value is 1; all are 0 if no part shows the label.",
         examples=[None],
     )
     overlay: str | None = Field(
         default=None,
         description="With `explain=overlay`: the map as a data URL of a PNG with the image's "
-        "proportions, to be laid over it.",
+        "proportions, to lay over it.",
         examples=[None],
     )
 
 
 class TimingsAnswer(_Answer):
-    """Where the time went, milliseconds."""
+    """Times, milliseconds."""
 
     decode_ms: float = Field(examples=[4.1])
     queue_ms: float = Field(examples=[0.2])
@@ -99,28 +91,28 @@ class ImageFailure(_Answer):
     error: Problem
 
 
-class PredictAnswer(_Answer):
-    """Answer of `/predict`."""
-
+class _RequestAnswer(_Answer):
     model: NameAndVersion
-    label_set: NameAndVersion = Field(description=_LABEL_SET)
-    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
-    image: ImageSize
-    labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
-    timings: TimingsAnswer
+    label_set: NameAndVersion = Field(
+        description="Source of the labels. Names and versions of several sets are joined by `+`, "
+        "in the order of `label_sets`."
+    )
+    label_sets: list[NameAndVersion] = Field(
+        description="Each set that the labels are from; candidate labels come first."
+    )
     request_id: str = Field(description="As in the header `X-Request-ID`.")
 
 
-class BatchAnswer(_Answer):
+class PredictAnswer(ImageAnswer, _RequestAnswer):
+    """Answer of `/predict`."""
+
+
+class BatchAnswer(_RequestAnswer):
     """Answer of `/predict/batch`."""
 
-    model: NameAndVersion
-    label_set: NameAndVersion = Field(description=_LABEL_SET)
-    label_sets: list[NameAndVersion] = Field(description=_LABEL_SETS)
     results: list[ImageAnswer | ImageFailure] = Field(
         description="One entry for each image, in their order."
     )
-    request_id: str = Field(description="As in the header `X-Request-ID`.")
 
 
 class LabelSetSummary(_Answer):
@@ -128,10 +120,10 @@ class LabelSetSummary(_Answer):
 
     name: str = Field(examples=["pets"])
     version: str = Field(
-        description="Changes with the content; a growing number where `origin` is `store`.",
+        description="Changes with the content; a growing number if `origin` is `store`.",
         examples=["7"],
     )
-    origin: Origin = Field(description="Where the set is from.", examples=["store"])
+    origin: Origin = Field(description="Source of the set.", examples=["store"])
     read_only: bool = Field(description="Whether it cannot be replaced or deleted.")
     num_labels: int = Field(examples=[2])
 
@@ -140,11 +132,11 @@ class RegisteredLabel(_Answer):
     """One label of a set."""
 
     name: str = Field(examples=["red panda"])
-    prompt: str | None = Field(description="Text that was encoded instead of the name.")
+    prompt: str | None = Field(description="Text encoded instead of the name.")
     threshold: float = Field(ge=0, le=1, examples=[0.4])
     calibrated: bool = Field(description="Whether `threshold` is the label's own.")
     own_embedding: bool = Field(
-        description="Whether it came with an embedding, which is not told, and not with a text."
+        description="Whether it came with an embedding instead of a text; embeddings are not shown."
     )
 
 
@@ -167,7 +159,7 @@ class HealthAnswer(_Answer):
 
 
 class RuntimeAnswer(_Answer):
-    """What really runs the model, which `auto` settings chose."""
+    """What runs the model, after `auto` settings are resolved."""
 
     device: Device
     provider: str = Field(
@@ -185,12 +177,16 @@ class HeadAnswer(_Answer):
 
 
 class EmbeddingSpaceAnswer(_Answer):
-    """The embeddings that the open head takes."""
+    """The embeddings that fit the open head."""
 
     encoder: str = Field(examples=["all-MiniLM-L6-v2"])
     width: int = Field(description="Values of an embedding.", examples=[384])
-    template: str = Field(description="What is encoded of a name.", examples=["a photo of a {}"])
-    fingerprint: str = Field(description="Identifies the space; embeddings of another do not fit.")
+    template: str = Field(
+        description="Text made of a name, to encode.", examples=["a photo of a {}"]
+    )
+    fingerprint: str = Field(
+        description="Identifies the space; embeddings of another space do not fit."
+    )
 
 
 class OpenHeadAnswer(_Answer):
@@ -198,20 +194,20 @@ class OpenHeadAnswer(_Answer):
 
     kind: str = Field(examples=["ml_decoder"])
     embedding_space: EmbeddingSpaceAnswer
-    threshold: float | None = Field(description="Of labels without one of their own.")
-    encodes_text: bool = Field(description="Whether a label needs no more than a name.")
+    threshold: float | None = Field(description="Threshold of labels without their own.")
+    encodes_text: bool = Field(description="Whether a name is enough for a label.")
     maps: bool = Field(description="Whether `explain` works for open labels.")
 
 
 class InfoAnswer(_Answer):
-    """Answer of `/info`: the model card of the bundle that is served."""
+    """Answer of `/info`: the bundle's model card."""
 
     model: NameAndVersion
     license: str = Field(examples=["Apache-2.0"])
     provenance: Provenance
     input: InputContract
-    head: HeadAnswer | None = Field(description="None where there are no trained labels.")
-    open_head: OpenHeadAnswer | None = Field(description="None where labels cannot be added.")
+    head: HeadAnswer | None = Field(description="None if there are no trained labels.")
+    open_head: OpenHeadAnswer | None = Field(description="None if labels cannot be added.")
     labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
     metrics: list[Metric]
     runtime: RuntimeAnswer
@@ -254,38 +250,28 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
 
 
 def answer_info(pipeline: Pipeline) -> InfoAnswer:
-    """Returns the model card of the bundle that the pipeline serves."""
-    card = pipeline.bundle.card
+    """Returns the model card of the pipeline's bundle."""
+    card, encoding = pipeline.bundle.card, pipeline.catalogue.encoding
+    head, open_head = None, None
+    if card.trained_head is not None:
+        trained, maps = card.trained_head, pipeline.explainer.knows_trained
+        head = HeadAnswer(kind=trained.kind, activation=trained.activation, maps=maps)
+    if encoding is not None:
+        open_head = OpenHeadAnswer(
+            kind=encoding.head.kind,
+            embedding_space=EmbeddingSpaceAnswer.model_validate(encoding.head.embedding_space),
+            threshold=encoding.head.threshold,
+            encodes_text=encoding.encodes_text,
+            maps=pipeline.explainer.knows_open,
+        )
     return InfoAnswer(
-        model=NameAndVersion(name=card.name, version=card.version),
+        model=NameAndVersion.model_validate(card),
         license=card.license,
         provenance=card.provenance,
         input=card.input,
-        head=_answer_head(pipeline),
-        open_head=_answer_open_head(pipeline),
+        head=head,
+        open_head=open_head,
         labels=list(pipeline.bundle.labels),
         metrics=list(card.metrics),
         runtime=RuntimeAnswer.model_validate(pipeline.engine),
-    )
-
-
-def _answer_head(pipeline: Pipeline) -> HeadAnswer | None:
-    head = pipeline.bundle.card.trained_head
-    if head is None:
-        return None
-    maps = pipeline.explainer.knows_trained
-    return HeadAnswer(kind=head.kind, activation=head.activation, maps=maps)
-
-
-def _answer_open_head(pipeline: Pipeline) -> OpenHeadAnswer | None:
-    encoding = pipeline.catalogue.encoding
-    if encoding is None:
-        return None
-    space = encoding.head.embedding_space
-    return OpenHeadAnswer(
-        kind=encoding.head.kind,
-        embedding_space=EmbeddingSpaceAnswer.model_validate(space),
-        threshold=encoding.head.threshold,
-        encodes_text=encoding.encodes_text,
-        maps=pipeline.explainer.knows_open,
     )
