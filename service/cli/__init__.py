@@ -1,1 +1,1 @@
-"""The command line: `commands.py` has the commands, the rest is how they read and write."""
+"""The command line: `commands.py` defines the commands; each imports what it needs when it runs."""

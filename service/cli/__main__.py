@@ -1,32 +1,24 @@
-"""The entry: `python -m service`, the same as the command `ml-decoder`.
-
-In: the command line. Out: its exit code. Next: `cli/commands.py`.
-"""
+"""Entry of `ml-decoder`, `python -m service` and `python -m service.cli`."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
-from service.cli.importing import importing_for_good
-
 
 def main() -> None:
-    """Imports the commands and runs the one that is asked for."""
-    _end_on_sigterm()
-    with importing_for_good():
-        from service.cli.commands import main as run
-    run()
-
-
-def _end_on_sigterm() -> None:
-    """Lets SIGTERM end the first process of a container too, with the code of any other.
-
-    Linux spares it signals that it has no handler for, and the server's own comes only after the
-    imports, which take seconds.
-    """
+    """Runs the command line."""
     if os.getpid() == 1:
+        # Linux ignores SIGTERM for the first process of a container unless it has a handler. The
+        # server installs its own only after seconds of imports.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    gc.disable()  # imports leave no garbage, and looking for it takes a tenth of their time
+    from service.cli.commands import main as run
+
+    gc.freeze()
+    gc.enable()
+    run()
 
 
 if __name__ == "__main__":

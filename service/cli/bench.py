@@ -1,27 +1,22 @@
-"""Bench: a small load generator: photos against a running service, figures back.
+"""`ml-decoder bench`: sends photos to a running service and measures rate and latencies.
 
-In: an address, photos, how many clients, how long. Out: a `Load`: answers a second, latencies,
-errors by kind. Each client sends its next photo when it has the answer to the last, so the service
-sets the pace. The clients take processor time of their own: on the service's machine they slow it.
+Each client sends its next photo after the answer to its last. On the service's machine the clients
+compete with it for the CPU.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from ml_decoder_client import (
-    AsyncClient,
-    ClientError,
-    Question,
-    ServiceProblem,
-    UnreadableAnswer,
-)
-from service.cli.load import Load
+import numpy as np
+
+from ml_decoder_client import AsyncClient, ClientError, Question, ServiceProblem, UnreadableAnswer
 from service.errors import StartError
 
 SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"
@@ -32,12 +27,10 @@ class Plan:
     """What to send.
 
     Attributes:
-        url: address of the service.
         photos: contents of image files, sent in turn; client i begins with photo i.
-        clients: how many send at once.
-        seconds: how long new photos are sent; the last answers are waited for.
-        api_key: sent with every request.
-        label_sets: asked for; none asks for the service's default.
+        clients: requests in flight.
+        seconds: for how long requests are started.
+        label_sets: none means the service's default.
     """
 
     url: str
@@ -48,26 +41,59 @@ class Plan:
     label_sets: Sequence[str] = ()
 
 
+@dataclass
+class Load:
+    """Measurements of one run.
+
+    Attributes:
+        seconds: duration.
+        latencies_ms: of each success, from the request to its answer.
+        errors: number of errors by code.
+    """
+
+    seconds: float = 0.0
+    latencies_ms: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def describe(self) -> dict[str, object]:
+        """Returns rate, latencies and errors as JSON values."""
+        quantiles = {
+            f"p{round(100 * share)}_ms": round(float(np.quantile(self.latencies_ms, share)), 2)
+            for share in (0.5, 0.95, 0.99)
+            if self.latencies_ms
+        }
+        return {
+            "seconds": round(self.seconds, 2),
+            "answers": len(self.latencies_ms),
+            "answers_per_second": round(len(self.latencies_ms) / self.seconds, 2),
+            **quantiles,
+            "errors": dict(self.errors),
+        }
+
+
 def run_bench(plan: Plan) -> Load:
-    """Sends photos for a while and returns the figures.
+    """Runs the plan after one request that is not counted.
 
     Raises:
-        StartError: the address, the key or a label set is none, or the first photo, which is not
-            counted, was not answered.
+        StartError: an argument is invalid, or this first request failed.
     """
     try:
-        return asyncio.run(_measure_load(plan))
+        client = AsyncClient(plan.url, api_key=plan.api_key, retries=0, connections=plan.clients)
+    except ValueError as error:
+        raise StartError(str(error)) from error
+    try:
+        return asyncio.run(_measure_load(client, plan))
     except UnicodeEncodeError as error:
         raise StartError(f"invalid label set name {error.object!a}") from error
     except ClientError as error:
         raise StartError(str(error)) from error
 
 
-async def _measure_load(plan: Plan) -> Load:
+async def _measure_load(client: AsyncClient, plan: Plan) -> Load:
     load = Load()
     question: Question = {"label_set": list(plan.label_sets)} if plan.label_sets else {}
-    async with _open_client(plan) as service:
-        await service.predict(plan.photos[0], **question)
+    async with client:
+        await client.predict(plan.photos[0], **question)
         started = time.perf_counter()
 
         async def send(first: int) -> None:
@@ -76,7 +102,7 @@ async def _measure_load(plan: Plan) -> Load:
                 if sent - started >= plan.seconds:
                     return
                 try:
-                    await service.predict(photo, **question)
+                    await client.predict(photo, **question)
                     load.latencies_ms.append((time.perf_counter() - sent) * 1000)
                 except ClientError as error:
                     load.errors[_name(error)] += 1
@@ -84,13 +110,6 @@ async def _measure_load(plan: Plan) -> Load:
         await asyncio.gather(*(send(i) for i in range(plan.clients)))
         load.seconds = time.perf_counter() - started
     return load
-
-
-def _open_client(plan: Plan) -> AsyncClient:
-    try:
-        return AsyncClient(plan.url, api_key=plan.api_key, retries=0, connections=plan.clients)
-    except ValueError as error:
-        raise StartError(str(error)) from error
 
 
 def _name(error: ClientError) -> str:

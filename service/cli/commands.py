@@ -1,20 +1,19 @@
-"""The command line: `ml-decoder serve`, `predict`, `bulk`, `labels`, `info`, `export` and `bench`.
+"""The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`.
 
-In: arguments and `ML_DECODER_*` variables. Out: text for people, JSON lines or CSV for
-programs, and an exit code: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke. A command
-imports what it needs when it is asked for, so that `--help` is there at once and `serve` soon.
-Next: `serving.py`, `predicting.py`, `bulk.py`, `labels.py`, `bench.py`.
+Exit codes: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke while it ran.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -22,24 +21,13 @@ from service.cli import labels
 from service.cli.bulk.command import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
 from service.cli.console import (
     Format,
-    dump_bundle,
+    accept_all_file_names,
+    describe_bundle,
     show_bundle,
     show_load,
-    write_every_name,
     write_json,
 )
-from service.cli.importing import importing_for_good
-from service.cli.options import add_setting_flags
-from service.cli.paths import find_given_photos, read_path
-from service.cli.questions import (
-    CandidateLabels,
-    Exclude,
-    Include,
-    LabelSets,
-    Threshold,
-    TopK,
-    make_question,
-)
+from service.cli.options import add_flags, read_path
 from service.errors import (
     BundleError,
     InvalidParameters,
@@ -51,16 +39,18 @@ from service.errors import (
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
+if TYPE_CHECKING:
+    from service.labels.question import Question
+
 EXIT_CANNOT_START = 2
 EXIT_BROKE = 3
 
-# The settings that matter where there is no server.
 _PREDICT_SETTINGS = (
     *("bundle", "device", "precision", "intra_op_threads", "max_pixels"),
     *("label_store", "label_sets", "default_label_set"),
 )
 
-_EPILOG = """Exit codes: 0 done, 1 some photo has no labels, 2 cannot start as asked.
+_EPILOG = """Exit codes: 0 done, 1 some photo has no labels, 2 cannot start as configured.
 
 --install-completion makes the shell complete commands and flags."""
 
@@ -90,39 +80,39 @@ def show_help(
 
 
 def main() -> None:
-    """Runs the command line; an error that a person can mend is one line on stderr."""
-    write_every_name()
+    """Runs the command line; an expected error is one line on stderr."""
+    accept_all_file_names()
     try:
-        # Not standalone: typer would draw a box of several lines around an error.
+        # Standalone, typer would draw a box around errors.
         code = app(prog_name="ml-decoder", standalone_mode=False)
     except typer.TyperException as error:
-        _fail(f"{error.format_message()} (--help tells more)")
+        _fail(f"{error.format_message()} (see --help)")
     except typer.Abort:
         _fail("stopped")
     except (StartError, BundleError, StoreError) as error:
         _fail(str(error))
     except ServiceBroken as error:
-        _tell(str(error))
+        _write_error(str(error))
         sys.stderr.flush()
-        os._exit(EXIT_BROKE)  # Python's own end might wait for a GPU that hangs
+        os._exit(EXIT_BROKE)  # Python's own exit could wait for a hanging GPU
     except ModuleNotFoundError as error:
         _fail(_name_extra(error))
-    except OSError as error:  # of stdout, mostly: a full disk
+    except OSError as error:  # mostly of stdout: a full disk
         _fail(error.strerror or str(error))
     except ServiceError as error:
-        values = error.values if isinstance(error, InvalidParameters) else ()
-        reasons = [f"{value.name}: {value.reason}" for value in values]
-        _fail("; ".join(reasons) or ": ".join(filter(None, (error.title, error.detail))))
+        _fail(_describe(error))
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def serve(settings: Settings) -> None:
-    """Answer predictions over HTTP until SIGTERM or Ctrl+C; the address shows a page for people.
+    """Serve predictions over HTTP until SIGTERM or Ctrl+C, and a playground for browsers.
 
     ml-decoder serve --bundle bundles/my-model --port 8000
     """
-    with importing_for_good():
-        from service.cli.serve import serve_model
+    gc.disable()  # as in `__main__`
+    from service.cli.serve import serve_model
+
+    gc.enable()
     serve_model(settings)
 
 
@@ -138,19 +128,14 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
             show_default=False,
         ),
     ],
-    top_k: TopK = None,
-    threshold: Threshold = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    label_set: LabelSets = None,
-    candidate_label: CandidateLabels = None,
+    question: Question,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Write pictures of where each label was found.")
+        bool, typer.Option("--explain", help="Write pictures that show where each label is.")
     ] = False,
     output: Annotated[
         Format,
         typer.Option(
-            "--format", help="A table a photo, a JSON object a photo, or a CSV row a label."
+            "--format", help="A table per photo, a JSON object per photo, or a CSV row per label."
         ),
     ] = Format.TABLE,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -163,18 +148,11 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     from service.cli.predict import predict_photos
 
-    question = make_question(
-        top_k=top_k,
-        threshold=threshold,
-        include=include,
-        exclude=exclude,
-        label_set=label_set,
-        candidate_labels=candidate_label,
-        explain="overlay" if explain else None,
-    )
+    if explain:
+        question = question.model_copy(update={"explain": "overlay"})
     configure_logs("error")
     chosen = Format.JSON if as_json else output
-    if not asyncio.run(predict_photos(find_given_photos(photos), question, settings, chosen)):
+    if not asyncio.run(predict_photos(_find_photos(photos), question, settings, chosen)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -197,7 +175,7 @@ def info(
     verified = load_bundle(bundle)
     read_bundle_sets(verified)
     if as_json:
-        write_json(dump_bundle(verified))
+        write_json(describe_bundle(verified))
     else:
         show_bundle(verified)
 
@@ -206,7 +184,7 @@ def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `--help` shows the options of `python -m export`."""
     if any(importlib.util.find_spec(module) is None for module in ("torch", "onnx", "export")):
         raise StartError("export needs torch and onnx: pip install 'ml-decoder-serve[export]'")
-    # Run by name: the service itself must not import what needs torch.
+    # By name: the service must not import modules that need torch.
     sys.argv = ["ml-decoder export", *context.args]
     runpy.run_module("export", run_name="__main__", alter_sys=True)
 
@@ -217,15 +195,15 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
         list[Path] | None,
         typer.Argument(
             metavar="PHOTO",
-            help="Image files or folders; none: a sample.",
+            help="Image files or folders; a sample by default.",
             parser=read_path,
             show_default=False,
         ),
     ] = None,
     url: Annotated[str, typer.Option(help="Address of the service.")] = "http://localhost:8000",
-    clients: Annotated[int, typer.Option(min=1, max=1000, help="How many send at once.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="How long.")] = 10.0,
-    label_set: Annotated[list[str] | None, typer.Option(help="Ask for this; repeatable.")] = None,
+    clients: Annotated[int, typer.Option(min=1, max=1000, help="Concurrent requests.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Duration.")] = 10.0,
+    label_set: Annotated[list[str] | None, typer.Option(help="Label set; repeatable.")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="ML_DECODER_API_KEY", help="Sent with every request.")
     ] = None,
@@ -237,40 +215,54 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     """
     if importlib.util.find_spec("ml_decoder_client") is None:
         raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
-    from service.cli.bench import SAMPLE, Plan, run_bench  # which needs the client
+    from service.cli.bench import SAMPLE, Plan, run_bench
 
     try:
-        contents = [path.read_bytes() for path in find_given_photos(photos or [SAMPLE])]
+        contents = [path.read_bytes() for path in _find_photos(photos or [SAMPLE])]
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     load = run_bench(Plan(url, contents, clients, seconds, api_key, label_set or ()))
     if as_json:
-        write_json(load.dump())
+        write_json(load.describe())
     else:
         show_load(load)
 
 
+def _find_photos(paths: Sequence[Path]) -> list[Path]:
+    from service.images.folders import describe_left_out, find_photos
+
+    found, left_out = find_photos(paths)
+    if left_out:
+        sys.stderr.write(f"{describe_left_out(left_out)}\n")
+    return found
+
+
 def _name_extra(error: ModuleNotFoundError) -> str:
-    """Tells what brings ONNX Runtime; of two packages one has it, so that neither is required."""
     if error.name != "onnxruntime":
         raise error
     return "ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
 
 
+def _describe(error: ServiceError) -> str:
+    values = error.values if isinstance(error, InvalidParameters) else ()
+    reasons = [f"{value.name}: {value.reason}" for value in values]
+    return "; ".join(reasons) or ": ".join(filter(None, (error.title, error.detail)))
+
+
 def _fail(reason: str) -> NoReturn:
-    _tell(reason)
+    _write_error(reason)
     raise SystemExit(EXIT_CANNOT_START)
 
 
-def _tell(reason: str) -> None:
+def _write_error(reason: str) -> None:
     sys.stderr.write(f"ml-decoder: {' '.join(reason.split())}\n")
 
 
 _PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command()(add_setting_flags(serve))
-app.command()(add_setting_flags(predict, _PREDICT_SETTINGS))
-app.command()(add_setting_flags(bulk, BULK_SETTINGS))
+app.command()(add_flags(serve))
+app.command()(add_flags(predict, _PREDICT_SETTINGS))
+app.command()(add_flags(bulk, BULK_SETTINGS))
 app.add_typer(labels.app, name="labels")
 app.command()(info)
 app.command(context_settings=_PASS_ON, add_help_option=False)(export)

@@ -1,8 +1,4 @@
-"""The console: what was found, as tables for people or JSON and CSV for programs.
-
-In: a `LabelledPhoto`, a `Bundle`, a label set or a `Load`. Out: lines on stdout; progress and
-failures go to stderr.
-"""
+"""Results on stdout, as tables or as JSON and CSV; progress and failures on stderr."""
 
 from __future__ import annotations
 
@@ -13,20 +9,26 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from service.bundle.card import Device
 
-# Whoever has one of these to show has imported it; `--help` waits for none of them.
+# Imported by the commands that have one to show; `--help` needs none.
 if TYPE_CHECKING:
     from service.bundle.card import Label
     from service.bundle.reader import Bundle
-    from service.cli.load import Load
+    from service.cli.bench import Load
     from service.cli.photos import LabelledPhoto
     from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
@@ -36,18 +38,18 @@ _LEGEND = Text("* not the label's own threshold", "dim")
 
 
 class Format(StrEnum):
-    """How `predict` writes what it found."""
+    """Output formats of `predict`."""
 
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
 
 
-def write_every_name() -> None:
-    """Makes stdout take names of files that its encoding cannot spell.
+def accept_all_file_names() -> None:
+    """Makes stdout accept file names that its encoding cannot represent.
 
-    Bytes that are no UTF-8 are written as they are, as `ls` does; in another encoding, what it has
-    no letter for is spelled out. Else one such name would end a run of thousands of photos.
+    UTF-8 writes their bytes unchanged, as `ls` does; other encodings write escapes. Otherwise one
+    such name would end a run of thousands of photos.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         is_utf8 = sys.stdout.encoding.lower() == "utf-8"
@@ -60,17 +62,16 @@ def write_json(record: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def dump_photo(photo: LabelledPhoto) -> dict[str, Any]:
+def describe_photo(photo: LabelledPhoto) -> dict[str, Any]:
     """Returns a photo's labels, or its failure, as JSON values."""
-    record: dict[str, Any] = {"photo": str(photo.path)}
     if photo.prediction is None:
-        return record | {"error": photo.failure}
-    return record | photo.prediction.describe(map(str, photo.overlays))
+        return {"photo": str(photo.path), "error": photo.failure}
+    return {"photo": str(photo.path), **photo.prediction.describe(map(str, photo.overlays))}
 
 
 def show_photo(photo: LabelledPhoto) -> None:
     """Shows a photo's labels as a table; a failure goes to stderr."""
-    # `Text` keeps rich from reading markup into file names and labels.
+    # `Text`, because rich reads markup in plain strings.
     if photo.prediction is None:
         failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
         Console(stderr=True).print(failure, soft_wrap=True)
@@ -83,7 +84,7 @@ def show_photo(photo: LabelledPhoto) -> None:
         own = "" if label.calibrated else " *"
         table.add_row(Text(label.label), f"{label.score:.3f}", f"{label.threshold:.3f}{own}")
     console = Console()
-    # Not as the title: that is broken into lines of the table's width, most paths are longer.
+    # A title would be wrapped to the table's width.
     console.print(Text(str(photo.path), "bold"), soft_wrap=True)
     console.print(table)
     if not all(label.calibrated for label in photo.prediction.labels):
@@ -96,42 +97,54 @@ def write_csv_head() -> None:
 
 
 def write_csv(photo: LabelledPhoto) -> None:
-    """Writes a row for each label of a photo; one without labels gets a row that says why."""
+    """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
-    if photo.prediction is None:
-        _write_row((path, "", "", "", "", "", photo.failure))
-        return
-    for label in photo.prediction.labels:
+    labels = () if photo.prediction is None else photo.prediction.labels
+    for label in labels:
         own = "true" if label.calibrated else "false"
         score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
         _write_row((path, label.label, score, threshold, label.source, own, ""))
-    if not photo.prediction.labels:
-        _write_row((path, "", "", "", "", "", ""))
+    if not labels:
+        _write_row((path, "", "", "", "", "", photo.failure))
     sys.stdout.flush()
 
 
 @contextmanager
-def show_progress(total: int) -> Iterator[Callable[[], None]]:
-    """Shows a bar on stderr where a person watches; yields what is to be called at each step."""
+def show_progress(*, results_on_stdout: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar on stderr if it is a terminal; yields a function of photos done and in total.
+
+    Args:
+        results_on_stdout: hides the bar if stdout is a terminal too, where results show progress.
+    """
     console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # Where stdout is the same terminal, the results themselves show how far it is.
-    hidden = not console.is_terminal or sys.stdout.isatty()
-    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
-        task = progress.add_task("photos", total=total)
-        yield lambda: progress.advance(task)
+    columns = (
+        *(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")),
+        TimeRemainingColumn(),
+    )
+    hidden = not console.is_terminal or (results_on_stdout and sys.stdout.isatty())
+    with Progress(
+        *columns, console=console, disable=hidden, transient=results_on_stdout
+    ) as progress:
+        task = progress.add_task("", total=None, speed="")
+
+        def report(done: int, total: int) -> None:
+            speed = progress.tasks[0].speed
+            text = "" if speed is None else f"{speed:.0f} photos/s"
+            progress.update(task, completed=done, total=total, speed=text)
+
+        yield report
 
 
 def show_load(load: Load) -> None:
-    """Shows the figures of a run of `bench`."""
-    table = Table(show_header=False)
-    for name, value in load.dump().items():
-        text = json.dumps(value) if isinstance(value, dict) else str(value)
-        table.add_row(name.replace("_", " "), Text(text, justify="right"))
-    Console().print(table)
+    """Shows the measurements of `bench`."""
+    values = {
+        name.replace("_", " "): json.dumps(value) if isinstance(value, dict) else str(value)
+        for name, value in load.describe().items()
+    }
+    _show_pairs(values, justify="right")
 
 
-def dump_bundle(bundle: Bundle) -> dict[str, Any]:
+def describe_bundle(bundle: Bundle) -> dict[str, Any]:
     """Returns a bundle's model card and labels as JSON values."""
     return {
         **bundle.card.model_dump(mode="json"),
@@ -143,12 +156,35 @@ def dump_bundle(bundle: Bundle) -> dict[str, Any]:
 
 def show_bundle(bundle: Bundle) -> None:
     """Shows a bundle's model card and labels as tables."""
-    console = Console()
-    console.print(_card_table(bundle))
-    console.print(_label_table(bundle))
+    card = bundle.card
+    trained, opened = card.trained_head, card.open_head
+    size = f"{card.input.width} x {card.input.height} pixels"
+    defaults = _find_defaults(bundle)
+    if defaults["openvino"] == "fp32":
+        defaults["openvino"] = "fp32 (bf16 where the processor has it)"
+    values = {
+        "name": card.name,
+        "version": card.version,
+        "licence": card.license,
+        "backbone": card.provenance.backbone,
+        "training data": card.provenance.training_data,
+        "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
+        "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
+        "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
+        "precisions": ", ".join(bundle.precisions()),
+        "default precision": ", ".join(f"{device} {name}" for device, name in defaults.items()),
+    }
+    for metric in card.metrics:
+        measured = f"{metric.value:.2f} ({metric.dataset}, {metric.images} images)"
+        values[f"{metric.name} {metric.precision}"] = measured
+    _show_pairs(values)
+    table = Table("label", "threshold", "precision", "recall", "positives")
+    for label in bundle.labels:
+        table.add_row(Text(label.name), *_format_calibration(label))
+    Console().print(table)
 
 
-def dump_label_set(labels: LabelSet) -> dict[str, Any]:
+def describe_label_set(labels: LabelSet) -> dict[str, Any]:
     """Returns a label set, without its labels, as JSON values."""
     return {
         "name": labels.name,
@@ -162,13 +198,12 @@ def show_label_sets(sets: Sequence[LabelSet]) -> None:
     """Shows label sets as a table."""
     table = Table("name", "version", "origin", "labels")
     for labels in sets:
-        row = (labels.name, labels.version, labels.origin, str(len(labels.names)))
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(str(value)) for value in describe_label_set(labels).values()))
     Console().print(table)
 
 
 def show_calibration(name: str, found: Mapping[str, OperatingPoint]) -> None:
-    """Shows the thresholds that labels of a set got."""
+    """Shows the new thresholds of a label set."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     for label, point in found.items():
         shares = (point.threshold, point.precision, point.recall)
@@ -180,49 +215,17 @@ def _write_row(values: Sequence[str | None]) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerow(values)
 
 
-def _card_table(bundle: Bundle) -> Table:
-    card = bundle.card
-    trained, opened = card.trained_head, card.open_head
-    size = f"{card.input.width} x {card.input.height} pixels"
-    rows = {
-        "name": card.name,
-        "version": card.version,
-        "licence": card.license,
-        "backbone": card.provenance.backbone,
-        "training data": card.provenance.training_data,
-        "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
-        "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
-        "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
-        "precisions": ", ".join(bundle.precisions()),
-        "default precision": _format_defaults(bundle),
-    }
-    for metric in card.metrics:
-        where = f"{metric.dataset}, {metric.images} images"
-        rows[f"{metric.name} {metric.precision}"] = f"{metric.value:.2f} ({where})"
+def _show_pairs(values: Mapping[str, str], justify: Literal["left", "right"] = "left") -> None:
     table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(Text(name), Text(value))
-    return table
+    for name, value in values.items():
+        table.add_row(Text(name), Text(value, justify=justify))
+    Console().print(table)
 
 
 def _find_defaults(bundle: Bundle) -> dict[str, str]:
-    """Returns the variant that `auto` means on each device, be it here or not."""
+    """Returns the variant that `auto` means on each device."""
     devices: tuple[Device, ...] = get_args(Device)
     return {device: bundle.default_precision(device) for device in devices}
-
-
-def _format_defaults(bundle: Bundle) -> str:
-    defaults = _find_defaults(bundle)
-    if defaults["openvino"] == "fp32":
-        defaults["openvino"] = "fp32 (bf16 where the processor has it)"
-    return ", ".join(f"{device} {precision}" for device, precision in defaults.items())
-
-
-def _label_table(bundle: Bundle) -> Table:
-    table = Table("label", "threshold", "precision", "recall", "positives")
-    for label in bundle.labels:
-        table.add_row(Text(label.name), *_format_calibration(label))
-    return table
 
 
 def _format_calibration(label: Label) -> tuple[str, ...]:

@@ -1,27 +1,35 @@
-"""Label sets on the command line: `ml-decoder labels add`, `list`, `remove`, `calibrate`.
+"""`ml-decoder labels`: the label store without a server.
 
-In: arguments and settings. Out: the label store, changed; a service that runs on the same store
-sees it within its `label_poll_seconds`. Next: `label_store.py`, `calibrating.py`.
+A service on the same store sees changes within its `label_poll_seconds`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from pydantic import ValidationError
 
-from service.cli.console import dump_label_set, show_calibration, show_label_sets, write_json
-from service.cli.options import add_setting_flags
-from service.cli.paths import read_path
+from service.cli.console import (
+    describe_label_set,
+    show_calibration,
+    show_label_sets,
+    write_json,
+)
+from service.cli.options import add_flags, read_path
 from service.errors import LabelSetChanged, LabelSetExists, StartError
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
 
 if TYPE_CHECKING:
+    from service.labels.catalogue import Catalogue
+    from service.labels.definition import Definition
     from service.labels.label_set import LabelSet
+
+ResultT = TypeVar("ResultT")
 
 _STORE_SETTINGS = (
     *("bundle", "label_store", "label_sets", "intra_op_threads"),
@@ -34,13 +42,13 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def show_help(context: typer.Context) -> None:
-    """Label sets of your own, in the label store."""
+    """Your own label sets, in the label store."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 Name = Annotated[str, typer.Argument(help="Name of the label set.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a set.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per set.")]
 
 
 def add(  # noqa: PLR0913 - a command has a parameter for each flag
@@ -57,12 +65,10 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a label set; a running service on the same store has it soon (label_poll_seconds).
+    """Register a label set; a service on the same store has it within label_poll_seconds.
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """
-    from service.cli.label_store import add_set, define_set
-
     try:
         added = add_set(settings, define_set(name, label, file), replace=replace)
     except LabelSetExists as error:
@@ -72,16 +78,18 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
 
 def list_sets(*, settings: Settings, as_json: AsJson = False) -> None:
     """List the label sets of the model, the bundle, the folder and the store."""
-    from service.cli.label_store import load_sets
 
-    _show(load_sets(settings), as_json)
+    async def load(catalogue: Catalogue) -> tuple[LabelSet, ...]:
+        await catalogue.start()
+        await catalogue.refresh()  # raises if the store fails; a service starts without it
+        return catalogue.list_sets()
+
+    _show(_run(settings, load), as_json)
 
 
 def remove(*, settings: Settings, name: Name) -> None:
     """Delete a label set from the store."""
-    from service.cli.label_store import remove_set
-
-    remove_set(settings, name)
+    _run(settings, lambda catalogue: catalogue.delete(name))
 
 
 def calibrate(
@@ -118,15 +126,63 @@ def calibrate(
         show_calibration(name, found)
 
 
+def define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
+    """Returns the definition of a set from the names of its labels or from a file.
+
+    Raises:
+        StartError: both or none are given, or they are invalid.
+    """
+    from service.bundle.card import format_first_error
+    from service.labels.definition import LabelSetRecord, define_label_set
+    from service.labels.files import read_label_set_file
+
+    if bool(names) == (file is not None):
+        raise StartError("labels add takes either --label or --file")
+    if file is not None:
+        return read_label_set_file(file, name)
+    try:
+        return define_label_set(LabelSetRecord.model_validate({"name": name, "labels": names}))
+    except ValidationError as error:
+        raise StartError(format_first_error(error)) from error
+
+
+def add_set(settings: Settings, definition: Definition, *, replace: bool) -> LabelSet:
+    """Registers a set and returns it; `replace` lets it replace a set of its name."""
+
+    async def write(catalogue: Catalogue) -> LabelSet:
+        register = catalogue.replace if replace else catalogue.register
+        return (await register(definition))[0]
+
+    return _run(settings, write)
+
+
+def _run(settings: Settings, work: Callable[[Catalogue], Awaitable[ResultT]]) -> ResultT:
+    from service.bundle.reader import load_bundle
+    from service.labels.opening import open_catalogue
+    from service.pipeline.loading import open_encoders
+
+    configure_logs("error")
+    bundle = load_bundle(settings.bundle)
+    catalogue = open_catalogue(settings, bundle, open_encoders(settings, bundle))
+
+    async def run() -> ResultT:
+        try:
+            return await work(catalogue)
+        finally:
+            await catalogue.stop()
+
+    return asyncio.run(run())
+
+
 def _show(sets: Sequence[LabelSet], as_json: bool) -> None:
     if not as_json:
         show_label_sets(sets)
         return
     for labels in sets:
-        write_json(dump_label_set(labels))
+        write_json(describe_label_set(labels))
 
 
-app.command()(add_setting_flags(add, _STORE_SETTINGS))
-app.command("list")(add_setting_flags(list_sets, _STORE_SETTINGS))
-app.command()(add_setting_flags(remove, _STORE_SETTINGS))
-app.command()(add_setting_flags(calibrate, _CALIBRATE_SETTINGS))
+app.command()(add_flags(add, _STORE_SETTINGS))
+app.command("list")(add_flags(list_sets, _STORE_SETTINGS))
+app.command()(add_flags(remove, _STORE_SETTINGS))
+app.command()(add_flags(calibrate, _CALIBRATE_SETTINGS))

@@ -1,16 +1,12 @@
-"""Flags: the settings as command line flags, made from `Settings` so that none drifts.
-
-In: a command that takes `Settings`. Out: the same command for typer, with one flag for
-each setting. A flag wins over its environment variable, which wins over the default; the
-checking is `Settings`' own, the same for all three. Next: `commands.py`.
-"""
+"""Flags that commands share: one for each setting and one for each field of a question."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
@@ -19,39 +15,64 @@ from pydantic.fields import FieldInfo
 from service.errors import StartError
 from service.settings import Settings
 
-_PANEL = "Settings"
+if TYPE_CHECKING:
+    from service.labels.question import Question
+
+_Texts = list[str] | None
+_QUESTION_FLAGS: dict[str, Any] = {
+    "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
+    "threshold": Annotated[
+        str | None,
+        typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or: calibrated."),
+    ],
+    "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
+    "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
+    "label_set": Annotated[_Texts, typer.Option(help="Labels of this set; repeatable.")],
+    "candidate_labels": Annotated[
+        _Texts, typer.Option("--candidate-label", help="A label for this run only; repeatable.")
+    ],
+}
 
 
-def add_setting_flags(
-    command: Callable[..., None], names: Sequence[str] | None = None
+def add_flags(
+    command: Callable[..., None], settings: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Replaces a command's parameter `settings` by one flag for each setting.
+    """Replaces the parameters `settings` and `question` of a command by flags.
+
+    A flag takes precedence over its environment variable.
 
     Args:
-        command: a function with a keyword parameter `settings: Settings`.
-        names: the settings that get a flag; None means all of them.
+        command: a function with keyword parameters `settings: Settings` and, if it needs one,
+            `question: Question`.
+        settings: the settings that get a flag; None means all.
     """
-    chosen = list(Settings.model_fields) if names is None else list(names)
-    own = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.name != "settings"
-    ]
+    chosen = list(Settings.model_fields) if settings is None else list(settings)
+    parameters: list[inspect.Parameter] = []
+    # Any value for `Question`, which `--help` does not import.
+    signature = inspect.signature(command, eval_str=True, locals={"Question": object})
+    for parameter in signature.parameters.values():
+        if parameter.name == "question":
+            parameters += [_make_parameter(name, flag) for name, flag in _QUESTION_FLAGS.items()]
+        elif parameter.name != "settings":
+            parameters.append(parameter)
+    parameters += [_make_parameter(name, _make_setting_flag(name)) for name in chosen]
 
     @functools.wraps(command)
-    def with_flags(**values: str | None) -> None:
+    def with_flags(**values: object) -> None:
         given = {name: values.pop(name) for name in chosen}
+        if "question" in command.__annotations__:
+            asked = {name: values.pop(name) for name in _QUESTION_FLAGS}
+            values["question"] = _make_question(asked)
         command(settings=_read_settings(given), **values)
 
-    flags = [_make_flag(name, Settings.model_fields[name]) for name in chosen]
-    # typer reads a command's signature, so this is where the flags are declared.
-    with_flags.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+    # typer reads the flags from the signature.
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
 
 
 def name_flag(setting: str) -> str:
-    """Returns the flag of a setting: `max_pixels` is `--max-pixels`."""
+    """Returns the flag of a setting: `--max-pixels` for `max_pixels`."""
     return f"--{setting.replace('_', '-')}"
 
 
@@ -60,9 +81,31 @@ def name_variable(setting: str) -> str:
     return f"{Settings.model_config['env_prefix']}{setting}".upper()
 
 
+def read_path(text: str) -> Path:
+    """Returns the path; raises typer.BadParameter if the text is empty."""
+    return Path(refuse_empty(text))
+
+
+def refuse_empty(text: str) -> str:
+    """Returns the text; raises typer.BadParameter if it is empty.
+
+    Unset shell variables leave empty texts, which `Path` takes for the current folder.
+    """
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return text
+
+
+def _make_question(asked: Mapping[str, object]) -> Question:
+    from service.labels.question import check_question
+
+    given = {name: value for name, value in asked.items() if value not in (None, [])}
+    return check_question(given, "command line")
+
+
 def _read_settings(given: dict[str, Any]) -> Settings:
     empty = [name for name, text in given.items() if text == ""]
-    if empty:  # an unset variable of a shell: as a host it would mean every interface
+    if empty:  # an unset variable of a shell; an empty host would mean every interface
         raise StartError(f"{name_flag(empty[0])} is empty")
     try:
         return Settings(**{name: text for name, text in given.items() if text is not None})
@@ -72,21 +115,22 @@ def _read_settings(given: dict[str, Any]) -> Settings:
         raise StartError(f"{name_flag(name)} or {name_variable(name)}: {first['msg']}") from error
 
 
-def _make_flag(name: str, info: FieldInfo) -> inspect.Parameter:
-    # Flags are texts: `Settings` converts and checks them, as it does with variables.
+def _make_parameter(name: str, annotation: Any) -> inspect.Parameter:  # noqa: ANN401 - a type
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _make_setting_flag(name: str) -> Any:  # noqa: ANN401 - a type
+    # Text: `Settings` converts and checks it, as it does with variables.
+    info = Settings.model_fields[name]
     option = typer.Option(
         name_flag(name),
         help=f"{info.description} Variable: {name_variable(name)}.",
         metavar=_describe_type(info),
         show_default=False,
-        rich_help_panel=_PANEL,
+        rich_help_panel="Settings",
     )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, option],
-    )
+    return Annotated[str | None, option]
 
 
 def _describe_type(info: FieldInfo) -> str:

@@ -1,8 +1,4 @@
-"""Photos: files on disk -> labels, through the service's pipeline but without a server.
-
-In: paths and a `Question`. Out: one `LabelledPhoto` for each path, in order. A photo that
-cannot be used costs only itself. Next: `console.py`, which shows them.
-"""
+"""Photos on disk through the service's pipeline, without a server."""
 
 from __future__ import annotations
 
@@ -20,19 +16,16 @@ from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
-# Enough to keep every core and the next batch busy, few enough to stay small in memory.
-_PHOTOS_AT_ONCE = 16
+# Keeps every core and the next batch busy.
+_MAX_CONCURRENCY = 16
 
 
 @dataclass(frozen=True)
 class LabelledPhoto:
-    """What came of one photo: a prediction, or a sentence that says why there is none.
+    """Either a prediction or the reason why there is none.
 
     Attributes:
-        path: the photo.
-        prediction: None where there is none.
-        failure: why not.
-        overlays: pictures of where the labels were found, of the first labels in their order.
+        overlays: pictures that show where the first labels are, in the order of the labels.
     """
 
     path: Path
@@ -44,13 +37,7 @@ class LabelledPhoto:
 async def label_photos(
     paths: Sequence[Path], question: Question, settings: Settings
 ) -> AsyncGenerator[LabelledPhoto]:
-    """Labels photos and yields them in order, each as soon as it is there.
-
-    Raises:
-        StartError: the pipeline cannot start as configured.
-        BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the question does not fit the label sets.
-    """
+    """Opens a pipeline and yields the photos in order, as soon as they are labelled."""
     pipeline = open_pipeline(settings)
     await pipeline.start()
     try:
@@ -64,13 +51,9 @@ async def label_photos(
 async def label_with(
     pipeline: Pipeline, paths: Sequence[Path], question: Question
 ) -> AsyncGenerator[LabelledPhoto]:
-    """Labels photos with a pipeline that has been started, in order.
-
-    Raises:
-        ServiceError: the question does not fit the label sets.
-    """
+    """Yields the photos in order, labelled by a pipeline that was started."""
     selection = await pipeline.select(question)
-    at_once = min(_PHOTOS_AT_ONCE, pipeline.settings.queue_size)
+    at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
     works = (_label_photo(pipeline, path, selection) for path in paths)
     async with aclosing(run_in_order(works, at_once)) as labelled:
         async for photo in labelled:

@@ -1,57 +1,104 @@
-"""Predicting on the command line: `ml-decoder predict`.
-
-In: photos and a `Question`. Out: their labels on stdout, as a table, JSON or CSV, each photo as
-soon as it is there. Next: `photos.py`, which labels them.
-"""
+"""`ml-decoder predict`: labels on stdout, and with `--explain` pictures beside the photos."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
+from PIL import Image
+
+from service.bundle.card import InputContract
 from service.cli.console import (
     Format,
-    dump_photo,
+    describe_photo,
     show_photo,
     show_progress,
     write_csv,
     write_csv_head,
     write_json,
 )
-from service.cli.overlays import write_overlays
-from service.cli.photos import label_photos
+from service.cli.photos import LabelledPhoto, label_photos
+from service.errors import ImageError
+from service.images.decode import decode_image
+from service.images.formats import name_overlay
 from service.labels.question import Question
+from service.pipeline.prediction import Prediction
 from service.settings import Settings
+
+_MAX_OVERLAY_SIDE = 1024
 
 
 async def predict_photos(
-    photos: list[Path], question: Question, settings: Settings, output: Format
+    photos: Sequence[Path], question: Question, settings: Settings, output: Format
 ) -> bool:
-    """Writes the labels of photos; returns whether all of them could be used.
+    """Writes the labels of photos; returns whether all of them have labels.
 
     Raises:
         StartError: the pipeline cannot start as configured.
-        BundleError: the bundle is absent, damaged or inconsistent.
+        BundleError: the bundle is missing, damaged or inconsistent.
         ServiceError: the question does not fit the label sets.
     """
     write = {
         Format.TABLE: show_photo,
-        Format.JSON: lambda photo: write_json(dump_photo(photo)),
+        Format.JSON: lambda photo: write_json(describe_photo(photo)),
         Format.CSV: write_csv,
     }[output]
-    complete, begun = True, False
-    with show_progress(len(photos)) as advance:
-        # Closed in any case: a model that still runs when Python ends would end it with SIGABRT.
+    done, complete = 0, True
+    with show_progress(results_on_stdout=True) as report:
+        report(done, len(photos))
+        # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
         async with aclosing(label_photos(photos, question, settings)) as labelled:
             async for found in labelled:
                 photo = found
                 if question.explain:
                     photo = await asyncio.to_thread(write_overlays, found)
-                if output is Format.CSV and not begun:
-                    write_csv_head()  # not before the start, which may fail
-                begun = True
+                if output is Format.CSV and not done:
+                    write_csv_head()  # only after the start, which may fail
                 write(photo)
-                advance()
+                done += 1
+                report(done, len(photos))
                 complete = complete and photo.failure is None
     return complete
+
+
+def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
+    """Writes `dog.jpg.map-1-cat.jpg` and so on beside `dog.jpg`, best label first.
+
+    Returns:
+        The photo with the paths, or with the reason why they cannot be written.
+    """
+    if photo.prediction is None:
+        return photo
+    try:
+        return replace(photo, overlays=tuple(_draw(photo.path, photo.prediction)))
+    except OSError as error:
+        reason = error.strerror or "the pictures cannot be made"
+    except ImageError:
+        reason = "the photo has changed"
+    return LabelledPhoto(photo.path, None, f"its maps cannot be written: {reason}")
+
+
+def _draw(path: Path, prediction: Prediction) -> Iterator[Path]:
+    # Turned and flattened as the model sees it.
+    shrink = min(1.0, _MAX_OVERLAY_SIDE / max(prediction.width, prediction.height))
+    contract = InputContract(
+        width=max(1, round(prediction.width * shrink)),
+        height=max(1, round(prediction.height * shrink)),
+        resize_mode="squash",
+        interpolation="bicubic",
+    )
+    max_pixels = prediction.width * prediction.height
+    decoded = decode_image(path.read_bytes(), contract, max_pixels=max_pixels)
+    upright = Image.fromarray(decoded.pixels).convert("RGBA")
+    found = zip(prediction.labels, prediction.explanations, strict=False)
+    for rank, (label, explanation) in enumerate(found, start=1):
+        assert explanation.overlay is not None
+        with Image.open(io.BytesIO(explanation.overlay)) as overlay:
+            layer = overlay.convert("RGBA").resize(upright.size, Image.Resampling.BICUBIC)
+        target = path.with_name(name_overlay(path.name, rank, label.label))
+        Image.alpha_composite(upright, layer).convert("RGB").save(target, quality=90)
+        yield target

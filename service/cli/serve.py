@@ -1,14 +1,11 @@
-"""Serving: the graphs open while the server is imported.
-
-In: settings. Out: a server that answers until SIGTERM. Next: `http/server.py`.
-"""
+"""`ml-decoder serve`: opens the graphs while it imports the server."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-from service.cli.importing import importing_for_good
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
@@ -18,31 +15,25 @@ from service.settings import Settings
 def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
-
-    Args:
-        settings: what to serve, and where.
-        open_graphs: opens the graphs of the bundle.
+    """Serves until SIGTERM or Ctrl+C.
 
     Raises:
         StartError: the service cannot start as configured.
-        BundleError: the bundle is absent, damaged or inconsistent.
+        BundleError: the bundle is missing, damaged or inconsistent.
         ServiceBroken: it broke while it ran.
     """
     configure_logs(settings.log_level, settings.log_format)
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         opening = opener.submit(open_graphs, settings)
-        # Only here: to import SQLAlchemy and FastAPI takes as long as to open the graphs, which
-        # needs little Python.
-        with importing_for_good():
-            from service.http.server import run_server
-            from service.pipeline.pipeline import build_pipeline
-        _refuse_failed(opening)
+        gc.disable()  # as in `__main__`
+        # Importing SQLAlchemy and FastAPI takes as long as opening the graphs, which rarely holds
+        # the GIL.
+        from service.http.server import run_server
+        from service.pipeline.pipeline import build_pipeline
+
+        gc.freeze()
+        gc.enable()
+        failure = opening.exception() if opening.done() else None
+        if isinstance(failure, StartError | BundleError):
+            raise failure  # before a port is open
         run_server(settings, lambda settings: build_pipeline(settings, opening.result()))
-
-
-def _refuse_failed(opening: Future[Graphs]) -> None:
-    """Raises what has gone wrong by now: most bad bundles are told before a port is open."""
-    failure = opening.exception() if opening.done() else None
-    if isinstance(failure, StartError | BundleError):
-        raise failure

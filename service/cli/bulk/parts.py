@@ -1,9 +1,8 @@
-"""Parts: the results of a bulk run as a folder of Parquet files, each written whole or not at all.
+"""Results of a bulk run: a folder of Parquet files, each written completely or not at all.
 
-In: records of tagged photos. Out: `part-<hash>.parquet` files. A photo is done when it stands in
-a part; a run that was killed leaves whole parts only, so the next run goes on with the rest. A
-part is named after the photos it was written with: one that is computed twice replaces itself.
-`_bulk.json` keeps what was asked, so that one folder never mixes answers to different questions.
+A photo is done if it is in a part, so the next run continues after a crash. A part is named after
+its photos: one that is computed twice replaces itself. `_bulk.json` keeps the question, so that a
+folder never mixes answers to different questions.
 """
 
 from __future__ import annotations
@@ -50,21 +49,18 @@ SCHEMA = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
-"""One row a photo: its name, its size upright in pixels and its labels, best first; or, where it
-cannot be used, nulls and a sentence that says why."""
+"""One row per photo: upright size in pixels and labels, best first, or else the error."""
 
 Record = dict[str, Any]
-"""One row, keyed by the columns of `SCHEMA`."""
+"""One row by column; missing columns are null."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartFolder:
-    """A folder of results; may be sent to other processes.
+    """A folder of results; can be pickled.
 
     Attributes:
-        filesystem: local or remote.
-        folder: path in it.
-        question: what was asked of every photo, JSON values.
+        question: `describe_question`.
     """
 
     filesystem: fs.FileSystem
@@ -72,7 +68,7 @@ class PartFolder:
     question: dict[str, Any]
 
     def read_done(self) -> dict[str, bool]:
-        """Returns the photos that stand in a part, and whether each could be used.
+        """Returns the photos that are done, and whether each has labels.
 
         Raises:
             StartError: a part cannot be read.
@@ -85,9 +81,7 @@ class PartFolder:
         return done
 
     def forget_failed(self, names: Sequence[str]) -> None:
-        """Removes the rows of those photos that could not be used: they are done no more.
-
-        Nobody ever sees a photo twice, and a run that is killed leaves them to the next one.
+        """Removes the rows of those photos that have an error.
 
         Raises:
             StartError: a part cannot be read.
@@ -101,10 +95,10 @@ class PartFolder:
             if not kept.num_rows:
                 self.filesystem.delete_file(path)
             elif kept.num_rows < table.num_rows:
-                write_whole(self.filesystem, path, _encode(kept))
+                write_atomically(self.filesystem, path, _encode(kept))
 
     def write(self, records: Sequence[Record]) -> None:
-        """Writes one part; it is there whole when this returns, and after a crash whole or not.
+        """Writes one part durably.
 
         Raises:
             OSError: it cannot be written.
@@ -113,7 +107,23 @@ class PartFolder:
         table = pa.Table.from_pylist(list(records), schema=SCHEMA.with_metadata(metadata))
         names = "\n".join(record["photo"] for record in records)
         name = f"part-{hashlib.sha256(names.encode()).hexdigest()[:24]}.parquet"
-        write_whole(self.filesystem, posixpath.join(self.folder, name), _encode(table))
+        write_atomically(self.filesystem, posixpath.join(self.folder, name), _encode(table))
+
+    def adopt_question(self, location: str) -> None:
+        """Stores the question in a new folder and compares it in others; raises StartError."""
+        path = posixpath.join(self.folder, QUESTION_FILE)
+        if self.filesystem.get_file_info(path).type == fs.FileType.NotFound:
+            if self._list_parts():
+                raise StartError(f"{location} has parts but no {QUESTION_FILE}: use another folder")
+            write_atomically(self.filesystem, path, _dump(self.question))
+            return
+        with self.filesystem.open_input_stream(path) as stream:
+            content: bytes = stream.read()
+        if content != _dump(self.question):
+            raise StartError(
+                f"{location} was begun with another model, label set, question, input or limit "
+                f"(see {QUESTION_FILE}): use another folder"
+            )
 
     def _read(self, path: str, columns: list[str] | None = None) -> pa.Table:
         try:
@@ -124,41 +134,33 @@ class PartFolder:
 
     def _list_parts(self) -> list[str]:
         found = self.filesystem.get_file_info(fs.FileSelector(self.folder))
-        names = sorted(info.path for info in found if info.type == fs.FileType.File)
-        return [n for n in names if _is_part(posixpath.basename(n))]
+        paths = sorted(info.path for info in found if info.type == fs.FileType.File)
+        return [path for path in paths if Path(path).match("part-*.parquet")]
 
 
 @contextmanager
 def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
-    """Opens a folder for the results of a question, new or begun; one run at a time.
-
-    Args:
-        location: path or URL of the folder.
-        question: what is asked of every photo.
+    """Opens a new or existing folder for the results of a question; one run at a time.
 
     Raises:
-        StartError: the folder cannot be used, holds answers to another question, or another
-            run writes into it.
+        StartError: the folder cannot be used, has answers to another question, or another run
+            writes into it.
     """
     filesystem, folder = open_filesystem(location)
     parts = PartFolder(filesystem, folder, question)
     try:
         filesystem.create_dir(folder, recursive=True)
-        with _alone(filesystem, folder, location):
-            _agree_on_question(parts, location)
+        with _lock(filesystem, folder, location):
+            parts.adopt_question(location)
             yield parts
     except OSError as error:
         raise StartError(f"{location}: {error.strerror or 'cannot be used'}") from error
 
 
-def write_whole(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """Writes a file so that nobody ever sees a part of it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+def write_atomically(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
+    """Writes a file; readers see either nothing or all of it."""
     if not isinstance(filesystem, fs.LocalFileSystem):
-        # Object stores show an object when it is complete.
+        # Object stores show complete objects only.
         with filesystem.open_output_stream(path) as stream:
             stream.write(content)
         return
@@ -172,7 +174,7 @@ def write_whole(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
 
 
 @contextmanager
-def _alone(filesystem: fs.FileSystem, folder: str, location: str) -> Iterator[None]:
+def _lock(filesystem: fs.FileSystem, folder: str, location: str) -> Iterator[None]:
     if not isinstance(filesystem, fs.LocalFileSystem):
         yield  # object stores have no locks
         return
@@ -184,26 +186,6 @@ def _alone(filesystem: fs.FileSystem, folder: str, location: str) -> Iterator[No
         for left in Path(folder).glob(".part-*.tmp"):  # of a run that was killed
             left.unlink()
         yield
-
-
-def _agree_on_question(parts: PartFolder, location: str) -> None:
-    path = posixpath.join(parts.folder, QUESTION_FILE)
-    if parts.filesystem.get_file_info(path).type == fs.FileType.NotFound:
-        if parts._list_parts():
-            raise StartError(f"{location} holds parts but no {QUESTION_FILE}: take another folder")
-        write_whole(parts.filesystem, path, _dump(parts.question))
-        return
-    with parts.filesystem.open_input_stream(path) as stream:
-        content: bytes = stream.read()
-    if content != _dump(parts.question):
-        raise StartError(
-            f"{location} was begun with another model, label set, question, input or limit: "
-            f"{QUESTION_FILE} tells which; take another folder"
-        )
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith("part-") and name.endswith(".parquet")
 
 
 def _encode(table: pa.Table) -> bytes:

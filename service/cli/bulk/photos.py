@@ -1,9 +1,4 @@
-"""Photos to tag: a folder, a list of files, or the same in an object store.
-
-In: a path or a URL (`s3://bucket/photos`, `gs://...`, any scheme that pyarrow knows). Out: the
-names of the photos, which the results are filed under, and the bytes behind a name. Next:
-`tagging.py`.
-"""
+"""Photos of a bulk run: a folder or a list of files, on disk or in an object store."""
 
 from __future__ import annotations
 
@@ -28,42 +23,31 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class PhotoStore:
-    """Where photos are read from; may be sent to other processes.
-
-    Attributes:
-        filesystem: local or remote.
-        folder: names are relative to it.
-    """
+    """A folder of photos; can be pickled. Names are relative to it."""
 
     filesystem: fs.FileSystem
     folder: str
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Returns the first `max_bytes` of a photo's file, and one more where there are more.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Returns at most `max_bytes` + 1 bytes of a file; raises OSError."""
         with self.filesystem.open_input_stream(posixpath.join(self.folder, name)) as stream:
             content: bytes = stream.read(max_bytes + 1)
             return content
 
 
 def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
-    """Finds the photos of a folder, or those that a text file lists.
-
-    The log says what else a folder holds.
+    """Finds the photos of a folder or a list; logs which other files the folder has.
 
     Args:
-        location: a folder, which is searched with all that is below it, hidden files left out;
-            or a text file with one name a line, relative to where the file is.
+        location: path or URL (any scheme of pyarrow) of a folder, which is searched recursively
+            without hidden files, or of a text file with one name per line, relative to the file.
 
     Returns:
-        The store; the names in it without repetitions, a folder's sorted, a list's in its order;
-        and how many files of the folder are not taken for photos.
+        The store; unique names, a folder's sorted, a list's in its order; and how many files of
+        the folder are not photos.
 
     Raises:
-        StartError: there is no such folder or list, or no photo in it.
+        StartError: the folder or list is missing, or has no photos.
     """
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()
@@ -78,8 +62,8 @@ def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
         else:
             raise StartError(f"{location}: no such folder or list")
     except OSError as error:
-        where = error.filename or location
-        raise StartError(f"{where}: {error.strerror or 'cannot be read'}") from error
+        place = error.filename or location
+        raise StartError(f"{place}: {error.strerror or 'cannot be read'}") from error
     if not names:
         raise StartError(f"{location} has no photos{explain_none(left_out)}")
     if left_out:
@@ -91,7 +75,7 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
     """Returns the file system of a path or URL, and the path in it.
 
     Raises:
-        StartError: no file system is known for the URL, or it cannot be reached.
+        StartError: the URL's scheme is unknown, or it cannot be reached.
     """
     try:
         if "://" in location:
@@ -99,12 +83,12 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
             return filesystem, str(path)
         return fs.LocalFileSystem(), str(Path(location).absolute())
     except (ValueError, OSError, ImportError) as error:  # pyarrow's errors are among these
-        raise StartError(f"{location}: no such file system can be used") from error
+        raise StartError(f"{location}: file system not available: {error}") from error
 
 
 def _search_folder(store: PhotoStore) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        photos, left_out = list_photos(store.folder, _stop)
+        photos, left_out = list_photos(store.folder, _raise)
     else:
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
@@ -117,7 +101,7 @@ def _search_folder(store: PhotoStore) -> tuple[list[str], LeftOut]:
     return photos, left_out
 
 
-def _stop(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     raise error
 
 
@@ -128,10 +112,10 @@ def _is_in_hidden_folder(name: str) -> bool:
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
     with filesystem.open_input_stream(path) as stream:
         content: bytes = stream.read()
+    if b"\0" in content:
+        raise StartError(f"{path} is neither a folder nor a list of names")
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise StartError(f"{path} is neither a folder nor a list in UTF-8") from error
-    if b"\0" in content:
-        raise StartError(f"{path} is neither a folder nor a list of names")
     return list(dict.fromkeys(filter(None, (line.strip() for line in lines))))

@@ -1,9 +1,7 @@
-"""A bulk run on a Ray cluster: the same parts as `run.py` writes, by Ray Data's workers.
+"""A bulk run on a Ray cluster: Ray Data distributes names; each worker has a pipeline.
 
-In: a `BulkJob`. Out: Parquet parts and `Totals`. Names of photos travel through Ray Data, a part
-at a time; each worker keeps a pipeline open, reads the photos of its part from where they are
-and files the records itself. A part that Ray computes twice, after a worker died, replaces
-itself. Folders have to be reachable from every node: shared, or in an object store.
+Workers read photos and write parts themselves, so photos and results must be reachable from every
+node. If a worker dies, Ray computes its part again, and the part replaces itself.
 """
 
 from __future__ import annotations
@@ -21,30 +19,36 @@ import ray.exceptions
 from service.bundle.card import CPU_DEVICES
 from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photos import PhotoStore, open_photos
-from service.cli.bulk.run import BulkJob, Report, Totals, find_left
-from service.cli.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.cli.bulk.run import (
+    BulkJob,
+    Report,
+    Totals,
+    describe_question,
+    find_left,
+    prepare_settings,
+    tag_photos,
+)
 from service.errors import StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.selection import Selection
 from service.settings import Settings
 
-# More would only be a longer list for the scheduler; fewer could leave workers idle.
+# More only lengthens the scheduler's list; fewer can leave workers idle.
 _BLOCKS_PER_WORKER = 8
 
 
 def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
-    """Tags all photos that are not done yet, on the cluster of `RAY_ADDRESS`, else on a new one.
+    """Tags all photos that are not done yet, on the cluster of `RAY_ADDRESS` or a new local one.
 
     Args:
-        job: what to tag and where to; `intra_op_threads` are the CPUs of one worker, 1 by
-            default.
-        workers: processes at once; 0 is as many as the cluster's CPUs allow.
+        job: `intra_op_threads` is the number of CPUs per worker, 1 by default.
+        workers: most processes; 0 means as many as the cluster's CPUs allow.
         report: called after each part.
 
     Raises:
-        StartError: photos, results, pipeline or cluster cannot be used as asked, or a worker
-            failed; what was filed stays, and the next run goes on.
-        BundleError: the bundle is absent, damaged or inconsistent.
+        StartError: photos, results, pipeline or cluster cannot be used as configured, or a worker
+            failed; the parts stay, and the next run continues.
+        BundleError: the bundle is missing, damaged or inconsistent.
         ServiceError: the question does not fit the label sets.
     """
     store, names, left_out = open_photos(job.photos)
@@ -55,64 +59,61 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
         totals.left_out = left_out
         report(totals, len(left))
         if left:
-            with_what = (job, store, parts)
-            for part in _tag_on_ray(left, workers, with_what):
+            for part in _tag_on_ray(left, workers, (job, store, parts)):
                 totals.add(part)
                 report(totals, len(left))
         return totals
 
 
 def _tag_on_ray(
-    names: list[str], workers: int, with_what: tuple[BulkJob, PhotoStore, PartFolder]
+    names: list[str], workers: int, arguments: tuple[BulkJob, PhotoStore, PartFolder]
 ) -> Iterator[Totals]:
-    """Yields what came of each part."""
-    size, settings = with_what[0].part_size, with_what[0].settings
+    """Yields the totals of each part."""
+    size, settings = arguments[0].part_size, arguments[0].settings
     chunks = [{"names": names[i : i + size]} for i in range(0, len(names), size)]
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         with ray.init(log_to_driver=False, logging_level=logging.ERROR):
-            cpus, gpus = settings.intra_op_threads, _count_gpus(settings)
-            fit = sum(_count_places(node["Resources"], cpus, gpus) for node in ray.nodes())
-            if not fit:
-                raise StartError(f"no node of the cluster has a worker's {cpus} CPUs, {gpus} GPUs")
-            most = min(workers or fit, len(chunks))
+            cpus = settings.intra_op_threads
+            gpus = 0 if settings.device in {"auto", *CPU_DEVICES} else 1
+            capacity = sum(_count_workers(node["Resources"], cpus, gpus) for node in ray.nodes())
+            if not capacity:
+                raise StartError(
+                    f"no node of the cluster has the {cpus} CPUs and {gpus} GPUs of a worker"
+                )
+            most = min(workers or capacity, len(chunks))
             ray.data.DataContext.get_current().enable_progress_bars = False
             blocks = min(len(chunks), most * _BLOCKS_PER_WORKER)
-            counted = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
+            totals = ray.data.from_items(chunks, override_num_blocks=blocks).map_batches(
                 PartTagger,
-                fn_constructor_args=with_what,
+                fn_constructor_args=arguments,
                 batch_size=1,
                 num_cpus=cpus,
                 num_gpus=gpus,
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most),
             )
-            for row in counted.iter_rows():
+            for row in totals.iter_rows():
                 yield Totals(**{name: int(count) for name, count in row.items()})
     except ConnectionError as error:
-        raise StartError("no Ray cluster answers at RAY_ADDRESS") from error
+        raise StartError("no Ray cluster found at RAY_ADDRESS") from error
     except ray.exceptions.RayError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise StartError(f"a Ray worker failed: {reason}") from error
 
 
-def _count_gpus(settings: Settings) -> int:
-    return 0 if settings.device in {"auto", *CPU_DEVICES} else 1
-
-
-def _count_places(resources: dict[str, float], cpus: int, gpus: int) -> int:
-    """Returns how many workers a node has room for."""
+def _count_workers(resources: dict[str, float], cpus: int, gpus: int) -> int:
     by_cpu = int(resources.get("CPU", 0)) // cpus
     return min(by_cpu, int(resources.get("GPU", 0))) if gpus else by_cpu
 
 
 class PartTagger:
-    """A Ray worker: one pipeline, which tags one part after the other."""
+    """A Ray worker with one pipeline; tags one part after the other."""
 
     def __init__(self, job: BulkJob, store: PhotoStore, parts: PartFolder) -> None:
         """Opens the pipeline.
 
         Raises:
-            StartError: it would not answer the question that the run was begun with.
+            StartError: its question differs from the driver's.
         """
         self._store = store
         self._parts = parts
@@ -122,7 +123,7 @@ class PartTagger:
             raise StartError("a worker has another bundle, precision or label sets than the driver")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        """Tags and files the parts of a batch; returns the totals of each, a column a figure."""
+        """Tags and writes the parts of a batch; returns their totals, a column per figure."""
         counts: dict[str, list[int]] = {}
         for names in batch["names"]:
             found = self._runner.run(self._tag([str(name) for name in names]))
@@ -141,14 +142,14 @@ class PartTagger:
 
 
 def _divide_settings(settings: Settings) -> Settings:
-    # A worker would take all cores of its machine, where Ray gives it a few.
+    # By default a worker would use all cores of its machine; Ray gives it a few.
     threads = settings.intra_op_threads or 1
-    own = {
+    changes = {
         "bundle": settings.bundle.absolute(),
         "intra_op_threads": threads,
         "decode_threads": settings.decode_threads or threads,
     }
-    return prepare_settings(settings.model_copy(update=own))
+    return prepare_settings(settings.model_copy(update=changes))
 
 
 async def _open(job: BulkJob) -> tuple[Pipeline, Selection]:

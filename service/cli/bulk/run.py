@@ -1,38 +1,44 @@
-"""The story of a bulk run in one process: photos -> what is left to do -> records -> parts.
-
-In: a `BulkJob`. Out: Parquet parts and `Totals`. It drives the service's own pipeline, so scores
-are those that clients see. Next: `ray_run.py`, which does the same on many machines.
-"""
+"""A bulk run in one process: photos through the service's own pipeline into Parquet parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 from service.cli.bulk.parts import PartFolder, Record, open_parts
-from service.cli.bulk.photos import open_photos
-from service.cli.bulk.tagging import describe_question, prepare_settings, tag_photos
+from service.cli.bulk.photos import PhotoStore, open_photos
+from service.errors import ImageError
 from service.labels.question import Question
-from service.pipeline.pipeline import open_pipeline
+from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.selection import Selection
+from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
+# A full batch in every worker, one waiting, and as many being read or decoded.
+_CONCURRENT_BATCHES = 4
+_MIN_CONCURRENCY = 32
+_QUEUE_SIZE = 4096
+_DEADLINE_MS = 3_600_000.0
+
+_log = logging.getLogger(__name__)
+
 Report = Callable[["Totals", int], None]
-"""Called after each photo, or each part where Ray runs them: what there is so far, and how many
-photos this run has to tag."""
+"""Called after each photo (on Ray, each part) with the totals so far and the number of photos."""
 
 
 @dataclass(frozen=True)
 class BulkJob:
-    """What to tag and where to.
+    """Arguments of a run.
 
     Attributes:
         photos: folder or list, a path or a URL.
         out: folder of the results, a path or a URL.
-        question: what is asked of every photo.
-        settings: of the pipeline.
-        part_size: photos in one file; a run that is killed tags at most so many again.
-        retry_failed: whether photos that could not be used are tried again.
+        part_size: photos per file; a run that is killed loses at most so many.
+        retry_failed: whether to retry photos that have an error.
     """
 
     photos: str
@@ -45,15 +51,15 @@ class BulkJob:
 
 @dataclass
 class Totals:
-    """What came of a run.
+    """Numbers of photos.
 
     Attributes:
-        tagged: photos that got labels in this run.
-        failed: photos of this run that cannot be used; their rows say why.
-        skipped: photos that an earlier run had done.
-        unread: photos whose files could not be read; the next run tries them again.
-        failed_before: of those that an earlier run had done, how many cannot be used.
-        left_out: files of the folder that are not taken for photos.
+        tagged: got labels in this run.
+        failed: got an error in this run.
+        skipped: were done before.
+        unread: could not be read; the next run tries them again.
+        failed_before: have an error among the skipped.
+        left_out: files of the folder that are not photos.
     """
 
     tagged: int = 0
@@ -65,48 +71,33 @@ class Totals:
 
     @property
     def seen(self) -> int:
-        """Photos that this run is through with."""
+        """Photos that this run has processed."""
         return self.tagged + self.failed + self.unread
 
     def add(self, part: Totals) -> None:
-        """Adds what came of some of the photos."""
+        """Adds the totals of a part."""
         for figure in fields(self):
-            both = getattr(self, figure.name) + getattr(part, figure.name)
-            setattr(self, figure.name, both)
+            total = getattr(self, figure.name) + getattr(part, figure.name)
+            setattr(self, figure.name, total)
 
     def count(self, record: Record | None) -> None:
-        """Counts what `tag_photos` gave for a photo."""
+        """Counts a result of `tag_photos`."""
         if record is None:
             self.unread += 1
-        elif record["error"] is None:
-            self.tagged += 1
-        else:
+        elif "error" in record:
             self.failed += 1
-
-
-def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:
-    """Returns which of these photos are to be tagged, and what earlier runs have done of the rest.
-
-    Raises:
-        StartError: a part cannot be read.
-        OSError: it cannot be written.
-    """
-    if job.retry_failed:
-        parts.forget_failed(names)
-    done = parts.read_done()
-    usable = [done[name] for name in names if name in done]
-    totals = Totals(skipped=len(usable), failed_before=usable.count(False))
-    return [name for name in names if name not in done], totals
+        else:
+            self.tagged += 1
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet.
 
     Raises:
-        StartError: photos, results or pipeline cannot be used as asked.
-        BundleError: the bundle is absent, damaged or inconsistent.
-        ServiceError: the question does not fit the label sets, or the model cannot be run; what
-            was filed stays, and the next run goes on.
+        StartError: photos, results or pipeline cannot be used as configured.
+        BundleError: the bundle is missing, damaged or inconsistent.
+        ServiceError: the question does not fit the label sets, or the model fails; the parts
+            stay, and the next run continues.
     """
     store, names, left_out = open_photos(job.photos)
     pipeline = open_pipeline(prepare_settings(job.settings))
@@ -129,3 +120,78 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
             return totals
     finally:
         await pipeline.drain()
+
+
+def prepare_settings(settings: Settings) -> Settings:
+    """Returns the settings with a queue and a deadline for throughput instead of latency."""
+    changes = {"queue_size": _QUEUE_SIZE, "deadline_ms": _DEADLINE_MS}
+    return settings.model_copy(update=changes)
+
+
+def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
+    """Returns everything that the results depend on, as JSON values.
+
+    Args:
+        pipeline: gives model and limits.
+        selection: gives question and label sets.
+        location: of the photos, path or URL.
+    """
+    card = pipeline.bundle.card
+    return {
+        "model": {"name": card.name, "version": card.version},
+        "precision": pipeline.engine.precision,
+        "max_body_bytes": pipeline.settings.max_body_bytes,
+        "max_pixels": pipeline.settings.max_pixels,
+        # Not the versions: each store has its own.
+        "label_sets": [{"name": s.name, "digest": s.digest} for s in selection.sets],
+        "question": selection.question.model_dump(exclude_none=True),
+        "photos": location if "://" in location else str(Path(location).absolute()),
+    }
+
+
+def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:
+    """Returns the photos that are not done, and the totals of the others.
+
+    Raises:
+        StartError: a part cannot be read.
+        OSError: it cannot be written.
+    """
+    if job.retry_failed:
+        parts.forget_failed(names)
+    done = parts.read_done()
+    usable = [done[name] for name in names if name in done]
+    totals = Totals(skipped=len(usable), failed_before=usable.count(False))
+    return [name for name in names if name not in done], totals
+
+
+def tag_photos(
+    pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
+) -> AsyncGenerator[Record | None]:
+    """Yields the photos' records in order; None, and a line in the log, for an unreadable file.
+
+    Raises:
+        InferenceFailed: the model fails.
+        UnavailableError: the pipeline accepts no requests.
+    """
+    engine = pipeline.engine
+    in_batches = _CONCURRENT_BATCHES * engine.workers * engine.max_batch_size
+    concurrency = min(max(_MIN_CONCURRENCY, in_batches), pipeline.settings.queue_size)
+    works = (_tag_photo(pipeline, selection, store, name) for name in names)
+    return run_in_order(works, concurrency)
+
+
+async def _tag_photo(
+    pipeline: Pipeline, selection: Selection, store: PhotoStore, name: str
+) -> Record | None:
+    limit = pipeline.settings.max_body_bytes
+    try:
+        data = await asyncio.to_thread(store.read, name, limit)
+        if len(data) > limit:
+            return {"photo": name, "error": f"The file is larger than {limit} bytes"}
+        found = (await pipeline.predict(data, selection)).describe()
+    except OSError as error:
+        _log.error("%s was not read: %s", name, error)
+        return None
+    except ImageError as error:
+        return {"photo": name, "error": error.describe()}
+    return {"photo": name, **found["image"], "labels": found["labels"]}

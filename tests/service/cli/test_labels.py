@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from service.bundle.reader import Bundle
 from service.cli import calibrate as calibrating
-from service.cli.label_store import add_set, define_set
-from service.labels.question import Question
+from service.cli.labels import add_set, define_set
 from service.pipeline.pipeline import Pipeline
 from tests.service.cli.conftest import Run
 from tests.support.photos import make_photo
@@ -150,7 +150,7 @@ def test_label_of_a_photo_that_the_folder_does_not_name_stops_the_calibration(
     run("labels", "add", "zoo", "--label", "yak")
     code, _, err = run("labels", "calibrate", "zoo", "--photos", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "uses a label it does not name: Yak" in err
+    assert "label_names does not contain the label Yak" in err
 
 
 def test_other_set_of_the_name_needs_replace(run: Run) -> None:
@@ -178,10 +178,8 @@ def test_set_that_is_changed_while_its_photos_are_scored_is_left_as_it_is(
     run("labels", "add", "zoo", "--label", "yak")
     score = calibrating._score
 
-    async def score_beside_another(
-        pipeline: Pipeline, photos: dict[Path, set[str]], question: Question
-    ) -> list[dict[str, float]]:
-        scores = await score(pipeline, photos, question)
+    async def score_beside_another(pipeline: Pipeline, *arguments: Any) -> list[dict[str, float]]:
+        scores = await score(pipeline, *arguments)
         newer = define_set("zoo", ["yak", "newt"], None)
         await asyncio.to_thread(add_set, pipeline.settings, newer, replace=True)
         return scores

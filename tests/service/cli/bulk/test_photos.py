@@ -68,7 +68,7 @@ def test_url_names_a_file_system(folder: Path) -> None:
     [
         (lambda path: str(path / "none"), "no such folder or list"),
         (lambda path: str(path), "has no photos"),
-        (lambda _path: "nosuch://bucket/photos", "no such file system"),
+        (lambda _path: "nosuch://bucket/photos", "file system not available"),
     ],
 )
 def test_place_without_photos_stops_the_start(

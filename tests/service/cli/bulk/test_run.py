@@ -18,7 +18,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
-from service.cli.label_store import add_set, define_set
+from service.cli.labels import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.labels.question import Question
 from service.settings import Settings

@@ -1,0 +1,5 @@
+"""`python -m service` is `ml-decoder`."""
+
+from service.cli.__main__ import main
+
+main()
