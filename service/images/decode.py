@@ -21,12 +21,6 @@ from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shr
 
 PixelArray = NDArray[np.uint8]
 
-_RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 _UPRIGHT_TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -49,15 +43,9 @@ _MAX_READS = 30_000
 
 @dataclass(frozen=True, eq=False)
 class DecodedImage:
-    """A photo, ready for the encoder.
+    """The encoder's input, and the size of the upright original."""
 
-    Attributes:
-        pixels: uint8 [H, W, 3], RGB, H and W as in the bundle's input contract.
-        width: of the upright original, pixels.
-        height: of the upright original, pixels.
-    """
-
-    pixels: PixelArray
+    pixels: PixelArray  # uint8 [H, W, 3], RGB, H and W of the bundle's input contract
     width: int
     height: int
 
@@ -77,15 +65,10 @@ class _MeteredFile(io.BytesIO):
 def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     """Decodes a photo to the encoder's input.
 
-    Args:
-        photo: the file's content, or a JPEG whose header is parsed already.
-        contract: size and resizing that the model was trained for.
-        max_pixels: most pixels (width x height), checked before anything is decoded.
-
     Raises:
         InvalidImage: no picture, or a damaged one.
         UnsupportedImage: a known format that is not decoded.
-        TooManyPixels: more than `max_pixels`.
+        TooManyPixels: more than `max_pixels` (width x height), checked before decoding.
     """
     try:
         if isinstance(photo, bytes):
@@ -113,7 +96,8 @@ def _decode_jpeg(
     if jpeg.components not in (1, 3):
         return None
     size = jpeg.width, jpeg.height
-    _check_size(*size, max_pixels)
+    if math.prod(size) > max_pixels:
+        raise TooManyPixels(max_pixels)
     orientation = read_orientation(jpeg.exif)
     wanted = _turn((contract.width, contract.height), orientation)
     pixels = shrink_jpeg(data, *wanted, contract.interpolation)
@@ -144,14 +128,9 @@ def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return size[::-1] if orientation in _SIDEWAYS else size
 
 
-def _check_size(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise TooManyPixels(max_pixels)
-
-
 def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule."""
-    resample = _RESAMPLING[contract.interpolation]
+    resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
         resized = image.resize((contract.width, contract.height), resample)
         return np.asarray(resized, np.uint8)
@@ -172,7 +151,8 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     if name_container(data) is not None:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
-    _check_size(*image.size, max_pixels)
+    if math.prod(image.size) > max_pixels:
+        raise TooManyPixels(max_pixels)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
         # Pillow decodes these in Python, for seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)

@@ -27,12 +27,7 @@ _MAGIC = (
     (b"\0\0\1\0", "ICO"),
 )
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
-_HEIC_BRANDS = frozenset(
-    {
-        *(b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"),
-        *(b"mif1", b"msf1"),
-    }
-)
+_HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
 _ENDINGS = {

@@ -66,31 +66,20 @@ _MAX_DOUBLED = 2.5
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Jpeg:
-    """A JPEG file and what one walk through its header has found.
-
-    Attributes:
-        data: the file's content.
-        width: stored, pixels; 0 if the header is damaged.
-        height: stored, pixels; 0 if the header is damaged.
-        components: 1 for grey, 3 for colour, 4 for print (CMYK, YCCK); 0 if damaged.
-        is_quick: whether it decodes within about 10 ms: baseline, at most 2 Mi pixels and 2 MiB.
-        exif: the first EXIF block, or nothing.
-        kept: the parts of `data` that are not metadata.
-    """
+    """A JPEG file and its header; a damaged header has width, height and components 0."""
 
     data: bytes
-    width: int
+    width: int  # stored, before EXIF's orientation
     height: int
-    components: int
-    is_quick: bool
-    exif: bytes
-    kept: tuple[slice, ...]
+    components: int  # 1 grey, 3 colour, 4 print (CMYK, YCCK)
+    is_quick: bool  # decodes within about 10 ms: baseline, at most 2 Mi pixels and 2 MiB
+    exif: bytes  # the first block, or empty
+    kept: tuple[slice, ...]  # the parts of `data` that are not metadata
 
     def strip(self) -> bytes:
-        """Returns the file without metadata: Pillow parses gigabytes of tags if a block claims so.
+        """Returns the file without metadata, of which Pillow would parse gigabytes if told so.
 
-        Raises:
-            InvalidImage: the file has too many scans or segments.
+        Raises InvalidImage if the file has too many scans or segments.
         """
         data = b"".join([self.data[part] for part in self.kept])
         if data.count(b"\xff\xda") > _MAX_SCANS and _count_scans(data) > _MAX_SCANS:
@@ -101,8 +90,7 @@ class Jpeg:
 def parse_jpeg(data: bytes) -> Jpeg | None:
     """Walks through the header, up to the first scan; returns None if the file is no JPEG.
 
-    Raises:
-        InvalidImage: the header has more segments than any camera or editor writes.
+    Raises InvalidImage if the header has too many segments.
     """
     if not data.startswith(_START_OF_IMAGE):
         return None
@@ -132,10 +120,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
 
 
 def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of each segment, up to the head of the first scan.
-
-    It finds the segments that a decoder finds, and stops if the file is damaged.
-    """
+    """Yields marker, start and end of each segment that a decoder finds, up to the first scan."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff" or len(data) < position + 4:
@@ -191,16 +176,9 @@ def read_orientation(exif: bytes) -> int:
 def shrink_jpeg(
     data: bytes, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
-    """Decodes a JPEG to a smaller size, `width` x `height` pixels.
+    """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
 
-    Args:
-        data: a file whose header was parsed.
-        width: wanted, pixels.
-        height: wanted, pixels.
-        interpolation: any but `nearest`.
-
-    Returns:
-        uint8 [height, width, 3], RGB; None if the picture is smaller or the decoder warns.
+    Returns None if the picture is smaller, the decoder warns, or the extra is not installed.
     """
     if not AVAILABLE:
         return None

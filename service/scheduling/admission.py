@@ -19,10 +19,7 @@ _MIN_SECONDS, _MAX_SECONDS = 1.0, 60.0
 
 
 class DrainRate:
-    """Answers per second since the service was last idle, over the last few hundred answers.
-
-    `now` is a second on one clock.
-    """
+    """Answers per second since the service was last idle, over the last 256."""
 
     def __init__(self) -> None:
         """Starts without answers."""
@@ -52,12 +49,7 @@ class Admission:
     """Counts the admitted requests; belongs to one event loop."""
 
     def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate | None = None) -> None:
-        """Refuses requests until `open`.
-
-        Args:
-            is_healthy: whether the workers live; called while open.
-            drain_rate: notes when work starts.
-        """
+        """Refuses requests until `open`; `is_healthy` returns whether the workers live."""
         self._is_healthy = is_healthy
         self._drain_rate = drain_rate or DrainRate()
         self._phase: Literal["loading", "ready", "draining"] = "loading"
@@ -77,11 +69,7 @@ class Admission:
         self._phase = "ready"
 
     async def close(self, deadline: float) -> None:
-        """Refuses new requests and waits until the admitted ones end.
-
-        Args:
-            deadline: second on the event loop's clock at which the wait ends.
-        """
+        """Refuses new requests and waits for the admitted ones, up to the event loop's second."""
         self._phase = "draining"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -89,11 +77,7 @@ class Admission:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Admits a request; `close` waits for its end.
-
-        Raises:
-            UnavailableError: the pipeline is loading, draining or failed.
-        """
+        """Admits a request, for whose end `close` waits, or raises UnavailableError."""
         state = self.state
         if state == "draining":
             raise Draining("the pipeline is draining")

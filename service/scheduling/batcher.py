@@ -45,8 +45,7 @@ of a result fails its item; a raised one fails the batch."""
 class Batcher(Generic[ItemT, ResultT]):
     """The workers of a queue.
 
-    Public methods belong to one event loop. `_work`, `_run` and `_is_alone` run in the workers:
-    they touch the queue and `_runs`; `_call_in_loop` passes the rest to the event loop.
+    `_work`, `_run` and `_is_alone` run in the workers, the rest in one event loop.
     """
 
     def __init__(
@@ -57,14 +56,7 @@ class Batcher(Generic[ItemT, ResultT]):
         cores: Sequence[Core] = (ANY_CORE,),
         max_run_seconds: float = math.inf,
     ) -> None:
-        """Prepares the workers; nothing runs before `start`.
-
-        Args:
-            run_batch: runs one batch in a worker's thread.
-            queue: the items; its number of workers is that of the cores.
-            cores: one per worker.
-            max_run_seconds: a run that takes longer counts as hung.
-        """
+        """Prepares one worker per core; a run of more than `max_run_seconds` counts as hung."""
         self._run_batch = run_batch
         self._queue = queue
         self._cores = cores
@@ -93,18 +85,15 @@ class Batcher(Generic[ItemT, ResultT]):
     async def submit(
         self, item: ItemT, deadline: float, *, admitted: bool = False
     ) -> Done[ResultT]:
-        """Returns the item's own result once a worker has run its batch.
-
-        A cancelled caller frees its place at once.
+        """Returns the item's own result; a cancelled caller frees its place at once.
 
         Args:
-            item: the input.
+            item: a worker's input.
             deadline: second on the event loop's clock; an item still queued then is never run.
             admitted: as in `BatchQueue.put`.
 
         Raises:
-            QueueFull: every place is taken.
-            DeadlineExceeded: the deadline passed.
+            BusyError: the queue is full, or the deadline passed.
             UnavailableError: the batcher is draining, not started, or dead.
             InferenceFailed: the item's batch failed.
         """
@@ -126,11 +115,7 @@ class Batcher(Generic[ItemT, ResultT]):
             del queued
 
     async def drain(self, deadline: float) -> None:
-        """Refuses new items, finishes the others, and stops.
-
-        Args:
-            deadline: second on the event loop's clock; unfinished items fail with `Draining`.
-        """
+        """Refuses new items and finishes the others; at the deadline those fail with `Draining`."""
         self._draining = True
         self._queue.close()
         if self._living:
@@ -204,17 +189,15 @@ class Batcher(Generic[ItemT, ResultT]):
             self._loop.call_soon_threadsafe(function)
 
     def _on_worker_end(self, batch: Sequence[QueuedItem[ItemT, ResultT]]) -> None:
-        """Notes the end of a worker; `batch` is what it died at, else empty."""
         self._living -= 1
         if not self._living:
             self._stopped.set()
-        if batch:
+        if batch:  # the worker died of it
             self._dead = True
             fail_items(batch, NotReady("the batcher died"))
             self._queue.fail(NotReady("the batcher died"))
 
     def _on_hang(self) -> None:
-        """Gives up all workers: the others need the same engine."""
         _log.critical("a run of the batcher hangs")
         self._dead = True
         self._stopped.set()
@@ -249,7 +232,7 @@ class Run(Generic[ItemT, ResultT]):
 class Runs(Generic[ItemT, ResultT]):
     """The running batches, and a watchdog for runs that hang, as in a GPU's driver.
 
-    `begin` and `end` belong to the workers, the rest to one event loop.
+    The workers call `begin` and `end`, one event loop the rest.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -288,10 +271,7 @@ class Runs(Generic[ItemT, ResultT]):
             self._timer.cancel()
 
     def tick(self) -> bool:
-        """Returns whether a run hangs.
-
-        Counts ticks, so that a suspended process is not taken for a hang.
-        """
+        """Returns whether a run hangs; ticks, not time, so that a suspended process does not."""
         runs = list(self._runs)
         for run in runs:
             run.ticks += 1

@@ -19,20 +19,14 @@ _SWITCH_SECONDS = 0.0002
 
 
 class Core:
-    """A core for one thread, which alone calls the methods.
+    """A core for one worker's thread, which alone calls the methods.
 
-    Linux leaves two busy threads on one core for milliseconds with another core idle, if a third
-    thread, the event loop, comes and goes. A worker that starts a run while all others work
-    therefore stays on its core for that run.
+    With an event loop that comes and goes, Linux leaves two workers on one core for milliseconds
+    while another is idle. A worker that starts a run while all others work pins its core.
     """
 
     def __init__(self, number: int | None, all_numbers: Iterable[int] = ()) -> None:
-        """Describes a core; the thread still runs anywhere.
-
-        Args:
-            number: the system's number; None for any core.
-            all_numbers: the cores that the process may use.
-        """
+        """Takes the system's number, None for any core, and those that the process may use."""
         self._number = number
         self._all_numbers = frozenset(all_numbers)
         self._kept = False
@@ -58,14 +52,10 @@ ANY_CORE = Core(None)
 
 
 def list_cores(workers: int, *, keep: bool) -> list[Core]:
-    """Returns a core for each worker.
+    """Returns a core for each worker; `keep` if the workers' own threads compute.
 
-    Workers are pinned only if they are as many as the cores: otherwise (another process uses the
-    rest of the machine, or the container's quota is smaller) the system knows which are free.
-
-    Args:
-        workers: 1 or more.
-        keep: whether the workers' own threads compute.
+    With fewer workers than cores (another process has the rest, or the container's quota is
+    smaller) none is pinned: the system knows which cores are free.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not keep or workers == 1 or workers != len(numbers):
@@ -85,10 +75,7 @@ def read_cpu_quota() -> float:
 
 
 def _list_groups() -> set[Path]:
-    """Returns the folders of this process's groups and of their parents.
-
-    Many do not exist: in a container the path is mostly the host's, and the mount the container's.
-    """
+    # Many do not exist: in a container the path is the host's, and the mount the container's.
     v1 = _CGROUPS / "cpu"
     groups = {_CGROUPS, v1}
     try:
@@ -117,12 +104,10 @@ def _read_group(group: Path) -> float:
 
 
 def share_cores() -> None:
-    """Schedules this thread, and those that it starts, as `SCHED_BATCH`.
+    """Schedules this thread, and those that it starts, as `SCHED_BATCH`; keeps another policy.
 
-    By default Linux lets a waking thread interrupt the running one: the event loop interrupts a
-    model at each request and takes the core's caches from it. As batch work it waits a few
-    milliseconds and then does several requests at once: more predictions under load. Another
-    policy, chosen by the process's parent, stays.
+    By default the event loop interrupts a model at each request and takes the core's caches. As
+    batch work it waits a few milliseconds and then serves several requests at once.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:

@@ -20,14 +20,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Done(Generic[ResultT]):
-    """One item's result and times.
-
-    Attributes:
-        result: of the item.
-        queue_seconds: from `put` to the start of the item's batch.
-        run_seconds: the run of the whole batch.
-        batch_size: items in the batch.
-    """
+    """One item's result; the times of its wait and of its whole batch's run."""
 
     result: ResultT
     queue_seconds: float
@@ -37,29 +30,17 @@ class Done(Generic[ResultT]):
 
 @dataclass(frozen=True, eq=False)
 class QueuedItem(Generic[ItemT, ResultT]):
-    """An item in the queue.
-
-    Attributes:
-        item: the worker's input.
-        arrived: seconds of `time.perf_counter`, which is finer than the event loop's clock.
-        deadline: seconds on the event loop's clock.
-        future: gets the result; cancelled if the client leaves. Only the event loop changes it.
-    """
+    """An item in the queue; only the event loop changes its future."""
 
     item: ItemT
-    arrived: float
-    deadline: float
+    arrived: float  # on `time.perf_counter`, which is finer than the event loop's clock
+    deadline: float  # on the event loop's clock
     future: asyncio.Future[Done[ResultT]]
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Items per batch.
-
-    Attributes:
-        most: upper limit, 1 or more.
-        small: 1 to `most`; larger batches are taken only if as many items are left for the others.
-    """
+    """Items per batch: more than `small` only if as many are left for each other worker."""
 
     most: int
     small: int
@@ -81,15 +62,15 @@ class BatchQueue(Generic[ItemT, ResultT]):
         drain_rate: DrainRate | None = None,
         count_aside: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Makes an empty queue.
+        """Makes an empty queue of `size` places.
 
         Args:
             size: most items that may wait.
             batch_sizes: items that a worker takes at once.
-            workers: how many take from the queue, 1 or more.
+            workers: how many threads call `take`.
             max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
-            drain_rate: estimates `Retry-After` of a refusal.
-            count_aside: items that occupy places although they wait elsewhere.
+            drain_rate: estimates a refusal's `Retry-After`.
+            count_aside: returns the items that occupy places but wait elsewhere.
         """
         self._size = size
         self._batch_sizes = batch_sizes
@@ -106,7 +87,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Returns the number of items in the queue itself."""
+        """Returns the number of items, without those aside."""
         return len(self._items)
 
     @property
@@ -128,11 +109,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return full
 
     def check_room(self) -> None:
-        """Refuses an item if the queue is full.
-
-        Raises:
-            QueueFull: with `retry_after_seconds`.
-        """
+        """Raises QueueFull, with `retry_after_seconds`, if every place is taken."""
         if self.is_full:
             # A variable would keep the error, its frames and the photo in them as a cycle.
             raise self.make_refusal()
@@ -140,15 +117,12 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def put(
         self, item: ItemT, deadline: float, *, admitted: bool = False
     ) -> QueuedItem[ItemT, ResultT]:
-        """Adds an item at the end.
+        """Adds an item, or raises QueueFull.
 
         Args:
             item: a worker's input.
             deadline: second on the event loop's clock after which the item is dropped.
             admitted: whether the item has passed `check_room` and occupied a place aside since.
-
-        Raises:
-            QueueFull: every place is taken.
         """
         if not admitted:
             self.check_room()
@@ -167,14 +141,11 @@ class BatchQueue(Generic[ItemT, ResultT]):
                 self._items.remove(queued)
 
     def finish(self, count: int, return_seconds: float) -> None:
-        """Notes that a worker has finished a batch, whose clients may soon send their next items.
+        """Notes that a worker has finished a batch of `count` items.
 
-        A worker that finds fewer than its share of those waits for them, instead of running one
-        item now and the others after it. It does not wait for a lone client.
-
-        Args:
-            count: items of the batch.
-            return_seconds: the longest wait that pays.
+        Their clients may send the next ones within `return_seconds`. A worker that finds fewer
+        than its share waits for them, instead of running one item now and the others after it. It
+        does not wait for a lone client.
         """
         with self._changed:
             self._under_way -= count
@@ -184,9 +155,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def take(self) -> list[QueuedItem[ItemT, ResultT]]:
         """Waits for items and takes the next batch; returns nothing if closed and empty.
 
-        Workers that wait at the same time share the items. With few items the batches are small
-        enough that the next free worker finds some too, and an item that has just missed a batch
-        waits for a short one. Cancelled and expired items are dropped.
+        Workers that wait at the same time share the items. Cancelled and expired items are dropped.
         """
         with self._changed:
             self._takers += 1
@@ -202,7 +171,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return []
 
     def close(self) -> None:
-        """Ends the workers once the queue is empty; they no longer wait for fuller batches."""
+        """Ends the workers once the queue is empty; none waits for a fuller batch."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -233,7 +202,8 @@ class BatchQueue(Generic[ItemT, ResultT]):
         # A closed queue gets no more items. With `max_wait_ms`, prefer full batches.
         if self._closed or self._max_wait_seconds > 0:
             return min(share, sizes.most)
-        # Leaves a batch for each worker and one in the queue.
+        # Leaves a batch for each worker and one in the queue: the next free worker finds one, and
+        # an item that has just missed a batch waits for a short one.
         items = len(self._items) + self._under_way + self._returning
         return min(share, sizes.most, max(sizes.small, items // (self._workers + 1)))
 

@@ -14,13 +14,7 @@ StageName = Literal["decode", "queue", "encode", "head"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of one photo.
-
-    Attributes:
-        name: `encode` and `head` are those of the photo's whole batch.
-        started: seconds of `time.perf_counter`.
-        ended: seconds of `time.perf_counter`.
-    """
+    """One stage of a photo, on `time.perf_counter`; `encode` and `head` are the whole batch's."""
 
     name: StageName
     started: float

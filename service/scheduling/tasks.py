@@ -69,15 +69,9 @@ class SideThreads:
     async def run(
         self, deadline: float, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
     ) -> ResultT:
-        """Calls a function in one of the threads.
+        """Calls a function in one of the threads, or raises DeadlineExceeded.
 
-        Args:
-            deadline: second on the event loop's clock; a call not started then is never run.
-            work: the function.
-            *arguments: of the function.
-
-        Raises:
-            DeadlineExceeded: the deadline passed.
+        A call that has not started at the deadline, on the event loop's clock, is never run.
         """
         self.waiting += 1
         # The executor keeps an abandoned call until a thread is free; emptied, it keeps no photo.
