@@ -77,7 +77,7 @@ class Jpeg:
     kept: tuple[slice, ...]  # the parts of `data` that are not metadata
 
     def strip(self) -> bytes:
-        """Returns the file without metadata, of which Pillow would parse gigabytes if told so.
+        """Returns the file without metadata: a hostile block makes Pillow parse gigabytes of tags.
 
         Raises InvalidImage if the file has too many scans or segments.
         """

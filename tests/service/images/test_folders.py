@@ -20,7 +20,7 @@ def make_files(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_photos_below_are_listed_by_name_and_nothing_else(tmp_path: Path) -> None:
+def test_photos_are_listed_by_name(tmp_path: Path) -> None:
     make_files(tmp_path, "b/2.JPG", "a.png", "b/1.webp", "notes.txt", "b/1.webp.map-1-cat.jpg")
     (tmp_path / "folder.jpg").mkdir()
 
@@ -34,7 +34,7 @@ def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     assert find_photos([tmp_path]) == ([tmp_path / "a.jpg"], {"hidden": 1})
 
 
-def test_linked_folder_is_searched_and_one_that_leads_back_counts_once(tmp_path: Path) -> None:
+def test_linked_folder_is_searched_once(tmp_path: Path) -> None:
     make_files(tmp_path, "here/a.jpg", "elsewhere/b.jpg")
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "here" / "back").symlink_to(tmp_path / "here")
@@ -42,19 +42,17 @@ def test_linked_folder_is_searched_and_one_that_leads_back_counts_once(tmp_path:
     assert list_photos(str(tmp_path / "here"), fail) == (["a.jpg", "linked/b.jpg"], {})
 
 
-def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_folder_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(FileNotFoundError):
         list_photos(str(missing), fail)
 
-    told: list[OSError] = []
-    assert list_photos(str(missing), told.append) == ([], {})
-    assert [error.filename for error in told] == [str(missing)]
+    reported: list[OSError] = []
+    assert list_photos(str(missing), reported.append) == ([], {})
+    assert [error.filename for error in reported] == [str(missing)]
 
 
-def test_what_is_left_out_is_counted_by_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_files_are_counted_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.images.formats.ENDINGS", (".jpg", ".jfif"))
     make_files(tmp_path, "a.JFIF", "b/c.HEIC", "b/d.tiff", "e", "at 2.5 km", ".f.jpg", "g\n.tIff")
 
@@ -64,7 +62,7 @@ def test_what_is_left_out_is_counted_by_kind(
     }  # fmt: skip
 
 
-def test_line_of_what_is_left_out_is_short_and_begins_with_the_most_frequent() -> None:
+def test_description_of_other_files_begins_with_the_most_frequent() -> None:
     assert describe_left_out(LeftOut({".md": 1})) == "1 file left out (1 .md)"
     many = LeftOut({f".{letter}": count for count, letter in enumerate("abcdefg", start=1)})
     assert describe_left_out(many) == (
@@ -72,7 +70,7 @@ def test_line_of_what_is_left_out_is_short_and_begins_with_the_most_frequent() -
     )
 
 
-def test_folder_without_photos_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+def test_folder_without_photos_is_refused_with_its_other_files(tmp_path: Path) -> None:
     make_files(tmp_path, "notes/a.tiff", "photos/a.jpg")
     with pytest.raises(StartError, match=r"contains no photos: 1 file left out \(1 \.tiff\)"):
         find_photos([tmp_path / "notes"])

@@ -1,4 +1,4 @@
-"""HEIC and AVIF, where their decoder is installed, and what is told apart without it."""
+"""HEIC and AVIF, with their decoder and without."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_hostile_exif() -> bytes:
 
 @needs_decoder
 @pytest.mark.parametrize("file_format", CONTAINERS)
-def test_picture_is_read_like_any_other(file_format: str) -> None:
+def test_container_is_decoded(file_format: str) -> None:
     picture = make_picture(1, 64, 48)
     decoded = decode_image(encode_picture(picture, file_format), CONTRACT, 10_000)
     expected = np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR), np.int16)
@@ -44,13 +44,13 @@ def test_picture_is_read_like_any_other(file_format: str) -> None:
 @needs_decoder
 @pytest.mark.parametrize("file_format", CONTAINERS)
 @pytest.mark.parametrize("brand", [b"mif1", b"msf1"])
-def test_either_may_stand_in_a_container_of_a_common_brand(file_format: str, brand: bytes) -> None:
+def test_common_brand_may_contain_either_format(file_format: str, brand: bytes) -> None:
     data = encode_picture(make_picture(1, 64, 48), file_format)
     assert decode_image(data[:8] + brand + data[12:], CONTRACT, 10_000).width == 64
 
 
 @needs_decoder
-def test_avif_is_turned_as_its_own_property_says() -> None:
+def test_avif_is_turned_by_its_own_property() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # Pillow writes it as the property `irot`
     picture = make_picture(1, 64, 48)
@@ -76,13 +76,13 @@ def test_exif_that_claims_gigabytes_is_not_parsed(file_format: str) -> None:
     with warnings.catch_warnings(action="ignore"):  # writing it, Pillow reads it
         data = encode_picture(make_picture(1), file_format, exif=make_hostile_exif())
     assert len(data) > 300_000
-    # Who parses it warns of what it claims.
+    # A parser would warn.
     assert decode_image(data, CONTRACT, 10_000).pixels.shape == (16, 24, 3)
 
 
 @needs_decoder
 @pytest.mark.parametrize("file_format", CONTAINERS)
-def test_pixel_limit_holds(file_format: str) -> None:
+def test_pixel_limit_applies_to_containers(file_format: str) -> None:
     data = encode_picture(make_picture(1, 64, 48), file_format)
     with pytest.raises(TooManyPixels):
         decode_image(data, CONTRACT, 64 * 48 - 1)
@@ -112,7 +112,7 @@ def test_junk_in_a_container_is_invalid_or_unsupported() -> None:
             decode_image(b"\0\0\0\x1cftyp" + brand + bytes(200), CONTRACT, 10_000)
 
 
-def test_without_the_decoder_they_are_known_but_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containers_are_unsupported_without_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "FORMATS", ("JPEG", "PNG"))
     for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1"):
         assert name_unread_format(b"\0\0\0\x1cftyp" + brand) == "HEIF"

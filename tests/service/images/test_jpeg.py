@@ -1,4 +1,4 @@
-"""The short way decodes usual JPEGs as Pillow does; a header tells what a JPEG will cost."""
+"""The fast decoder gives nearly Pillow's pixels; the header says what a JPEG costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTRACT = InputContract(
 )
 PHOTOS = sorted((Path(__file__).parents[3] / "docs" / "photos").glob("*.jpg"))
 MEAN_DISTANCE = 3.0
-"""Largest mean difference to Pillow's pixels, of 255: photos of cats and faces have 1."""
+"""Largest mean difference to Pillow's pixels, of 255; photos of cats and faces have 1."""
 
 
 def encode(image: Image.Image, **options: object) -> bytes:
@@ -42,7 +42,7 @@ def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray
 @needs_extra
 @pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photo_has_pillows_pixels_within_a_small_distance(
+def test_photo_has_nearly_pillows_pixels(
     photo: Path, orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exif = Image.Exif()
@@ -59,7 +59,7 @@ def test_photo_has_pillows_pixels_within_a_small_distance(
 @needs_extra
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
-def test_usual_jpegs_go_the_short_way(
+def test_usual_jpeg_is_decoded_without_pillow(
     mode: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = encode(Image.open(PHOTOS[0]).convert(mode), **options)
@@ -68,7 +68,7 @@ def test_usual_jpegs_go_the_short_way(
 
 
 def sample(data: bytes, factors: int) -> bytes:
-    """Changes the sampling factors of a JPEG's luma; what it shows then is another matter."""
+    """Changes the sampling factors of a JPEG's luma, which spoils the picture."""
     place = data.index(b"\xff\xc0") + 11
     return data[:place] + bytes([factors]) + data[place + 1 :]
 
@@ -84,12 +84,12 @@ def sample(data: bytes, factors: int) -> bytes:
     ],
     ids=["4:4:1", "CMYK", "narrow", "low"],
 )
-def test_other_jpegs_are_left_to_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_jpeg_is_decoded_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = decode_image(data, CONTRACT, 10**9).pixels
     np.testing.assert_array_equal(found, decode_by_pillow(data, monkeypatch))
 
 
-def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_decodes_all_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
     assert jpeg.shrink_jpeg(make_photo(0), 8, 8, "bicubic") is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
@@ -98,7 +98,7 @@ def test_without_the_extra_pillow_decodes_all(monkeypatch: pytest.MonkeyPatch) -
 @needs_extra
 @pytest.mark.parametrize("photo", PHOTOS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("times", [1.6, 3.0])
-def test_large_jpeg_decoded_at_an_eighth_is_near_the_whole(
+def test_large_jpeg_decoded_at_an_eighth_is_near_the_full_decode(
     photo: Path, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = Image.open(photo)
@@ -189,12 +189,12 @@ def is_quick(data: bytes) -> bool:
         *("PNG", "long", "cut", "frame cut", "frame of no size", "start only", "empty"),
     ],
 )
-def test_quick_are_baseline_jpegs_of_up_to_two_megapixels(data: bytes, quick: bool) -> None:
+def test_jpeg_is_quick_when_baseline_and_up_to_two_megapixels(data: bytes, quick: bool) -> None:
     assert is_quick(data) is quick
 
 
 def hide_frame(photo: bytes, bare: bytes) -> bytes:
-    """Puts a small frame and its scan where a length that is read behind `bare` leads to."""
+    """Inserts `bare`, and a small frame at the place that a length after `bare` leads to."""
     small = bytes.fromhex("ffc0 000b 08 0010 0010 01 011100  ffda 0008 01 0100 003f00")
     content = bytes(0xFFE0 - 4) + small
     return (
@@ -203,17 +203,17 @@ def hide_frame(photo: bytes, bare: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xD9])
-def test_frame_behind_a_marker_without_length_makes_nothing_quick(marker: int) -> None:
+def test_frame_after_a_marker_without_length_is_ignored(marker: int) -> None:
     assert not is_quick(hide_frame(PROGRESSIVE, bytes([0xFF, marker])))
     assert is_quick(hide_frame(PLAIN, b""))
 
 
-def test_decoders_see_no_frame_behind_a_marker_without_length() -> None:
+def test_decoders_ignore_a_frame_after_a_marker_without_length() -> None:
     assert decode_image(hide_frame(PROGRESSIVE, b"\xff\xd0"), CONTRACT, 10**9).width == 64
 
 
 @given(st.integers(0, len(PLAIN)), st.binary(max_size=8))
-def test_no_damage_to_the_header_raises(place: int, damage: bytes) -> None:
+def test_damaged_header_raises_nothing(place: int, damage: bytes) -> None:
     spoilt = PLAIN[:place] + damage + PLAIN[place + len(damage) :]
     assert is_quick(spoilt) in (True, False)
 

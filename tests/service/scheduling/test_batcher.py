@@ -1,7 +1,7 @@
 """Items get their own results, whatever happens to their batch or to the queue.
 
 The fakes do sums, so that a swapped result shows. Workers wait for a gate instead of
-sleeping, so that a test decides what waits while something runs.
+sleeping.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -84,9 +84,20 @@ def make_batcher(  # noqa: PLR0913 - each is a setting of its own
         max_wait_seconds=max_wait_seconds,
     )
     batcher = Batcher[Any, int](run, queue, cores=cores, max_run_seconds=max_run_seconds)
+    made.append(batcher)
     if started:
         batcher.start()
     return batcher
+
+
+made: list[Batcher[Any, int]] = []
+
+
+@pytest.fixture(autouse=True)
+async def drain_batchers() -> AsyncIterator[None]:
+    yield
+    while made:
+        await made.pop().drain(soon())
 
 
 def soon() -> float:
@@ -106,7 +117,7 @@ async def let_tasks_run() -> None:
 
 
 class NotedCore(Core):
-    """Remembers what its thread did, True where it kept to the core."""
+    """Records `keep` as True and `leave` as False."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -126,6 +137,13 @@ async def hold_worker(batcher: Batcher[int, int], run: Doubler) -> asyncio.Task[
     return task
 
 
+async def make_busy(**options: Any) -> tuple[Doubler, Batcher[int, int], asyncio.Task[int]]:
+    """Returns a batcher with a busy worker, and that worker's task."""
+    run = Doubler(closed=True)
+    batcher = make_batcher(run, **options)
+    return run, batcher, await hold_worker(batcher, run)
+
+
 async def assert_still_works(batcher: Batcher[int, int]) -> None:
     assert await send(batcher, 21) == 42
     assert batcher.healthy
@@ -139,7 +157,6 @@ async def test_item_gets_its_own_result_and_its_times() -> None:
     assert (done.result, done.batch_size) == (8, 1)
     assert done.queue_seconds >= 0
     assert done.run_seconds > 0
-    await batcher.drain(soon())
 
 
 async def test_times_of_queue_and_run_are_separate() -> None:
@@ -161,13 +178,10 @@ async def test_times_of_queue_and_run_are_separate() -> None:
     assert first.run_seconds >= held
     assert second.queue_seconds >= held
     assert all(done.queue_seconds + done.run_seconds <= passed for done in (first, second))
-    await batcher.drain(soon())
 
 
 async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maximum() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=3)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(max_batch_size=3)
     rest = [send(batcher, item) for item in range(5)]
     await let_tasks_run()
 
@@ -175,16 +189,13 @@ async def test_items_that_wait_while_a_batch_runs_leave_together_up_to_the_maxim
 
     assert await asyncio.gather(first, *rest) == [2000, 0, 2, 4, 6, 8]
     assert run.batches == [[1000], [0, 1, 2], [3, 4]]
-    await batcher.drain(soon())
 
 
 async def test_worker_waits_for_the_next_items_of_answered_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("service.scheduling.batcher._RETURN_SHARE", 1e9)
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy()
     three = [send(batcher, item) for item in range(3)]
     await let_tasks_run()
     run.gate.set()
@@ -196,7 +207,6 @@ async def test_worker_waits_for_the_next_items_of_answered_clients(
 
     assert await asyncio.gather(*back) == [8, 10, 12]
     assert run.batches == [[1000], [0, 1, 2], [4, 5, 6]]
-    await batcher.drain(soon())
 
 
 @pytest.fixture
@@ -220,13 +230,10 @@ async def test_free_workers_share_what_waits() -> None:
 
     run.gate.set()
     assert await asyncio.gather(*tasks) == [0, 2, 4, 6, 8]
-    await batcher.drain(soon())
 
 
 async def test_batch_is_alone_only_without_another_run() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, cores=[ANY_CORE] * 2, max_batch_size=1)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(cores=[ANY_CORE] * 2, max_batch_size=1)
     second = send(batcher, 1)
     await run.wait_for_start()
 
@@ -235,13 +242,10 @@ async def test_batch_is_alone_only_without_another_run() -> None:
     await send(batcher, 2)
 
     assert run.alone == [True, False, True]
-    await batcher.drain(soon())
 
 
 async def test_batch_is_not_alone_when_items_wait() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=1)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(max_batch_size=1)
     others = [send(batcher, item) for item in (1, 2)]
     await let_tasks_run()
 
@@ -249,7 +253,6 @@ async def test_batch_is_not_alone_when_items_wait() -> None:
     await asyncio.gather(first, *others)
 
     assert run.alone == [True, False, True]
-    await batcher.drain(soon())
 
 
 async def test_answered_item_does_not_count_as_running() -> None:
@@ -260,7 +263,6 @@ async def test_answered_item_does_not_count_as_running() -> None:
         await batcher.submit(item, soon())
 
     assert run.alone == [True] * 500
-    await batcher.drain(soon())
 
 
 class Photo:
@@ -277,13 +279,10 @@ async def test_answered_item_is_freed() -> None:
     del photo
 
     await asyncio.wait_for(gone.wait(), SECONDS / 2)  # long before its deadline
-    await batcher.drain(soon())
 
 
 async def test_full_queue_refuses_at_once_and_admits_later() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, queue_size=2)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(queue_size=2)
     waiting = [send(batcher, item) for item in (1, 2)]
     await let_tasks_run()
 
@@ -295,13 +294,10 @@ async def test_full_queue_refuses_at_once_and_admits_later() -> None:
     run.gate.set()
     assert await asyncio.gather(first, *waiting) == [2000, 2, 4]
     await assert_still_works(batcher)
-    await batcher.drain(soon())
 
 
 async def test_cancelled_waiter_does_not_stall_its_batch() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy()
     second, third, fourth = (send(batcher, item) for item in (2, 3, 4))
     await let_tasks_run()
 
@@ -310,13 +306,10 @@ async def test_cancelled_waiter_does_not_stall_its_batch() -> None:
 
     assert await asyncio.gather(first, second, fourth) == [2000, 4, 8]
     assert run.batches == [[1000], [2, 4]]
-    await batcher.drain(soon())
 
 
 async def test_cancelled_waiter_frees_its_place() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, queue_size=1)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(queue_size=1)
     leaves = send(batcher, 1)
     await let_tasks_run()
 
@@ -327,13 +320,10 @@ async def test_cancelled_waiter_frees_its_place() -> None:
     run.gate.set()
 
     assert await asyncio.gather(first, stays) == [2000, 4]
-    await batcher.drain(soon())
 
 
 async def test_waiter_cancelled_while_its_batch_runs_harms_no_other_item() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    leaves = await hold_worker(batcher, run)
+    run, batcher, leaves = await make_busy()
 
     leaves.cancel()
     await let_tasks_run()
@@ -341,13 +331,10 @@ async def test_waiter_cancelled_while_its_batch_runs_harms_no_other_item() -> No
 
     assert leaves.cancelled()
     await assert_still_works(batcher)
-    await batcher.drain(soon())
 
 
 async def test_expired_item_fails_and_is_never_run() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy()
 
     with pytest.raises(DeadlineExceeded):
         await batcher.submit(7, asyncio.get_running_loop().time() + 0.001)
@@ -356,13 +343,10 @@ async def test_expired_item_fails_and_is_never_run() -> None:
     assert await first == 2000
     await assert_still_works(batcher)
     assert run.batches == [[1000], [21]]
-    await batcher.drain(soon())
 
 
 async def test_failed_batch_fails_its_own_items_only() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=2)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(max_batch_size=2)
     tasks = [send(batcher, item) for item in (-1, 2, 3, 4)]
     await let_tasks_run()
     run.gate.set()
@@ -373,13 +357,10 @@ async def test_failed_batch_fails_its_own_items_only() -> None:
     assert results[3:] == [6, 8]
     assert run.batches == [[1000], [-1, 2], [3, 4]]
     await assert_still_works(batcher)
-    await batcher.drain(soon())
 
 
 async def test_error_as_a_result_fails_its_own_item_only() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy()
     tasks = [send(batcher, item) for item in (1, SPOILT, 2)]
     await let_tasks_run()
     run.gate.set()
@@ -391,26 +372,21 @@ async def test_error_as_a_result_fails_its_own_item_only() -> None:
     assert run.batches[1:] == [[1, SPOILT, 2]]
     assert await first == 2000
     await assert_still_works(batcher)
-    await batcher.drain(soon())
 
 
-async def test_engines_own_error_reaches_the_client_unchanged() -> None:
-    def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
-        raise OutOfMemory("no memory")
+def exhaust(_items: Sequence[int], _is_alone: IsAlone) -> Sequence[int]:
+    raise OutOfMemory("no memory")
 
-    batcher = make_batcher(exhaust)
 
-    with pytest.raises(OutOfMemory):
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [(exhaust, OutOfMemory), (lambda _items, _is_alone: [], InferenceFailed)],
+    ids=["the engine's own error", "missing results"],
+)
+async def test_failed_batch_raises_its_error(run: Any, error: type[Exception]) -> None:
+    batcher = make_batcher(run)
+    with pytest.raises(error):
         await batcher.submit(1, soon())
-    await batcher.drain(soon())
-
-
-async def test_missing_results_fail_the_batch() -> None:
-    batcher = make_batcher(lambda _items, _is_alone: [])
-
-    with pytest.raises(InferenceFailed):
-        await batcher.submit(1, soon())
-    await batcher.drain(soon())
 
 
 async def test_wait_setting_lets_a_batch_fill_up() -> None:
@@ -424,7 +400,6 @@ async def test_wait_setting_lets_a_batch_fill_up() -> None:
 
     assert await asyncio.gather(first, second, third) == [2, 4, 6]
     assert run.batches == [[1, 2, 3]]
-    await batcher.drain(soon())
 
 
 async def test_wait_setting_ends_after_its_time() -> None:
@@ -432,7 +407,6 @@ async def test_wait_setting_ends_after_its_time() -> None:
     batcher = make_batcher(run, max_wait_seconds=0.001)
 
     assert await send(batcher, 1) == 2
-    await batcher.drain(soon())
 
 
 async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
@@ -453,9 +427,7 @@ async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
 
 
 async def test_drain_waits_for_every_worker() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, cores=[ANY_CORE] * 2)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(cores=[ANY_CORE] * 2)
 
     drain = asyncio.create_task(batcher.drain(soon()))
     await asyncio.sleep(0.01)  # the other one has nothing to do, and ends
@@ -467,9 +439,7 @@ async def test_drain_waits_for_every_worker() -> None:
 
 
 async def test_drain_fails_unfinished_items_at_its_deadline() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run)
-    runs = await hold_worker(batcher, run)
+    run, batcher, runs = await make_busy()
     waits = send(batcher, 1)
     await let_tasks_run()
 
@@ -495,9 +465,7 @@ async def test_batcher_refuses_when_not_started() -> None:
 
 
 async def test_dead_worker_fails_all_items() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_batch_size=2)
-    first = await hold_worker(batcher, run)
+    run, batcher, first = await make_busy(max_batch_size=2)
     tasks = [send(batcher, item) for item in (DEADLY, 1, 2)]
     await let_tasks_run()
     run.gate.set()
@@ -510,7 +478,6 @@ async def test_dead_worker_fails_all_items() -> None:
     assert not batcher.healthy
     with pytest.raises(NotReady):
         await batcher.submit(2, soon())
-    await batcher.drain(soon())
 
 
 async def test_hung_run_fails_all_items() -> None:
@@ -530,9 +497,7 @@ async def test_hung_run_fails_all_items() -> None:
 
 
 async def test_hung_run_ends_the_drain() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_run_seconds=0.1)
-    held = await hold_worker(batcher, run)
+    run, batcher, held = await make_busy(max_run_seconds=0.1)
 
     async with asyncio.timeout(SECONDS):
         await batcher.drain(math.inf)
@@ -543,16 +508,13 @@ async def test_hung_run_ends_the_drain() -> None:
 
 
 async def test_suspended_process_is_not_taken_for_a_hang() -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, max_run_seconds=0.5)
-    held = await hold_worker(batcher, run)
+    run, batcher, held = await make_busy(max_run_seconds=0.5)
 
     time.sleep(0.6)  # noqa: ASYNC251 - so that nothing else happens
     run.gate.set()
 
     assert await held == 2000
     await assert_still_works(batcher)
-    await batcher.drain(soon())
 
 
 # One step of a random history: a new item, a client that leaves, or time for the tasks.
@@ -571,19 +533,16 @@ async def test_worker_pins_its_core_when_all_others_work() -> None:
     batcher = make_batcher(run, max_batch_size=1, cores=cores)
     tasks = [await hold_worker(batcher, run) for _ in cores]
 
-    # The first is alone, which it is told twice: when it begins and when it asks.
+    # The first is alone: it leaves when it begins and when it asks.
     assert sorted(core.notes for core in cores) == [[False], [False, False], [True]]
 
     run.gate.set()
     await asyncio.gather(*tasks)
-    await batcher.drain(soon())
 
 
 @pytest.mark.parametrize(("items", "sizes"), [(3, [2, 1]), (7, [4, 3])])
 async def test_batches_grow_with_the_number_of_items(items: int, sizes: list[int]) -> None:
-    run = Doubler(closed=True)
-    batcher = make_batcher(run, small_batch_size=2)
-    held = await hold_worker(batcher, run)
+    run, batcher, held = await make_busy(small_batch_size=2)
     tasks = [send(batcher, item) for item in range(items)]
     await let_tasks_run()
 
@@ -591,33 +550,29 @@ async def test_batches_grow_with_the_number_of_items(items: int, sizes: list[int
 
     assert await asyncio.gather(held, *tasks) == [2000, *range(0, 2 * items, 2)]
     assert [len(batch) for batch in run.batches] == [1, *sizes]
-    await batcher.drain(soon())
 
 
 @settings(max_examples=40)
 @given(steps=steps, max_batch_size=st.integers(1, 5), workers=st.integers(1, 3))
-def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
+async def test_each_item_gets_its_own_result_under_random_arrival_and_leaving(
     steps: list[tuple[str, int]], max_batch_size: int, workers: int
 ) -> None:
     run = Doubler()
-
-    async def play() -> list[tuple[int, int | BaseException]]:
-        batcher = make_batcher(run, max_batch_size=max_batch_size, cores=[ANY_CORE] * workers)
-        sent: list[tuple[int, asyncio.Task[int]]] = []
-        for step, value in steps:
-            if step == "send":
-                sent.append((value, send(batcher, value)))
-            elif step == "cancel" and sent:
-                sent[value % len(sent)][1].cancel()
-            else:
-                await let_tasks_run()
-        results = await asyncio.gather(*(task for _, task in sent), return_exceptions=True)
-        await batcher.drain(soon())
-        assert not batcher._queue
-        return [(value, result) for (value, _), result in zip(sent, results, strict=True)]
+    batcher = make_batcher(run, max_batch_size=max_batch_size, cores=[ANY_CORE] * workers)
+    sent: list[tuple[int, asyncio.Task[int]]] = []
+    for step, value in steps:
+        if step == "send":
+            sent.append((value, send(batcher, value)))
+        elif step == "cancel" and sent:
+            sent[value % len(sent)][1].cancel()
+        else:
+            await let_tasks_run()
+    results = await asyncio.gather(*(task for _, task in sent), return_exceptions=True)
+    await batcher.drain(soon())
+    assert not batcher._queue
 
     failures = (asyncio.CancelledError, InferenceFailed)
-    for value, result in asyncio.run(play()):
+    for (value, _), result in zip(sent, results, strict=True):
         assert isinstance(result, failures) or result == 2 * value
     assert all(len(batch) <= max_batch_size for batch in run.batches)
 

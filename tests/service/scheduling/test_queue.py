@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -34,10 +35,13 @@ def make_queue(
 
 def answer(queue: BatchQueue[int, int], count: int, return_seconds: float) -> None:
     """Has a worker take so many items and finish them."""
-    for _ in range(count):
-        queue.put(0, NEVER)
+    put_all(queue, range(count))
     assert len(queue.take()) == count
     queue.finish(count, return_seconds)
+
+
+def put_all(queue: BatchQueue[int, int], items: Iterable[int]) -> list[QueuedItem[int, int]]:
+    return [queue.put(item, NEVER) for item in items]
 
 
 def items_of(batch: list[QueuedItem[int, int]]) -> list[int]:
@@ -46,8 +50,7 @@ def items_of(batch: list[QueuedItem[int, int]]) -> list[int]:
 
 async def test_items_leave_in_the_order_of_arrival() -> None:
     queue = make_queue(batch_sizes=BatchSizes(3, 3))
-    for item in range(5):
-        queue.put(item, NEVER)
+    put_all(queue, range(5))
 
     assert items_of(queue.take()) == [0, 1, 2]
     assert items_of(queue.take()) == [3, 4]
@@ -59,23 +62,20 @@ async def test_items_leave_in_the_order_of_arrival() -> None:
 )
 async def test_batch_leaves_as_many_items_for_the_other_worker(items: int, size: int) -> None:
     queue = make_queue(40, batch_sizes=BatchSizes(4, 2), workers=2)
-    for item in range(items):
-        queue.put(item, NEVER)
+    put_all(queue, range(items))
 
     assert len(queue.take()) == size
 
 
 async def test_batches_keep_their_size_while_answered_clients_come_back() -> None:
     queue = make_queue(9, batch_sizes=BatchSizes(4, 2), workers=2)
-    for item in range(9):
-        queue.put(item, NEVER)
+    put_all(queue, range(9))
     sizes = [len(queue.take()), len(queue.take())]
 
     for _ in range(6):  # the worker with the older batch ends it and takes the next one
         queue.finish(sizes[-2], 0)
         sizes.append(len(queue.take()))
-        for item in range(sizes[-3]):
-            queue.put(item, NEVER)
+        put_all(queue, range(sizes[-3]))
 
     assert sizes == [3] * 8
 
@@ -84,24 +84,21 @@ async def test_finished_items_do_not_count_for_the_batch_size() -> None:
     queue = make_queue(9, batch_sizes=BatchSizes(9, 2))
     for _ in range(9):
         answer(queue, 1, 0)
-    for item in range(8):
-        queue.put(item, NEVER)
+    put_all(queue, range(8))
 
     assert len(queue.take()) == 4  # of eight that wait, and one client that may come back
 
 
 async def test_batches_are_full_when_a_wait_is_set() -> None:
     queue = make_queue(batch_sizes=BatchSizes(4, 2), workers=2, max_wait_seconds=NEVER)
-    for item in range(4):
-        queue.put(item, NEVER)
+    put_all(queue, range(4))
 
     assert items_of(queue.take()) == [0, 1, 2, 3]
 
 
 async def test_closed_queue_is_emptied_in_full_batches() -> None:
     queue = make_queue(batch_sizes=BatchSizes(4, 2), workers=2)
-    for item in range(5):
-        queue.put(item, NEVER)
+    put_all(queue, range(5))
 
     queue.close()
 
@@ -110,7 +107,7 @@ async def test_closed_queue_is_emptied_in_full_batches() -> None:
 
 async def test_item_whose_client_left_is_not_taken() -> None:
     queue = make_queue()
-    waiting = [queue.put(item, NEVER) for item in range(3)]
+    waiting = put_all(queue, range(3))
 
     waiting[1].future.cancel()
 
@@ -152,8 +149,7 @@ async def test_worker_waits_for_the_next_items_of_answered_clients() -> None:
     queue = make_queue()
     answer(queue, 3, SECONDS)
     taking = asyncio.create_task(asyncio.to_thread(queue.take))
-    for item in (1, 2):
-        queue.put(item, NEVER)
+    put_all(queue, (1, 2))
     await asyncio.sleep(0.01)
     assert not taking.done()
 
@@ -188,8 +184,7 @@ async def test_each_of_two_workers_waits_for_its_share_of_answered_clients() -> 
     answer(queue, 4, SECONDS)
     taking = [asyncio.create_task(asyncio.to_thread(queue.take)) for _ in range(2)]
 
-    for item in (1, 2):
-        queue.put(item, NEVER)
+    put_all(queue, (1, 2))
     (first,), _ = await asyncio.wait(
         taking, timeout=SECONDS / 2, return_when=asyncio.FIRST_COMPLETED
     )
@@ -202,8 +197,7 @@ async def test_each_of_two_workers_waits_for_its_share_of_answered_clients() -> 
 async def test_worker_does_not_wait_when_the_batch_is_full() -> None:
     queue = make_queue(batch_sizes=BatchSizes(2, 2), workers=2)
     answer(queue, 2, ENDLESS)
-    for item in (1, 2):
-        queue.put(item, NEVER)
+    put_all(queue, (1, 2))
 
     assert items_of(queue.take()) == [1, 2]
 
@@ -211,8 +205,7 @@ async def test_worker_does_not_wait_when_the_batch_is_full() -> None:
 async def test_worker_does_not_wait_again_for_clients_that_came_back() -> None:
     queue = make_queue()
     answer(queue, 2, ENDLESS)
-    for item in (1, 2):
-        queue.put(item, NEVER)
+    put_all(queue, (1, 2))
     assert items_of(queue.take()) == [1, 2]
 
     queue.put(3, NEVER)
