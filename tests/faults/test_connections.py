@@ -23,14 +23,18 @@ ENDLESS = HEAD + b"Connection: close\r\nContent-Length: 1000000000000\r\n\r\n"
 MIB = 1024 * 1024
 
 
+def connect(server: ServerProcess) -> socket.socket:
+    return socket.create_connection(server.find_address(), timeout=30)
+
+
 def read_reply(connection: socket.socket) -> bytes:
-    """Returns all that arrives until the server closes the connection."""
+    """Reads until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def ask_raw(server: ServerProcess, request: bytes) -> bytes:
-    """Sends bytes and returns the answer: head and body come in as many pieces as they like."""
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    """Sends bytes and returns head and body of the answer."""
+    with connect(server) as connection:
         connection.sendall(request)
         reply = connection.makefile("rb")
         head = b"".join(iter(reply.readline, b"\r\n"))
@@ -38,13 +42,13 @@ def ask_raw(server: ServerProcess, request: bytes) -> bytes:
         return head + reply.read(int(length[1]) if length else -1)
 
 
-def test_endless_chunked_body_is_refused_before_it_ends_and_fills_no_memory(
+def test_endless_chunked_body_is_refused_and_fills_no_memory(
     server: ServerProcess,
 ) -> None:
     chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
     before = server.read_memory("VmHWM")
     for _ in range(20):
-        with socket.create_connection(server.find_address(), timeout=30) as connection:
+        with connect(server) as connection:
             connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
             for _ in range(MAX_BODY_BYTES // 0x10000 + 1):
                 connection.sendall(chunk)
@@ -61,13 +65,13 @@ def test_endless_chunked_body_is_refused_before_it_ends_and_fills_no_memory(
         (b"/nowhere", b"image/png", b"404"),
     ],
 )
-def test_early_last_answer_reaches_a_client_that_sends_all_before_it_reads(
+def test_early_last_answer_arrives_when_the_client_sends_all_before_it_reads(
     server: ServerProcess, target: bytes, kind: bytes, status: bytes
 ) -> None:
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %b\r\n"
     body = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (8 * MIB, bytes(8 * MIB))
     for _ in range(3):
-        with socket.create_connection(server.find_address(), timeout=30) as connection:
+        with connect(server) as connection:
             connection.sendall(head % (target, kind) + body)
             assert read_reply(connection).startswith(b"HTTP/1.1 %b " % status)
 
@@ -77,17 +81,17 @@ def send_until_cut_off(connection: socket.socket) -> None:
         connection.sendall(bytes(0x10000))
 
 
-def test_client_that_goes_on_sending_after_its_last_answer_is_cut_off(
+def test_connection_is_aborted_when_the_client_sends_on_after_its_last_answer(
     server: ServerProcess,
 ) -> None:
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(ENDLESS)
         assert read_reply(connection).startswith(b"HTTP/1.1 413 ")
         with pytest.raises(ConnectionError):
             send_until_cut_off(connection)
 
 
-def test_client_that_is_still_sending_does_not_keep_the_server_from_stopping(
+def test_server_stops_while_a_client_is_sending(
     open_bundle: Bundle,
 ) -> None:
     for_long = ("--body-timeout-seconds", "300", "--drain-seconds", "60")
@@ -97,7 +101,7 @@ def test_client_that_is_still_sending_does_not_keep_the_server_from_stopping(
         server.open_client() as client,
     ):
         assert_still_serving(client)
-        with socket.create_connection(server.find_address(), timeout=30) as connection:
+        with connect(server) as connection:
             connection.sendall(ENDLESS)
             assert read_reply(connection).startswith(b"HTTP/1.1 413 ")
             server.send_signal(signal.SIGTERM)
@@ -105,7 +109,7 @@ def test_client_that_is_still_sending_does_not_keep_the_server_from_stopping(
         assert "graceful shutdown exceeded" not in server.stderr
 
 
-def test_content_length_over_the_limit_is_refused_before_any_byte_of_the_body(
+def test_content_length_over_the_limit_is_refused_before_the_body(
     server: ServerProcess,
 ) -> None:
     reply = ask_raw(server, HEAD + b"Content-Length: 1000000000000\r\n\r\n")
@@ -130,18 +134,18 @@ def test_contradicting_lengths_are_refused(server: ServerProcess, headers: bytes
     assert reply[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 413"), reply
 
 
-def test_body_longer_than_its_length_says_is_no_second_request(
+def test_body_longer_than_its_length_is_not_a_second_request(
     server: ServerProcess,
 ) -> None:
     length = f"Content-Length: {len(PHOTO)}\r\n\r\n".encode()
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(HEAD + length + PHOTO + b"x" * 2000)
         reply = read_reply(connection)
     assert reply.count(b"HTTP/1.1 200") <= 1
     assert b" 400 " in reply or reply.count(b"HTTP/1.1") == 1
 
 
-def test_bodies_that_are_held_back_together_leave_room_for_others_again(
+def test_unfinished_bodies_free_their_memory_when_their_clients_leave(
     open_bundle: Bundle,
 ) -> None:
     size = 400_000
@@ -155,7 +159,7 @@ def test_bodies_that_are_held_back_together_leave_room_for_others_again(
         holding = [socket.create_connection(server.find_address()) for _ in range(3)]
         for connection in holding:
             connection.sendall(HEAD + length + bytes(size - 1))
-        # One too many: it is refused as soon as the others' bytes are there.
+        # The third is one too many.
         (refused,), _, _ = select.select(holding, [], [], 60)
         assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
         for connection in holding:
@@ -171,35 +175,35 @@ def test_compressed_body_is_refused(client: httpx.Client) -> None:
         assert_problem(response, 415, "unsupported_content_encoding")
 
 
-def test_headers_without_end_close_the_connection(
+def test_endless_headers_close_the_connection(
     server: ServerProcess,
 ) -> None:
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\n")
         try:
             for _ in range(3000):
                 connection.sendall(b"X-Filler: " + b"x" * 1000 + b"\r\n")
             reply = read_reply(connection)
-        except OSError:  # it was closed while we were still sending
+        except OSError:  # closed while we were sending
             reply = b""
     assert not reply.startswith(b"HTTP/1.1 200")
 
 
-def test_body_that_stops_coming_is_answered_408_and_closed(
+def test_stalled_body_is_answered_408_and_closed(
     server: ServerProcess, client: httpx.Client
 ) -> None:
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(head + b"Content-Length: 1000\r\n\r\nxyz")
-        assert_still_serving(client)  # others are served meanwhile
+        assert_still_serving(client)  # meanwhile
         reply = read_reply(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b"body_timeout" in reply
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: "])
-def test_headers_that_stop_coming_close_the_connection(server: ServerProcess, head: bytes) -> None:
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+def test_stalled_headers_close_the_connection(server: ServerProcess, head: bytes) -> None:
+    with connect(server) as connection:
         connection.sendall(head)
         assert read_reply(connection) == b""
 
@@ -212,11 +216,11 @@ def test_headers_that_stop_coming_close_the_connection(server: ServerProcess, he
     ],
     ids=["length", "chunks"],
 )
-def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, body: bytes) -> None:
+def test_request_with_an_upgrade_keeps_its_body(server: ServerProcess, body: bytes) -> None:
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     request = HEAD + offer + body
     for pieces in ([request * 3], [request[:400], request[400:], request + request]):
-        with socket.create_connection(server.find_address(), timeout=30) as connection:
+        with connect(server) as connection:
             for piece in pieces:
                 connection.sendall(piece)
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -225,16 +229,16 @@ def test_offer_of_an_upgrade_costs_no_body(server: ServerProcess, body: bytes) -
         assert reply.count(b'"labels"') == 3
 
 
-def test_offer_of_an_upgrade_without_a_body_waits_for_none(server: ServerProcess) -> None:
+def test_request_with_an_upgrade_and_no_body_is_answered(server: ServerProcess) -> None:
     offer = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(2 * offer + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
         reply = read_reply(connection)
     assert re.findall(rb"HTTP/1.1 (\d+)", reply) == [b"400", b"400", b"200"]
 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"GET /livez HTTP/1.1\r\n\r\n", b"junk"])
-def test_what_comes_behind_the_last_request_does_not_spoil_its_answer(
+def test_bytes_after_the_last_request_do_not_spoil_its_answer(
     server: ServerProcess, rest: bytes
 ) -> None:
     length = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PHOTO)
@@ -243,14 +247,14 @@ def test_what_comes_behind_the_last_request_does_not_spoil_its_answer(
     assert b'"labels"' in reply
 
 
-def test_body_of_a_request_that_offers_an_upgrade_is_no_second_request(
+def test_body_of_a_request_with_an_upgrade_is_not_a_second_request(
     server: ServerProcess,
 ) -> None:
     smuggled = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     offer = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     request = offer + b"Content-Length: %d\r\n\r\n" % len(smuggled) + smuggled
     assert ask_raw(server, request).startswith(b"HTTP/1.1 400 ")
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+    with connect(server) as connection:
         connection.sendall(request + b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert read_reply(connection).count(b"HTTP/1.1 ") == 2
 
@@ -265,23 +269,21 @@ def test_body_of_a_request_that_offers_an_upgrade_is_no_second_request(
     ],
     ids=["path", "header", "headers", "trailers"],
 )
-def test_head_that_is_far_too_long_closes_the_connection(
-    server: ServerProcess, head: bytes
-) -> None:
-    with socket.create_connection(server.find_address(), timeout=30) as connection:
+def test_overlong_head_closes_the_connection(server: ServerProcess, head: bytes) -> None:
+    with connect(server) as connection:
         try:
             connection.sendall(head)
             reply = read_reply(connection)
-        except ConnectionError:  # it was closed while we were still sending
+        except ConnectionError:  # closed while we were sending
             reply = b""
     assert b"HTTP/1.1 200 " not in reply
 
 
-def test_requests_are_sent_ahead_in_moderation(server: ServerProcess) -> None:
+def test_connection_is_closed_when_too_many_requests_are_sent_ahead(server: ServerProcess) -> None:
     ask = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     for count, kept in ((10, True), (10_000, False)):
-        with socket.create_connection(server.find_address(), timeout=30) as connection:
+        with connect(server) as connection:
             connection.sendall(count * ask + last)
             try:
                 reply = read_reply(connection)
@@ -290,7 +292,7 @@ def test_requests_are_sent_ahead_in_moderation(server: ServerProcess) -> None:
         assert (reply.count(b"HTTP/1.1 200 ") == count + 1) is kept
 
 
-def test_number_with_thousands_of_zeros_is_a_length_like_any_other(server: ServerProcess) -> None:
+def test_length_with_thousands_of_zeros_is_valid(server: ServerProcess) -> None:
     reply = ask_raw(server, HEAD + b"Content-Length: " + b"0" * 5000 + b"5\r\n\r\nabcde")
     assert reply.startswith(b"HTTP/1.1 400 ")
     assert b"invalid_image" in reply

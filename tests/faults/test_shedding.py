@@ -14,20 +14,20 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.faulty_process import FaultyProcess
-from tests.faults.test_connections import HEAD, MIB, read_reply
+from tests.faults.test_connections import HEAD, MIB, connect, read_reply
 from tests.faults.test_load import occupy, post, run_alone
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
 
 EMPTY = HEAD + b"Content-Length: 0\r\n\r\n"
 LAST = HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-# What the app adds and the connection knows of: a page's request goes through the whole app.
+# A page's request passes through the whole app.
 PAGE = {"Origin": "https://a.example"}
 FOR_LONG = ("--deadline-ms", "300000")
 
 
 @pytest.fixture(scope="module")
 def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProcess]:
-    """A server whose engine stands still and whose queue is full; afterwards it goes on."""
+    """A server with a halted engine and a full queue; the engine goes on afterwards."""
     folder: Path = tmp_path_factory.mktemp("faults")
     one_place = ("--queue-size", "1", *FOR_LONG)
     with run_alone(open_bundle, folder, *one_place) as (server, client, clients):
@@ -36,7 +36,7 @@ def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Itera
         waiting = [socket.create_connection(server.find_address()) for _ in range(2)]
         for connection in waiting:
             connection.sendall(post(PHOTO, "waits"))
-        # One has the only place as soon as the other is refused.
+        # When one is refused, the other has the only place.
         (refused,), _, _ = select.select(waiting, [], [], 60)
         assert refused.recv(100).startswith(b"HTTP/1.1 429 ")
         yield server
@@ -54,11 +54,7 @@ def client(full: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def connect(server: ServerProcess) -> socket.socket:
-    return socket.create_connection(server.find_address(), timeout=30)
-
-
-def test_refusal_is_the_one_that_the_app_would_send(client: httpx.Client) -> None:
+def test_refusal_equals_that_of_the_app(client: httpx.Client) -> None:
     ids = {"X-Request-ID": "abc"}
     at_once, by_app = send_image(client, headers=ids), send_image(client, headers={**ids, **PAGE})
     for response in (at_once, by_app):
@@ -68,20 +64,20 @@ def test_refusal_is_the_one_that_the_app_would_send(client: httpx.Client) -> Non
     assert set(at_once.headers) == set(by_app.headers)
 
 
-def test_refused_client_gets_an_id_of_its_own(client: httpx.Client) -> None:
+def test_each_refusal_has_its_own_request_id(client: httpx.Client) -> None:
     ids = {send_image(client).json()["request_id"] for _ in range(5)}
     assert len(ids) == 5
     mad = send_image(client, headers={"X-Request-ID": 'a" %b %s'})
     assert re.fullmatch("[0-9a-f]{32}", mad.json()["request_id"])
 
 
-def test_what_needs_no_place_is_answered(client: httpx.Client) -> None:
+def test_other_requests_are_answered_while_the_queue_is_full(client: httpx.Client) -> None:
     for path in ("/labels", "/info", "/readyz", "/docs", "/metrics"):
         assert client.get(path).status_code == 200
     assert_problem(client.get("/predict"), 405, "method_not_allowed")
 
 
-def test_refusals_are_counted_each_and_logged_together(
+def test_refusals_are_counted_singly_and_logged_together(
     full: FaultyProcess, client: httpx.Client
 ) -> None:
     def count() -> float:
@@ -101,7 +97,7 @@ def test_refusals_are_counted_each_and_logged_together(
     assert full.stderr.count("requests refused") < logged + 20
 
 
-def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more(
+def test_refusal_keeps_the_connection_unless_the_client_closes_it(
     full: ServerProcess,
 ) -> None:
     with connect(full) as connection:
@@ -116,9 +112,9 @@ def test_connection_is_kept_for_the_next_request_unless_its_client_wants_no_more
         assert b"\r\nconnection: close\r\n" in reply
 
 
-def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None:
+def test_requests_sent_ahead_are_each_refused(full: ServerProcess) -> None:
     through_app = EMPTY.replace(b"\r\n\r\n", b"\r\nOrigin: https://a.example\r\n\r\n")
-    # What goes through the app waits for the one before it, of which there may be a few.
+    # A request through the app waits for the one before it; a few may.
     for first, ahead in ((EMPTY, 100), (through_app, 10)):
         with connect(full) as connection:
             connection.sendall(first + ahead * EMPTY + LAST)
@@ -126,7 +122,9 @@ def test_requests_sent_ahead_are_refused_one_by_one(full: ServerProcess) -> None
         assert reply.count(b"HTTP/1.1 429 ") == reply.count(b'"code":"queue_full"') == ahead + 2
 
 
-def test_client_that_does_not_read_its_refusals_is_cut_off(full: ServerProcess) -> None:
+def test_connection_is_closed_when_the_client_does_not_read_its_refusals(
+    full: ServerProcess,
+) -> None:
     before = full.read_memory()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -142,7 +140,7 @@ def test_client_that_does_not_read_its_refusals_is_cut_off(full: ServerProcess) 
     assert full.read_memory() - before < 20 * MIB
 
 
-def test_refusal_reaches_a_client_that_sends_all_before_it_reads(full: ServerProcess) -> None:
+def test_refusal_arrives_when_the_client_sends_all_before_it_reads(full: ServerProcess) -> None:
     upload = LAST.replace(b": 0\r\n", b": %d\r\n" % (8 * MIB)) + bytes(8 * MIB)
     for _ in range(3):
         with connect(full) as connection:
@@ -150,7 +148,7 @@ def test_refusal_reaches_a_client_that_sends_all_before_it_reads(full: ServerPro
             assert read_reply(connection).startswith(b"HTTP/1.1 429 ")
 
 
-def test_bodies_of_the_refused_fill_no_memory(full: ServerProcess) -> None:
+def test_bodies_of_refused_requests_fill_no_memory(full: ServerProcess) -> None:
     body = HEAD + b"Content-Length: %d\r\n\r\n" % MIB + bytes(MIB)
     before = full.read_memory("VmHWM")
     with connect(full) as connection:

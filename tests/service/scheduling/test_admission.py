@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from service.errors import Draining, NotReady
 from service.scheduling.admission import Admission, DrainRate
 
+pytestmark = pytest.mark.anyio
+
 SECONDS = 60.0
 
 
@@ -33,7 +35,6 @@ def in_seconds(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
-@pytest.mark.anyio
 async def test_requests_are_refused_before_it_opens() -> None:
     admission = Admission(Health())
     assert admission.state == "loading"
@@ -44,7 +45,6 @@ async def test_requests_are_refused_before_it_opens() -> None:
         assert admission.state == "ready"
 
 
-@pytest.mark.anyio
 async def test_requests_are_refused_when_the_workers_have_died() -> None:
     health = Health()
     admission = open_admission(health)
@@ -55,7 +55,6 @@ async def test_requests_are_refused_when_the_workers_have_died() -> None:
         pass
 
 
-@pytest.mark.anyio
 async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> None:
     admission = open_admission()
     with admission.taking():
@@ -70,7 +69,6 @@ async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> Non
     await closing
 
 
-@pytest.mark.anyio
 async def test_closing_waits_no_longer_than_its_deadline() -> None:
     admission = open_admission()
     with admission.taking():
@@ -78,7 +76,6 @@ async def test_closing_waits_no_longer_than_its_deadline() -> None:
         assert admission.state == "draining"
 
 
-@pytest.mark.anyio
 async def test_failed_request_is_not_waited_for() -> None:
     admission = open_admission()
     with pytest.raises(ZeroDivisionError), admission.taking():
@@ -86,7 +83,6 @@ async def test_failed_request_is_not_waited_for() -> None:
     await admission.close(in_seconds(SECONDS))
 
 
-@pytest.mark.anyio
 async def test_state_stays_draining_when_the_workers_die() -> None:
     health = Health()
     admission = open_admission(health)

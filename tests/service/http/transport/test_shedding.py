@@ -1,4 +1,4 @@
-"""What is refused at the connection: predictions, while the queue is full, and nothing else."""
+"""Predictions are refused at the connection while the queue is full, and nothing else is."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def make_scope(path: str = "/predict", method: str = "POST", **headers: str) -> 
     return {"type": "http", "path": path, "method": method, "headers": pairs}
 
 
-async def test_nothing_is_refused_while_there_is_room(shedder: Shedder) -> None:
+async def test_prediction_passes_while_the_queue_has_room(shedder: Shedder) -> None:
     assert shedder.refuse(make_scope()) is None
 
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("path", PATHS)
-async def test_prediction_is_refused_with_the_id_of_its_client(shedder: Shedder, path: str) -> None:
+async def test_prediction_is_refused_with_its_request_id(shedder: Shedder, path: str) -> None:
     refusal = shedder.refuse(make_scope(path, x_request_id="abc"))
     assert refusal is not None
     assert refusal.status == 429
@@ -76,20 +76,18 @@ async def test_prediction_is_refused_with_the_id_of_its_client(shedder: Shedder,
     ],
     ids=["another route", "no route", "read", "preflight", "a page"],
 )
-async def test_everything_else_goes_on_to_the_app(shedder: Shedder, scope: dict[str, Any]) -> None:
+async def test_other_request_passes(shedder: Shedder, scope: dict[str, Any]) -> None:
     assert shedder.refuse(scope) is None
 
 
 @pytest.mark.usefixtures("full")
-async def test_service_that_drains_leaves_its_answer_to_the_app(
-    shedder: Shedder, host: PipelineHost
-) -> None:
+async def test_request_passes_when_the_service_drains(shedder: Shedder, host: PipelineHost) -> None:
     await host.drain()
     assert shedder.refuse(make_scope()) is None
 
 
 @pytest.mark.usefixtures("full")
-async def test_refusals_of_a_second_are_one_line_for_each_route(
+async def test_refusals_are_logged_once_a_second_for_each_route(
     shedder: Shedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = asyncio.Queue[logging.LogRecord]()
@@ -110,7 +108,7 @@ async def test_refusals_of_a_second_are_one_line_for_each_route(
 
 
 @pytest.mark.usefixtures("full")
-async def test_refusals_are_counted_where_answers_are(host: PipelineHost) -> None:
+async def test_refusals_are_counted_like_answers(host: PipelineHost) -> None:
     metrics = Metrics()
     shedder = Shedder(host, metrics, PATHS)
     for _ in range(3):
