@@ -138,9 +138,8 @@ def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple
     if checkpoint.config is None:
         raise CheckpointError("the checkpoint holds a head alone, which takes no photos")
     columns = _match_labels(checkpoint, folder)
-    images = folder.split(split)
-    check_photos(images)
-    photos = Photos(images, folder.targets(images), evaluation_transform(checkpoint.config.input))
+    check_photos(folder.split(split))
+    photos = Photos.of_split(folder, split, evaluation_transform(checkpoint.config.input))
     embeddings = _embeddings(checkpoint, folder)
     logits = [checkpoint.network(batch, *embeddings) for batch, _ in DataLoader(photos, 8)]
     return torch.cat(logits)[:, columns], photos.targets

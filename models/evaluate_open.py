@@ -27,8 +27,7 @@ from models.data import DataError, LabelledFolder, check_photos, read_labelled_f
 from models.metrics import MetricError, average_precisions
 from models.text import TextEncoderError, read_text_encoder
 from models.train.views import Photos, evaluation_transform
-from models.train_open.sources import Sources, read_sources
-from models.train_open.teacher import share_stages
+from models.train_open.teacher import Sources, read_sources, share_stages
 
 _BATCH = 8
 
@@ -100,9 +99,8 @@ def evaluate_open(
     head, template = opened.head, opened.head.config.embedding_template
     labels = sources.text.embed_names(folder.label_names, template)
     names = sources.text.embed_names(sources.teacher.names, template)
-    images = folder.split(split)
-    check_photos(images)
-    photos = Photos(images, folder.targets(images), evaluation_transform(sources.prepared))
+    check_photos(folder.split(split))
+    photos = Photos.of_split(folder, split, evaluation_transform(sources.prepared))
     found, baseline = [], []
     for tokens, logits in _encode(photos, sources):
         found.append(head(tokens, labels))

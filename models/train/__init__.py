@@ -1,9 +1,4 @@
-"""Training: labelled photos -> checkpoint.
-
-`recipe.py` (what to do) -> `build.py`, `start.py` (the network) -> `pictures.py`, `views.py`
-(photos -> tensors) -> `features.py` (the frozen part of the backbone, run once) -> `loop.py`
-(epochs, kept by `state.py`) -> `__main__.py` (the command).
-"""
+"""Training on labelled photos; `run.py` steps through any task, that of `train_open` too."""
 
 from models.commands import need_extra
 

@@ -1,21 +1,24 @@
-"""A recipe's network, before any training, and what computes it.
-
-In: a `Recipe`. Out: a `Network`, its head fresh; an `Accelerator`. Next: `start.py`, `loop.py`.
-"""
+"""A recipe's network before training: a fresh head, and the weights that `--init` gives."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor, nn
 
-from models.backbones.backbone import Backbone, input_config
+from models.backbones.backbone import Backbone, BackboneError, input_config
+from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
+from models.checkpoints.hub import locate
+from models.checkpoints.layouts import CheckpointError, Description, Hints
+from models.checkpoints.layouts.backbones import complete, take_pooled_norm
 from models.checkpoints.pretrained import load_pretrained
 from models.config import (
     GapConfig,
     HeadConfig,
+    InputConfig,
     MLDecoderConfig,
     NetworkConfig,
     Query2LabelConfig,
@@ -24,24 +27,14 @@ from models.config import (
 )
 from models.data import DataError, LabelledFolder
 from models.network import Network
-from models.train.recipe import Recipe, RecipeError
+from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
 
-
-def make_accelerator(recipe: Recipe, device: str) -> Accelerator:
-    """Chooses where and how to compute.
-
-    Args:
-        recipe: precision and accumulation.
-        device: `cpu`, or `auto` for what `accelerate` finds or was told.
-    """
-    # Many of timm's models keep layers of the classifier that was left out, which get no gradient.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(
-        cpu=device == "cpu",
-        mixed_precision=recipe.mixed_precision,
-        gradient_accumulation_steps=recipe.accumulate,
-        kwargs_handlers=[unused],
-    )
+# Prefixes of the pooling and the classifiers that timm and TResNet's authors put on a backbone.
+_CLASSIFIERS = (
+    "attn_pool.", "aux_head.", "classifier.", "fc.", "fc_norm.", "head.", "head_dist.",
+)  # fmt: skip
+# Parts of the preparation that the weights were trained for, whatever the recipe's image size.
+_PIXELS = ("mean", "std", "interpolation")
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
@@ -49,22 +42,23 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
 
     Args:
         recipe: backbone, head and sizes.
-        data: what it will be trained on: its labels, or their word vectors.
-        pretrained: give the backbone its ImageNet weights.
+        data: gives the labels, or their word vectors.
+        pretrained: load the backbone's ImageNet weights.
 
     Raises:
         DataError: a zero-shot head, and no word vectors.
-        PretrainedError: no pretrained weights could be had.
-        BackboneError: timm knows no such backbone, or it does not take images of this size.
-        RecipeError: Query2Label, whose positions are bound to one grid, and crops of another.
+        PretrainedError: no pretrained weights are available.
+        BackboneError: the backbone is unknown to timm, takes no images of this size or cannot be
+            cut at `frozen_stages`.
+        RecipeError: Query2Label with crops of another size than the photos, or CutMix of tokens.
     """
     size = (recipe.image_size, recipe.image_size)
     backbone = Backbone(recipe.backbone, size)
     tokens = backbone.count_tokens(size)
-    cropped = backbone.count_tokens((recipe.crop_size, recipe.crop_size))
-    if recipe.head == "query2label" and cropped != tokens:
+    crop_tokens = backbone.count_tokens((recipe.crop_size, recipe.crop_size))
+    if recipe.head == "query2label" and crop_tokens != tokens:
         raise RecipeError(
-            f"recipe: train_size: crops have {cropped} tokens and photos {tokens}, but the "
+            f"recipe: train_size: crops have {crop_tokens} tokens and photos {tokens}, but the "
             "positions of query2label are bound to one grid"
         )
     config = NetworkConfig(
@@ -74,6 +68,7 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
         activation="softmax" if recipe.single_label else "sigmoid",
     )
     network = Network(config)
+    _check_stages(network.backbone, recipe)
     if pretrained:
         load_pretrained(network.backbone)
     return network
@@ -108,3 +103,90 @@ def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) 
             **shape,
         )
     return MLDecoderConfig(num_groups=recipe.num_groups, **shape)
+
+
+def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
+    stages = recipe.frozen_stages
+    if backbone.num_stages == 1 and 0 < stages < WHOLE_BACKBONE:
+        raise BackboneError(
+            f"{backbone.name} cannot be cut between stages, only EfficientNets and the like can: "
+            f"give --frozen-stages {WHOLE_BACKBONE} (all of it) or 0 (none)"
+        )
+    if recipe.cutmix and stages >= backbone.num_stages:
+        raise RecipeError(
+            "recipe: cutmix: the frozen backbone leaves only tokens to cut from: give fewer "
+            "--frozen-stages"
+        )
+
+
+def fingerprint(init: Path | None) -> str:
+    """Returns the sha256 of the file of `--init`, "" for none; raises CheckpointError."""
+    if init is None:
+        return ""
+    try:
+        return hashlib.sha256(locate(init).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint file at {init}") from error
+
+
+def start_from(network: Network, init: Path) -> str:
+    """Loads a checkpoint's backbone, and its head if both heads are built alike.
+
+    The network's photos are then prepared with the mean, std and interpolation of the file.
+
+    Args:
+        network: changed in place, its configuration too.
+        init: any readable checkpoint, or a backbone alone, with or without a classifier.
+
+    Returns:
+        What was loaded, in words.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its backbone is another.
+        BackboneError: its preparation of photos is invalid.
+    """
+    bare = read_backbone(init)
+    if bare is not None:
+        _fill_backbone(network.backbone, bare.state)
+        return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
+    name = network.config.backbone
+    start = read_checkpoint(init, Hints(name))
+    if start.config is None or start.config.backbone != name:
+        raise CheckpointError(f"{init.name} has no {name} to start from")
+    assert isinstance(start.network, Network)  # it has a configuration
+    fill(network.backbone, start.network.backbone.state_dict())
+    pixels = _take_pixels(network, start.config.input)
+    head = start.network.head
+    if _describe(head) != _describe(network.head):
+        return f"its backbone{pixels}; its head is built differently"
+    network.head.load_state_dict(head.state_dict())
+    return f"its backbone and its head{pixels}"
+
+
+def _read_pixels(network: Network, described: Description) -> InputConfig:
+    given = {name: value for name in _PIXELS if (value := described.preparation.get(name))}
+    own = network.config.input
+    return input_config(network.config.backbone, (own.height, own.width), given) if given else own
+
+
+def _take_pixels(network: Network, found: InputConfig) -> str:
+    """Returns what changed, in words; empty if nothing did."""
+    own = network.config.input
+    taken = own.model_copy(update={name: getattr(found, name) for name in _PIXELS})
+    if taken == own:
+        return ""
+    network.config = network.config.model_copy(update={"input": taken})
+    return f", its mean {taken.mean}, std {taken.std} and {taken.interpolation} interpolation"
+
+
+def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
+    own = backbone.body.state_dict()
+    whole = take_pooled_norm(found, own)
+    kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
+    fill(backbone.body, complete(kept, own))
+
+
+def _describe(head: nn.Module) -> tuple[object, ...]:
+    """Returns what must be equal for one head to take the weights of another."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
+    return shapes, *(getattr(head.config, name, None) for name in ("num_heads", "pre_norm"))

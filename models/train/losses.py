@@ -1,42 +1,48 @@
-"""Losses: logits and targets of a batch -> one number, unknown labels left out.
+"""Losses of labelled photos, from timm, and the mixing of a batch's photos before them.
 
-In: logits [B, N] and targets [B, N]. Out: the loss a photo. Next: `loop.py`.
+Targets are 1, 0 or -1 (unknown); an unknown label gives neither loss nor gradient.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+from timm.data import Mixup
 from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch import Tensor
 
+from models.data.records import UNKNOWN
 from models.train.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-_SURELY_ABSENT = -1e4  # its sigmoid is 0 in float16 too
-
-
-class LossError(Exception):
-    """The loss is no longer a number; the message is one line for a person."""
+_ABSENT_LOGIT = -1e4  # its sigmoid is 0 in float16 too
 
 
 def make_loss(recipe: Recipe) -> Loss:
-    """Returns the recipe's loss, from timm.
+    """Returns the recipe's loss of logits [B, N] and targets [B, N], a mean over the photos.
 
-    `asymmetric` is summed over the labels; `bce` is their mean, with mixed targets made 0/1 at
-    `bce_threshold` as in arXiv 2110.00476. Both are means over the photos.
+    `asymmetric` is summed over the labels. `bce` is their mean, with mixed targets made 0/1 at
+    `bce_threshold` as in arXiv 2110.00476.
     """
     if recipe.loss == "bce":
-        mean_loss = BinaryCrossEntropy(smoothing=0.0, target_threshold=recipe.bce_threshold)
-        return lambda logits, targets: mean_loss(*leave_out_unknown(logits, targets))
-    sum_loss = asymmetric_loss(
-        recipe.gamma_neg, recipe.gamma_pos, recipe.clip, recipe.focal_gradient
-    )
-    return lambda logits, targets: sum_loss(*leave_out_unknown(logits, targets))
+        loss: Loss = BinaryCrossEntropy(smoothing=0.0, target_threshold=recipe.bce_threshold)
+    else:
+        gammas = recipe.gamma_neg, recipe.gamma_pos
+        loss = asymmetric_loss(*gammas, recipe.clip, recipe.focal_gradient)
+
+    def compute(logits: Tensor, targets: Tensor) -> Tensor:
+        unknown = targets < 0
+        logits = logits.masked_fill(unknown, _ABSENT_LOGIT)
+        return loss(logits, targets.masked_fill(unknown, 0.0))
+
+    return compute
 
 
 def asymmetric_loss(
@@ -51,7 +57,7 @@ def asymmetric_loss(
         focal_gradient: the focusing weight passes gradients.
     """
     known = inspect.signature(AsymmetricLossMultiLabel).parameters
-    # Newer timms divide by the batch if not told to sum; older ones always sum.
+    # Newer versions of timm take the mean over the batch by default; older ones always sum.
     reduction: dict[str, Any] = {"reduction": "sum"} if "reduction" in known else {}
     loss = AsymmetricLossMultiLabel(
         gamma_neg, gamma_pos, clip, disable_torch_grad_focal_loss=not focal_gradient, **reduction
@@ -59,25 +65,40 @@ def asymmetric_loss(
     return lambda logits, targets: loss(logits, targets) / len(logits)
 
 
-def check_finite(loss: float, epoch: int) -> float:
-    """Returns the loss of a batch if it is a number.
+def make_mix(recipe: Recipe, num_classes: int) -> Mix:
+    """Returns what mixes inputs [B, ...] and targets [B, N] as the recipe says.
 
-    Raises:
-        LossError: it is not; from there on, every weight would be lost.
+    Single-label targets are one-hot and become shares; timm mixes these with mixup and CutMix.
     """
-    if not math.isfinite(loss):
-        raise LossError(
-            f"the loss of epoch {epoch} is {loss}: a lower lr or another mixed_precision may help"
-        )
-    return loss
+    if not recipe.single_label:
+        return lambda inputs, targets: mix(inputs, targets, recipe.mixup)
+    if not (recipe.mixup or recipe.cutmix):
+        return lambda inputs, targets: (inputs, targets)
+    blend = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=0.0, num_classes=num_classes)
+
+    def mix_pairs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        even = len(inputs) // 2 * 2  # timm mixes a batch with its own reverse
+        mixed: tuple[Tensor, Tensor] = blend(inputs[:even].clone(), targets[:even].argmax(dim=1))
+        return mixed
+
+    return mix_pairs
 
 
-def leave_out_unknown(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Makes unknown labels surely absent ones: they give neither loss nor gradient.
+def mix(inputs: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Mixes each example with another of its batch (mixup, arXiv 1710.09412).
+
+    The mixed targets are the union of both label sets: a half-transparent object is still there,
+    and the asymmetric loss needs 0/1 targets.
 
     Args:
-        logits: float [B, N].
-        targets: 1, 0 or -1 (unknown), or shares of mixed photos, float [B, N].
+        inputs: float [B, ...].
+        targets: 1, 0 or -1 (unknown), float [B, N].
+        alpha: of the Beta distribution; 0 changes nothing.
     """
-    unknown = targets < 0
-    return logits.masked_fill(unknown, _SURELY_ABSENT), targets.masked_fill(unknown, 0.0)
+    if alpha == 0:
+        return inputs, targets
+    share = float(np.random.default_rng(random.getrandbits(32)).beta(alpha, alpha))
+    other = torch.randperm(len(inputs), device=inputs.device)
+    union = torch.maximum(targets, targets[other])
+    unsure = (torch.minimum(targets, targets[other]) == UNKNOWN) & (union < 1)
+    return inputs.lerp(inputs[other], 1 - share), union.masked_fill(unsure, UNKNOWN)

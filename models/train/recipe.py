@@ -1,36 +1,70 @@
-"""The recipe: every choice of a training run, in one frozen record.
-
-In: a TOML file and command line flags. Out: a `Recipe`. Next: `loop.py` follows it.
-"""
+"""Recipes: every choice of a training run, in frozen records read from TOML and flags."""
 
 from __future__ import annotations
 
-import argparse
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 WHOLE_BACKBONE = 99
-"""`frozen_stages` of a backbone that is frozen from end to end."""
-
-RecipeT = TypeVar("RecipeT", bound=BaseModel)
+"""`frozen_stages` that freezes a backbone from end to end."""
 
 
 class RecipeError(Exception):
-    """A recipe file is unreadable or inconsistent; the message is one line for a person."""
+    """A recipe is unreadable or inconsistent, or not the recipe of the run in a folder."""
 
 
-class Recipe(BaseModel):
-    """Choices of a training run.
-
-    Frozen stages and views belong together: with `frozen_stages` above zero the frozen
-    part of the backbone runs once over `views` augmented copies of each photo, and the
-    epochs take these in turn; with zero every photo is augmented anew each epoch.
-    """
+class BaseRecipe(BaseModel):
+    """Choices that every kind of run has; each kind sets defaults of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    decoder_width: int = Field(384, ge=1, description="D")
+    feedforward_width: int = Field(1024, ge=1, description="hidden width of the decoder")
+    num_heads: int = Field(8, ge=1, description="attention heads")
+    dropout: float = Field(0.1, ge=0, lt=1, description="rate in the head")
+    epochs: int = Field(10, ge=1)
+    batch_size: int = Field(64, ge=1, description="photos in a forward pass of a process")
+    lr: float = Field(1e-3, gt=0, description="peak of OneCycle, for the head")
+    warmup: float = Field(0.2, gt=0, lt=1, description="share of the steps in which lr rises")
+    weight_decay: float = Field(1e-2, ge=0, description="on matrices and kernels only")
+    clip_grad: float = Field(1.0, ge=0, description="largest gradient norm; 0 sets no limit")
+    ema_decay: float = Field(0.997, ge=0, lt=1, description="of the averaged weights, per step")
+    gamma_neg: float = Field(4.0, ge=0, description="asymmetric loss: focus on negatives")
+    clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
+    seed: int = Field(0, description="of every random choice")
+
+    @classmethod
+    def read(cls, path: Path | None, overrides: Mapping[str, Any]) -> Self:
+        """Reads a TOML file and puts overrides (field -> value or text) on top.
+
+        Raises:
+            RecipeError: an unreadable file, an unknown field or a value out of range.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            try:
+                values = tomllib.loads(path.read_text())
+            except (OSError, ValueError) as error:
+                raise RecipeError(f"cannot read the recipe {path}") from error
+        try:
+            return cls.model_validate(values | dict(overrides))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = "".join(f"{part}: " for part in first["loc"])
+            raise RecipeError(f"recipe: {field}{first['msg']}") from error
+
+
+class Recipe(BaseRecipe):
+    """Choices of a training run on labelled photos.
+
+    With `frozen_stages` above 0 the frozen part of the backbone runs once over `views` augmented
+    copies of each photo, and the epochs take these in turn. With 0 every photo is augmented anew
+    in each epoch.
+    """
 
     backbone: str = Field("tf_efficientnet_lite0", description="timm name")
     pretrained: bool = Field(True, description="start from ImageNet weights")
@@ -51,11 +85,7 @@ class Recipe(BaseModel):
     query_noise: float = Field(
         0.0, ge=0, description="zero-shot: noise on embeddings, a share of their deviation"
     )
-    decoder_width: int = Field(384, ge=1, description="D")
-    feedforward_width: int = Field(1024, ge=1, description="hidden width of the decoder")
     num_groups: int | None = Field(None, ge=1, description="label queries; unset is one a label")
-    num_heads: int = Field(8, ge=1, description="attention heads")
-    dropout: float = Field(0.1, ge=0, lt=1, description="rate in the head")
 
     image_size: int = Field(224, ge=16, description="pixels, of the served network")
     train_size: int | None = Field(
@@ -78,16 +108,10 @@ class Recipe(BaseModel):
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix; single-label data only")
     single_label: bool = Field(False, description="one label a photo: scores are a softmax")
 
-    epochs: int = Field(10, ge=1)
-    batch_size: int = Field(64, ge=1, description="photos a process and forward pass")
-    accumulate: int = Field(1, ge=1, description="batches a step of the optimiser")
+    accumulate: int = Field(1, ge=1, description="batches in a step of the optimiser")
     mixed_precision: Literal["no", "fp16", "bf16"] = Field("no", description="of the forward pass")
-    optimizer: Literal["adamw", "adam", "lamb"] = Field("adamw", description="who takes the steps")
-    lr: float = Field(1e-3, gt=0, description="peak of OneCycle, for the head")
+    optimizer: Literal["adamw", "adam", "lamb"] = Field("adamw", description="optimiser")
     backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
-    warmup: float = Field(0.2, gt=0, lt=1, description="share of the steps that lr rises in")
-    weight_decay: float = Field(1e-2, ge=0, description="on matrices and kernels only")
-    clip_grad: float = Field(1.0, ge=0, description="largest gradient norm; 0 sets no limit")
     freeze_batch_norm: bool = Field(
         True, description="keep a pretrained backbone's batch norms at their statistics"
     )
@@ -95,33 +119,25 @@ class Recipe(BaseModel):
     bce_threshold: float | None = Field(
         None, ge=0, lt=1, description="mixed targets above it count as present"
     )
-    gamma_neg: float = Field(4.0, ge=0, description="asymmetric loss: focus on negatives")
     gamma_pos: float = Field(0.0, ge=0, description="asymmetric loss: focus on positives")
-    clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
     focal_gradient: bool = Field(
         True, description="asymmetric loss: the focusing weight passes gradients"
     )
-    ema_decay: float = Field(0.997, ge=0, lt=1, description="of the averaged weights, per step")
-    seed: int = Field(0, description="of every random choice")
 
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
         if self.cutmix and not self.single_label:
-            raise ValueError("cutmix wants single_label: a cut-out part may hold any of several")
+            raise ValueError("cutmix needs single_label: a cut-out part may show any of several")
         if self.single_label and (self.mixup or self.cutmix) and self.batch_size < 2:
-            raise ValueError("mixup and cutmix of single_label want a batch_size of 2 and more")
+            raise ValueError("batch_size must be at least 2 to mix photos of single_label")
         if self.cutout and self.train_resize != "squash":
-            raise ValueError('cutout wants train_resize = "squash"')
+            raise ValueError('cutout needs train_resize = "squash"')
         if self.head != "gap":
-            check_heads(self.num_heads, self.decoder_width)
+            _check_heads(self)
         if self.head == "query2label" and self.decoder_width % 4:
-            raise ValueError("query2label wants a decoder_width that 4 divides, for its positions")
-        return self
-
-    @model_validator(mode="after")
-    def _focus_has_a_gradient(self) -> Self:
+            raise ValueError("decoder_width of query2label must be divisible by 4: its positions")
         if self.focal_gradient:
-            check_focus(self.gamma_neg, self.gamma_pos)
+            _check_focus(self.gamma_neg, self.gamma_pos)
         return self
 
     @property
@@ -130,77 +146,63 @@ class Recipe(BaseModel):
         return self.train_size or self.image_size
 
 
-def check_heads(num_heads: int, decoder_width: int) -> None:
-    """Makes sure that attention heads share the decoder's width evenly.
+class OpenRecipe(BaseRecipe):
+    """Choices of an open head's training."""
 
-    Raises:
-        ValueError: they do not.
-    """
-    if decoder_width % num_heads:
-        raise ValueError(f"num_heads {num_heads} does not divide decoder_width {decoder_width}")
+    template: str = Field(
+        "a photo of a {}.",
+        pattern=r"^[^{}]*\{\}[^{}]*$",
+        description="text that is embedded, {} for the name",
+    )
+    decoder_width: int = Field(256, ge=1, description="D")
+    feedforward_width: int = Field(512, ge=1, description="hidden width of the decoder")
+    votes: bool = Field(True, description="add the votes of a distilled classifier's names")
+    sharpness_of_votes: float = Field(20.0, gt=0, description="higher: fewer, nearer names vote")
+
+    views: int = Field(2, ge=1, description="copies of each photo to cache; the first as served")
+    crop_scale: float = Field(0.5, gt=0, le=1, description="smallest share of a photo in a view")
+    color_jitter: float = Field(0.2, ge=0, description="timm's color_jitter, in the other views")
+
+    epochs: int = Field(6, ge=1)
+    batch_size: int = Field(64, ge=2, description="photos in a step")
+    lr: float = Field(1.5e-3, gt=0, description="peak of OneCycle, for the decoder")
+    classifier_lr: float = Field(3e-4, gt=0, description="peak of OneCycle, for the voting names")
+    weight_decay: float = Field(2e-2, ge=0, description="AdamW, on matrices only")
+    clip_grad: float = Field(5.0, gt=0, description="largest gradient norm")
+    ema_decay: float = Field(0.998, ge=0, lt=1, description="of the averaged weights, per step")
+
+    teacher_names: int = Field(256, ge=2, description="names of the teacher's in a step")
+    query_noise: float = Field(0.4, ge=0, description="on embeddings, share of their deviation")
+    random_queries: int = Field(16, ge=0, description="random queries with target 0 in a step")
+    unknown_weight: float = Field(0.2, ge=0, le=1, description="of a concept not in the caption")
+    unknown_focus: float = Field(2.0, ge=0, description="focus on the more probable of these")
+    sharpness: float = Field(1.5, gt=0, description="of the teacher's ranking of a batch's photos")
+
+    # The default bundle's head was trained with this weight.
+    label_weight: float = Field(
+        1 / 64, ge=0, description="of the labels' loss, and of the random queries'"
+    )
+    concept_weight: float = Field(1.0, ge=0, description="of the concepts' loss")
+    teacher_weight: float = Field(1.0, ge=0, description="of the teacher's probabilities")
+    ranking_weight: float = Field(2.0, ge=0, description="of the teacher's ranking of photos")
+    caption_weight: float = Field(1.0, ge=0, description="of matching captions with photos")
+    trained_weight: float = Field(0.3, ge=0, description="of distilling the encoder's own head")
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> Self:
+        _check_heads(self)
+        _check_focus(self.gamma_neg)
+        return self
 
 
-def check_focus(*gammas: float) -> None:
-    """Makes sure that a focusing weight p^gamma has a gradient where p is 0.
+def _check_heads(recipe: BaseRecipe) -> None:
+    if recipe.decoder_width % recipe.num_heads:
+        raise ValueError(
+            f"num_heads {recipe.num_heads} does not divide decoder_width {recipe.decoder_width}"
+        )
 
-    Raises:
-        ValueError: it has none, and training would stop at losses that are no numbers.
-    """
+
+def _check_focus(*gammas: float) -> None:
+    # The slope of p^gamma is infinite at p = 0: the loss would soon be NaN.
     if any(0 < gamma < 1 for gamma in gammas):
-        raise ValueError("gamma_neg and gamma_pos are 0, or 1 and more")
-
-
-def read_recipe(path: Path | None, overrides: dict[str, Any]) -> Recipe:
-    """Reads a recipe from TOML and puts overrides (field -> value or text) on top.
-
-    Raises:
-        RecipeError: an unreadable file, an unknown field or a value out of range.
-    """
-    return read_fields(Recipe, path, overrides)
-
-
-def read_fields(kind: type[RecipeT], path: Path | None, overrides: dict[str, Any]) -> RecipeT:
-    """Reads a recipe of any kind, as `read_recipe` does.
-
-    Raises:
-        RecipeError: an unreadable file, an unknown field or a value out of range.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"cannot read the recipe {path}") from error
-    try:
-        return kind.model_validate(values | overrides)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise RecipeError(f"recipe: {where}{first['msg']}") from error
-
-
-def add_recipe_flags(parser: argparse.ArgumentParser, kind: type[BaseModel]) -> None:
-    """Adds a flag for each field of a recipe of any kind; one that is not given is None."""
-    group = parser.add_argument_group("recipe")
-    for name, field in kind.model_fields.items():
-        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
-        if isinstance(field.default, bool):
-            options["action"] = argparse.BooleanOptionalAction
-        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
-
-
-def read_workers(text: str) -> int:
-    """Reads the number of processes that load photos, for `argparse`.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
-
-
-def given_fields(arguments: argparse.Namespace, kind: type[BaseModel]) -> dict[str, Any]:
-    """Returns the recipe's fields that the command line gives, for `read_fields`."""
-    fields = vars(arguments)
-    return {name: v for name in kind.model_fields if (v := fields[name]) is not None}
+        raise ValueError("gamma_neg and gamma_pos must be 0, or at least 1")

@@ -1,85 +1,170 @@
 """Photos to tensors: augmented views for training, the served view for evaluation.
 
-In: labelled images and a preparation. Out: data sets of (float [3, H, W], targets [N]).
-Next: `features.py`, or `loop.py` where nothing is frozen.
+Pictures are flattened as `service/images/decode.py` does it: transparent parts become white, and
+16-bit samples keep their high byte.
 """
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import create_transform, rand_augment_transform, str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import transforms
 
 from models.config import InputConfig
-from models.data import LabelledImage
-from models.train.pictures import read_picture
-from models.train.recipe import Recipe, RecipeError
+from models.data import DataError, LabelledFolder, LabelledImage
+from models.train.recipe import OpenRecipe, Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
 
 
 class Photos(Dataset[tuple[Tensor, Tensor]]):
-    """Photos with their targets, transformed when they are asked for."""
+    """Photos with their targets, decoded when they are read.
+
+    Args:
+        images: the photos.
+        targets: 1, 0 or -1 (unknown), [len(images), N].
+        transform: upright RGB picture -> float [3, H, W].
+    """
 
     def __init__(
-        self,
-        images: tuple[LabelledImage, ...],
-        targets: NDArray[np.int64],
-        transform: Transform,
+        self, images: tuple[LabelledImage, ...], targets: Tensor, transform: Transform
     ) -> None:
-        """Pairs images with targets.
+        self.images, self.targets, self.transform = images, targets.float(), transform
 
-        Args:
-            images: the photos.
-            targets: 1, 0 or -1 (unknown), int64 [len(images), N].
-            transform: upright RGB picture -> float [3, H, W].
-        """
-        self.images = images
-        self.targets = torch.from_numpy(targets).float()
-        self.transform = transform
+    @classmethod
+    def of_split(cls, folder: LabelledFolder, split: str, transform: Transform) -> Photos:
+        """Returns the photos of one split; raises DataError if it is empty."""
+        images = folder.split(split)
+        return cls(images, torch.from_numpy(folder.targets(images)), transform)
+
+    def seen_through(self, transform: Transform) -> Photos:
+        """Returns the same photos with another transform."""
+        return Photos(self.images, self.targets, transform)
 
     def __len__(self) -> int:
-        """Number of photos."""
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns (float [3, H, W], targets float [N]) of one photo.
-
-        Raises:
-            DataError: its file is missing or broken.
-        """
         return self.transform(read_picture(self.images[index])), self.targets[index]
 
 
-class Cutout:
-    """Covers a box of a picture with one random colour (arXiv 1708.04552)."""
+def read_picture(image: LabelledImage) -> Image.Image:
+    """Decodes a photo, turns it upright and flattens it to RGB.
 
-    def __init__(self, share: float) -> None:
-        """Takes the box's sides as a share of the picture's, 0..1."""
-        self.share = share
-
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        """Returns a changed copy; part of the box may lie outside of the picture."""
-        width, height = picture.size
-        x, y = random.randrange(width), random.randrange(height)
-        box = (round(width * self.share), round(height * self.share))
-        colour = (random.randrange(256), random.randrange(256), random.randrange(256))
-        covered = picture.copy()
-        covered.paste(colour, (x - box[0] // 2, y - box[1] // 2, x + box[0] // 2, y + box[1] // 2))
-        return covered
+    Raises:
+        DataError: the file is missing or broken.
+    """
+    try:
+        with Image.open(image.path) as opened:
+            return _flatten(ImageOps.exif_transpose(opened))
+    except Exception as error:  # Pillow's readers raise nearly every type
+        raise DataError(f"{image.path} is missing or not a readable picture") from error
 
 
-def _squashing_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    """Builds the augmentation of ML-Decoder's and Query2Label's authors: no crop, no flip."""
+def _flatten(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
+        samples = np.asarray(image).astype(np.uint32)
+        grey = (samples >> 8).clip(0, 255).astype(np.uint8)
+        grey[samples == image.info.get("transparency", -1)] = 255
+        image = Image.fromarray(grey)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def describe_files(images: Sequence[LabelledImage]) -> str:
+    """Returns each photo's relative path, size and time of change, as a part of a cache key.
+
+    Raises:
+        DataError: a file is missing.
+    """
+    root = os.path.commonpath([image.path.parent for image in images])
+    try:
+        stats = [image.path.stat() for image in images]
+    except OSError as error:
+        raise DataError(f"{error.filename} is missing") from error
+    return "\n".join(
+        f"{image.path.relative_to(root).as_posix()} {stat.st_size} {stat.st_mtime_ns}"
+        for image, stat in zip(images, stats, strict=True)
+    )
+
+
+def evaluation_transform(prepared: InputConfig) -> Transform:
+    """Returns the served preparation: the same pixels that the service computes."""
+    size: Any = (prepared.height, prepared.width)
+    squash = prepared.resize_mode == "squash"
+    transform = create_transform(
+        (3, *size),
+        is_training=False,
+        interpolation=prepared.interpolation,
+        mean=prepared.mean,
+        std=prepared.std,
+        crop_pct=1.0 if squash else prepared.crop_pct,  # squashed photos are never cropped
+        crop_mode="squash" if squash else "center",
+    )
+    return cast("Transform", transform)
+
+
+def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
+    """Returns the augmentation: timm's crop, flip, RandAugment, colour and erasing.
+
+    `train_resize = "squash"` gives whole photos with Cutout and RandAugment instead, without crop
+    and flip, as ML-Decoder's and Query2Label's authors do it.
+
+    Raises:
+        RecipeError: timm cannot parse `auto_augment`.
+    """
+    size = (recipe.crop_size, recipe.crop_size)
+    try:
+        if recipe.train_resize == "squash":
+            return _squash(recipe, prepared)
+        return _crop(recipe, prepared, size, auto_augment=recipe.auto_augment, erase=recipe.erase)
+    except (AssertionError, KeyError, ValueError) as error:  # timm's, for a wrong text
+        raise RecipeError(
+            f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"
+        ) from error
+
+
+def open_transforms(recipe: OpenRecipe, prepared: InputConfig) -> list[Transform]:
+    """Returns an open head's views: the served one, then the recipe's number of mild ones."""
+    mild = _crop(recipe, prepared, (prepared.height, prepared.width))
+    return [evaluation_transform(prepared), *[mild] * (recipe.views - 1)]
+
+
+def _crop(
+    recipe: Recipe | OpenRecipe,
+    prepared: InputConfig,
+    size: tuple[int, int],
+    *,
+    auto_augment: str | None = None,
+    erase: float = 0.0,
+) -> Transform:
+    transform = create_transform(
+        (3, *size),
+        is_training=True,
+        scale=(recipe.crop_scale, 1.0),
+        color_jitter=recipe.color_jitter,
+        auto_augment=auto_augment,
+        interpolation=prepared.interpolation,
+        mean=prepared.mean,
+        std=prepared.std,
+        re_prob=erase,
+        re_mode="pixel",
+    )
+    return cast("Transform", transform)
+
+
+def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
     size = recipe.crop_size
     steps: list[Any] = [transforms.Resize((size, size), str_to_interp_mode(prepared.interpolation))]
     if recipe.cutout:
@@ -90,50 +175,21 @@ def _squashing_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
     return cast("Transform", transforms.Compose(steps))
 
 
-def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    """Builds the augmentation: timm's crop, flip, RandAugment, colour and erasing, or whole photos.
+class Cutout:
+    """Covers a box of a picture with one random colour (arXiv 1708.04552).
 
-    Whole photos (`train_resize = "squash"`) get Cutout and RandAugment.
-
-    Raises:
-        RecipeError: timm knows no such `auto_augment`.
+    Its sides are a share of the picture's; part of it may lie outside the picture.
     """
-    try:
-        return _build_transform(recipe, prepared)
-    except (AssertionError, KeyError, ValueError) as error:  # what timm says to a wrong text
-        raise RecipeError(f"recipe: auto_augment: timm knows no {recipe.auto_augment!r}") from error
 
+    def __init__(self, share: float) -> None:
+        self.share = share
 
-def _build_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
-    if recipe.train_resize == "squash":
-        return _squashing_transform(recipe, prepared)
-    size = recipe.crop_size
-    transform = create_transform(
-        (3, size, size),
-        is_training=True,
-        scale=(recipe.crop_scale, 1.0),
-        color_jitter=recipe.color_jitter,
-        auto_augment=recipe.auto_augment,
-        interpolation=prepared.interpolation,
-        mean=prepared.mean,
-        std=prepared.std,
-        re_prob=recipe.erase,
-        re_mode="pixel",
-    )
-    return cast("Transform", transform)
-
-
-def evaluation_transform(prepared: InputConfig) -> Transform:
-    """Builds the served preparation: the same pixels that the service computes."""
-    size: Any = (prepared.height, prepared.width)
-    squash = prepared.resize_mode == "squash"
-    transform = create_transform(
-        (3, *size),
-        is_training=False,
-        interpolation=prepared.interpolation,
-        mean=prepared.mean,
-        std=prepared.std,
-        crop_pct=1.0 if squash else prepared.crop_pct,  # what is squashed is never cropped
-        crop_mode="squash" if squash else "center",
-    )
-    return cast("Transform", transform)
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        """Returns a changed copy."""
+        width, height = picture.size
+        x, y = random.randrange(width), random.randrange(height)
+        box = (round(width * self.share), round(height * self.share))
+        colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+        covered = picture.copy()
+        covered.paste(colour, (x - box[0] // 2, y - box[1] // 2, x + box[0] // 2, y + box[1] // 2))
+        return covered

@@ -1,8 +1,4 @@
-"""Training of the open head: photos, captions' concepts and a teacher -> checkpoint.
-
-`recipe.py` (what to do) -> `data.py` (names and targets) -> `tokens.py` (the frozen encoder and
-the teacher, run once) -> `losses.py` -> `loop.py` (epochs) -> `__main__.py` (the command).
-"""
+"""Training of an open head on the tokens of a finished encoder, as another task of `train`."""
 
 from models.commands import need_extra
 

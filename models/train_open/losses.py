@@ -1,8 +1,4 @@
-"""What an open head is told: labels, concepts, the teacher's probabilities and its ranking.
-
-In: logits float [B, ...] and what is known. Out: one number each, a sum over labels and a mean
-over photos. The labels' own loss is timm's asymmetric one. Next: `loop.py` adds them up.
-"""
+"""Losses of an open head beside timm's asymmetric one: sums over labels, means over photos."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from torch.nn import functional
 
 
 def weak_negative_loss(logits: Tensor, positives: Tensor, weight: float, focus: float) -> Tensor:
-    """Cross-entropy where a 0 is unknown and counts as a weak negative.
+    """Cross-entropy with unknown labels as weak negatives.
 
-    "Weak assume negative" of Cole et al. (arXiv 2106.09708, section 4), with the focus of
-    the focal loss (arXiv 1708.02002) on what is not yet taken for absent.
+    "Weak assume negative" of Cole et al. (arXiv 2106.09708, section 4), with the focal loss's
+    focus (arXiv 1708.02002) on unknown labels that score high.
 
     Args:
         logits: float [B, M].
-        positives: 0/1 float [B, M].
+        positives: 0/1 float [B, M]; a 0 is unknown.
         weight: of the unknown, 0..1.
         focus: exponent, 0 for none.
     """
@@ -35,19 +31,16 @@ def soft_target_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
-    """Distils which photos of the batch show a name the most.
+    """Distils how the teacher ranks the photos of a batch by a name; a mean over the names.
 
     Each name's teacher logits, standardised over the photos, become a distribution over the
-    photos; the student's column is held against it (Kullback-Leibler). It says much of names
-    that no photo of the batch shows clearly, where probabilities are all near 0.
+    photos; the loss is the Kullback-Leibler divergence from the student's. It also informs about
+    names that no photo shows clearly, whose probabilities are all near 0.
 
     Args:
         logits: float [B, P], B at least 2.
         teacher: the teacher's logits, float [B, P].
-        sharpness: of the distributions; more looks at the foremost photos only.
-
-    Returns:
-        Mean over the names.
+        sharpness: of the distributions; higher means that only the first photos count.
     """
     deviation, mean = torch.std_mean(teacher, dim=0)
     wanted = (sharpness * (teacher - mean) / (deviation + 1e-5)).softmax(dim=0)
@@ -61,17 +54,14 @@ def classifier_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def matching_loss(logits: Tensor, matches: Tensor) -> Tensor:
-    """Tells captions and photos of a batch which belong together.
-
-    The symmetric cross-entropy of CLIP (arXiv 2103.00020, section 2.3): each caption is to find
-    its photo among the batch's, and each photo its caption.
+    """Symmetric cross-entropy of CLIP (arXiv 2103.00020, section 2.3) between captions and photos.
 
     Args:
         logits: float [B, T].
-        matches: 0/1 float [B, T], one 1 in each column; a row without any has no caption.
+        matches: 0/1 float [B, T], one 1 in each column; a row of zeros has no caption.
 
     Returns:
-        Mean over the captions, of the two directions; 0 where there is no caption.
+        Mean over the captions and both directions; 0 without captions.
     """
     if not matches.any():
         return logits.sum() * 0
@@ -85,11 +75,11 @@ def choose_columns(probabilities: Tensor, count: int) -> Tensor:
 
     Args:
         probabilities: of the teacher over the batch, float [B, P].
-        count: how many; all P where there are fewer.
+        count: at most this many; all P if there are fewer.
 
     Returns:
-        Ascending columns int64 [<= count]: half of them the names most probable in any of the
-        photos, half at random; those that are both stand once.
+        Ascending columns int64 [<= count]: half are the most probable names in any photo, half
+        are random; a name that is both appears once.
     """
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices

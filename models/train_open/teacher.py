@@ -1,12 +1,13 @@
-"""The teacher: an untouched pretrained backbone with its own ImageNet classifier.
+"""Sources of an open head: a frozen encoder, a teacher and a text encoder.
 
-In: a timm name. Out: a `Teacher`, which says of every photo which of a thousand names it shows.
-It is ConSE's classifier as the baseline, and `train_open` distils it into the open head.
+The teacher is the untouched pretrained backbone with its own ImageNet classifier. It is distilled
+into the open head, and it is the classifier of ConSE, the baseline.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from timm import get_pretrained_cfg
@@ -14,7 +15,12 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, create_timm
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.layouts import CheckpointError
 from models.checkpoints.pretrained import PretrainedError, fill_backbone, read_pretrained
+from models.config import InputConfig
+from models.network import Network
+from models.text import TextEncoder
 
 _IMAGENET_CLASSES = 1000
 _TOLERANCE = 1e-2  # of the logits' deviation
@@ -22,11 +28,11 @@ _TOLERANCE = 1e-2  # of the logits' deviation
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """A classifier with names.
+    """A classifier with names, in eval mode.
 
     Attributes:
-        backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C]; in eval mode.
-        classifier: pooled tokens [B, C] -> logits [B, P]; in eval mode.
+        backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
+        classifier: pooled tokens [B, C] -> logits [B, P].
         names: P names in the order of the logits.
     """
 
@@ -40,18 +46,66 @@ class Teacher:
         return logits
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """The head that was trained together with the encoder.
+
+    Attributes:
+        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
+        label_names: N names.
+    """
+
+    head: nn.Module
+    label_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """What an open head is made from.
+
+    Attributes:
+        encoder: images -> tokens; it stays as it is.
+        prepared: how photos are prepared for it.
+        teacher: classifier of the untouched backbone.
+        text: embeds the names.
+        trained: the encoder's own head; None if its labels have no names.
+    """
+
+    encoder: Backbone
+    prepared: InputConfig
+    teacher: Teacher
+    text: TextEncoder
+    trained: TrainedHead | None = None
+
+
+def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
+    """Reads a checkpoint's encoder and builds the teacher of the same architecture.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has no encoder.
+        PretrainedError: its backbone has no pretrained weights, or cannot teach.
+    """
+    found = read_checkpoint(checkpoint)
+    if found.config is None or not isinstance(found.network, Network):
+        raise CheckpointError(f"{checkpoint.name} is a head without an encoder")
+    prepared = found.config.input
+    teacher = load_teacher(found.config.backbone, (prepared.height, prepared.width))
+    names = found.label_names
+    trained = None if names is None else TrainedHead(found.network.head, names)
+    return Sources(found.network.backbone, prepared, teacher, text, trained)
+
+
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
     """Builds a backbone with ImageNet weights and the linear classifier that came with them.
 
     Args:
-        name: timm name of a backbone whose classifier is linear over the mean of its tokens,
-            as in EfficientNets and ResNets.
+        name: timm name of a backbone whose classifier is linear over the mean of its tokens, as
+            in EfficientNets and ResNets.
         image_size: (H, W) in pixels.
 
     Raises:
-        PretrainedError: there are no such weights, or no such classifier among them, or the
-            network does more between its tokens and the classifier than take their mean.
-        BackboneError: timm knows no such backbone.
+        PretrainedError: there are no such weights or no such classifier.
+        BackboneError: timm does not know the backbone.
     """
     state = read_pretrained(name)
     backbone = Backbone(name, image_size)
@@ -76,32 +130,28 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
 
 @torch.inference_mode()
 def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, int]) -> None:
-    """Refuses norms, class tokens and the like that `classify` would leave out."""
+    """Refuses norms, class tokens and the like, which `classify` would leave out."""
     image = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(0))
     wanted, found = whole(image), teacher.classify(teacher.backbone(image))
     if not torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):
         raise PretrainedError(
-            f"{teacher.backbone.name} classifies by more than the mean of its tokens: "
-            "EfficientNets and ResNets can teach"
+            f"{teacher.backbone.name} classifies by more than the mean of its tokens: use an "
+            "EfficientNet or a ResNet"
         )
 
 
 def read_imagenet_names() -> tuple[str, ...]:
-    """Returns ImageNet's 1,000 names in the order of its classes, the first of each's synonyms."""
+    """Returns the first synonym of each of ImageNet's 1,000 classes, in their order."""
     info = ImageNetInfo("imagenet-1k")
     return tuple(info.index_to_description(i).split(",")[0] for i in range(_IMAGENET_CLASSES))
 
 
 def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Cuts two backbones of one architecture behind the leading stages that are the same.
-
-    Args:
-        student: a fine-tuned copy of `teacher`.
-        teacher: the untouched backbone.
+    """Cuts a backbone and its fine-tuned copy behind the leading stages that are equal.
 
     Returns:
-        (images -> features, features -> the student's tokens, features -> the teacher's);
-        where nothing is shared, the features are the images.
+        (images -> features, features -> the student's tokens, features -> the teacher's); the
+        features are the images if no stage is equal.
     """
     count = next(
         stages
@@ -114,5 +164,5 @@ def share_stages(student: Backbone, teacher: Backbone) -> tuple[nn.Module, nn.Mo
 
 def _equal(first: nn.Module, second: nn.Module) -> bool:
     pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
-    # An averaged checkpoint differs in the last bits of what was never trained.
+    # Averaging checkpoints changes the last bits of weights that were never trained.
     return all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7) for a, b in pairs)

@@ -5,7 +5,7 @@ import torch
 
 from models.config import InputConfig, NetworkConfig, ZeroShotMLDecoderConfig
 from models.heads.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
-from models.train.query_augmentation import QueryAugmentation
+from models.train.queries import QueryAugmentation
 
 
 @pytest.fixture

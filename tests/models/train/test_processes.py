@@ -1,7 +1,4 @@
-"""Two processes of one run: the photos are shared out, the augmentations are each one's own.
-
-They share a network of which a part is unused.
-"""
+"""Two processes of one run share the photos, each with augmentations of its own."""
 
 import json
 import subprocess
@@ -15,10 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from models.data import LabelledImage
-from models.train.build import make_accelerator
-from models.train.loop import Run, Trainee
 from models.train.recipe import Recipe
-from models.train.state import RunFolder
+from models.train.run import Run, RunFolder, make_accelerator
+from models.train.task import LabelTask
 from models.train.views import Photos
 
 PHOTOS, BATCH = 16, 4
@@ -44,26 +40,26 @@ class PartlyUsed(torch.nn.Linear):
 def train_in_this_process(folder: Path) -> None:
     """Trains an epoch on black photos; writes which ones this process saw, and their noise."""
     images = tuple(LabelledImage(folder / f"{i}.png", "train", ()) for i in range(PHOTOS))
-    photos = Photos(images, np.eye(PHOTOS, dtype=np.int64), add_noise)
+    photos = Photos(images, torch.eye(PHOTOS), add_noise)
     recipe = Recipe(batch_size=BATCH)
-    accelerator = make_accelerator(recipe, "cpu")
-    trainee = Trainee(PartlyUsed(), torch.nn.Identity(), photos, photos, accelerator, workers=0)
-    run = Run(trainee, recipe, RunFolder(folder, {}))
+    accelerator = make_accelerator(cpu=True)
+    task = LabelTask(PartlyUsed(), torch.nn.Identity(), photos, photos, recipe, accelerator)
+    run = Run(task, recipe, RunFolder(folder, {}), accelerator)
     seen: list[tuple[list[int], list[float]]] = []
-    real_loss = run.loss
+    real_loss = task.loss
 
     def note(logits: Tensor, targets: Tensor) -> Tensor:
         seen.append((targets.argmax(dim=1).tolist(), [float(np.random.rand())]))
         return real_loss(logits, targets)
 
-    run.loss = note
+    task.loss = note
     run._train_epoch()
     path = folder / f"process{accelerator.process_index}.json"
     path.write_text(json.dumps(seen))
 
 
 @pytest.mark.slow
-def test_processes_share_the_photos_and_augment_in_their_own_ways(tmp_path: Path) -> None:
+def test_processes_share_the_photos_and_augment_differently(tmp_path: Path) -> None:
     for i in range(PHOTOS):
         Image.new("RGB", (4, 4)).save(tmp_path / f"{i}.png")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -1,7 +1,6 @@
-"""Every shipped recipe, run for real on a small set in its data set's own layout.
+"""Every shipped recipe, with a tiny backbone and few epochs, on a small set in its own layout.
 
-Backbone, sizes and epochs are made small; everything else is the recipe's own. What comes out
-is measured, exported and served, as its user would.
+Each checkpoint is measured, exported and served.
 """
 
 import csv
@@ -21,7 +20,7 @@ from models.checkpoints.checkpoint import read_checkpoint
 from models.data import read_labelled_folder
 from models.evaluate import main as evaluate
 from models.train.__main__ import main
-from models.train.recipe import read_recipe
+from models.train.recipe import Recipe
 from service.bundle.reader import load_bundle
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.small_datasets import (
@@ -87,7 +86,7 @@ def run_recipe(
     checkpoint, bundle = run / "model.safetensors", folder / "model"
     config = read_checkpoint(checkpoint).config
     assert config is not None
-    assert config.head.kind == read_recipe(RECIPES / f"{name}.toml", {}).head
+    assert config.head.kind == Recipe.read(RECIPES / f"{name}.toml", {}).head
     assert export(["--checkpoint", str(checkpoint), "--out", str(bundle)]) == 0
     measured = []
     for source in (["--checkpoint", str(checkpoint)], ["--bundle", str(bundle)]):
@@ -151,15 +150,15 @@ def test_every_shipped_recipe_is_tested() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
-def test_no_recipe_asks_pillow_for_pictures_of_no_bits(path: Path) -> None:
-    policy = read_recipe(path, {}).auto_augment
+def test_recipe_never_posterizes_to_0_bits(path: Path) -> None:
+    policy = Recipe.read(path, {}).auto_augment
     assert policy is not None
     for op in rand_augment_transform(policy, {}).ops:
         # From magnitude 10 on, timm's posterize keeps 0 bits, which Pillow refuses.
         assert (op.magnitude_max or op.magnitude + 5 * op.magnitude_std) < 10
 
 
-def test_accumulated_batches_take_fewer_steps_and_learn(tmp_path: Path) -> None:
+def test_accumulated_batches_take_fewer_steps_and_lower_the_loss(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     write_pairs(data, paint_pictures())

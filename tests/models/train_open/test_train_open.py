@@ -19,14 +19,13 @@ from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head, wri
 from models.data import DataError, read_labelled_folder
 from models.evaluate_open import evaluate_open
 from models.text import read_text_encoder
-from models.train.losses import LossError
-from models.train.recipe import RecipeError
-from models.train_open import loop
-from models.train_open.__main__ import Place, main, match_labels, train
-from models.train_open.data import Vocabulary, choose_captions, choose_names, read_hold_out
-from models.train_open.recipe import OpenRecipe, read_open_recipe
-from models.train_open.sources import Sources, TrainedHead
-from models.train_open.teacher import Teacher, share_stages
+from models.train.command import Place
+from models.train.recipe import OpenRecipe, RecipeError
+from models.train.run import LossError, Run, make_accelerator
+from models.train_open.__main__ import main, train
+from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
+from models.train_open.task import match_labels
+from models.train_open.teacher import Sources, Teacher, TrainedHead, share_stages
 from tests.models.tiny_text import write_text_encoder
 
 
@@ -103,9 +102,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 
 def make_place(photos: Path, out: Path) -> Place:
-    out.mkdir(parents=True, exist_ok=True)
     cache = out.parent / "cache"
-    return Place(read_labelled_folder(photos), out, cache, torch.device("cpu"), 0)
+    for folder in (out, cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    accelerator = make_accelerator(cpu=True)
+    return Place(read_labelled_folder(photos), out, cache, accelerator, accelerator.device, 0)
 
 
 def read_log(run: Path) -> list[dict[str, str]]:
@@ -142,7 +143,7 @@ def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_
 
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_recipe_that_comes_with_us_can_be_read(path: Path) -> None:
-    assert read_open_recipe(path, {"epochs": "1"}).epochs == 1
+    assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
 
 
 def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -> None:
@@ -202,15 +203,15 @@ def test_a_resumed_run_equals_an_unbroken_one(
     photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(make_place(photos, tmp_path / "unbroken"), RECIPE, sources, ())
-    real_epoch = loop.OpenRun._train_epoch
+    real_epoch = Run._train_epoch
 
-    def stop_in_the_second(run: loop.OpenRun) -> dict[str, float]:
+    def stop_in_the_second(run: Run) -> dict[str, float]:
         if run.epoch == 1:
             raise _Stopped
         return real_epoch(run)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop.OpenRun, "_train_epoch", stop_in_the_second)
+        patched.setattr(Run, "_train_epoch", stop_in_the_second)
         with pytest.raises(_Stopped):
             train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
     train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
@@ -228,12 +229,12 @@ def test_a_resumed_run_equals_an_unbroken_one(
 def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(_: loop.OpenRun) -> None:
+    def stop(_: Run) -> None:
         raise _Stopped
 
     place = make_place(photos, tmp_path / "run")
     with monkeypatch.context() as patched:
-        patched.setattr(loop.OpenRun, "_save", stop)
+        patched.setattr(Run, "_save", stop)
         with pytest.raises(_Stopped):
             train(place, RECIPE, sources, ())
     assert len(read_log(place.out)) == 1
@@ -393,10 +394,10 @@ def test_a_folder_without_concepts_is_refused(photos: Path) -> None:
 def test_a_recipe_is_checked(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('template = "a {}"\nepochs = 2\n')
-    recipe = read_open_recipe(file, {"epochs": "7"})
+    recipe = OpenRecipe.read(file, {"epochs": "7"})
     assert (recipe.template, recipe.epochs) == ("a {}", 7)
     with pytest.raises(RecipeError, match="template"):
-        read_open_recipe(None, {"template": "no name"})
+        OpenRecipe.read(None, {"template": "no name"})
 
 
 def test_a_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path: Path) -> None:

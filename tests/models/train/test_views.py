@@ -1,17 +1,17 @@
-"""Training sees the pixels that the service sees; a photo that cannot be read is named."""
+"""Training uses the pixels of the service; errors name an unreadable photo."""
 
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from models.config import InputConfig
 from models.data import DataError, LabelledImage
-from models.train.pictures import describe_files, read_picture
-from models.train.views import Photos, evaluation_transform
+from models.train.views import Photos, describe_files, evaluation_transform, read_picture
 from service.bundle.card import InputContract
 from service.images.decode import decode_image
 
@@ -36,20 +36,20 @@ def save(folder: Path, mode: str) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "P", "I;16"])
-def test_a_picture_gives_the_pixels_that_the_service_decodes(tmp_path: Path, mode: str) -> None:
+def test_picture_has_the_pixels_that_the_service_decodes(tmp_path: Path, mode: str) -> None:
     path = save(tmp_path, mode)
     contract = InputContract(
         height=48, width=64, resize_mode="squash", crop_pct=1.0, interpolation="bilinear"
     )
     served = decode_image(path.read_bytes(), contract, 10**6).pixels
     np.testing.assert_array_equal(read_picture(LabelledImage(path, "val", ())), served)
-    # What is squashed is never cropped, whatever the configuration says.
+    # Squashed photos are never cropped, even if the configuration has a crop_pct.
     transform = evaluation_transform(InputConfig(height=48, width=64, crop_pct=0.8))
-    tensor, _ = Photos((LabelledImage(path, "val", ()),), np.zeros((1, 1), np.int64), transform)[0]
+    tensor, _ = Photos((LabelledImage(path, "val", ()),), torch.zeros(1, 1), transform)[0]
     np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
 
 
-def test_see_through_parts_lie_on_white(tmp_path: Path) -> None:
+def test_transparent_parts_become_white(tmp_path: Path) -> None:
     picture = np.asarray(read_picture(LabelledImage(save(tmp_path, "RGBA"), "val", ())))
     assert (picture[:20] == 255).all()
     assert picture[20:].mean() < 220
@@ -57,7 +57,7 @@ def test_see_through_parts_lie_on_white(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"junk", None])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_photo_that_cannot_be_read_is_named_in_one_line(
+def test_unreadable_photo_is_named_in_one_line(
     tmp_path: Path, content: bytes | None, workers: int
 ) -> None:
     good = save(tmp_path, "RGB")
@@ -67,16 +67,16 @@ def test_a_photo_that_cannot_be_read_is_named_in_one_line(
     transform = evaluation_transform(InputConfig(height=8, width=8))
 
     def load(path: Path) -> int:
-        photos = Photos((LabelledImage(path, "val", ()),), np.zeros((1, 1), np.int64), transform)
+        photos = Photos((LabelledImage(path, "val", ()),), torch.zeros(1, 1), transform)
         return sum(len(batch) for batch, _ in DataLoader(photos, num_workers=workers))
 
     with pytest.raises(DataError) as raised:
         load(bad)
-    assert str(raised.value) == f"{bad} is missing or no picture that can be read"
+    assert str(raised.value) == f"{bad} is missing or not a readable picture"
     assert load(good) == 1
 
 
-def test_a_description_changes_with_each_photos_place_size_and_time(tmp_path: Path) -> None:
+def test_description_changes_with_the_path_size_and_time_of_a_photo(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("cat/1.png", "dog/1.png")]
     for path in paths:
         path.parent.mkdir()
@@ -98,7 +98,7 @@ def test_a_description_changes_with_each_photos_place_size_and_time(tmp_path: Pa
     assert describe_files(images) == seen[0]
 
 
-def test_a_folder_that_moved_is_described_as_before(tmp_path: Path) -> None:
+def test_description_does_not_change_when_the_folder_moves(tmp_path: Path) -> None:
     path = tmp_path / "old" / "a" / "1.png"
     path.parent.mkdir(parents=True)
     path.touch()

@@ -1,4 +1,4 @@
-"""The cache of features, which runs may share: each file is filled by one of them."""
+"""Runs share a cache: one run fills each file, the others wait."""
 
 import threading
 from pathlib import Path
@@ -10,15 +10,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from models.data import LabelledImage
-from models.train import features
-from models.train.features import FrozenPart, cache_features
+from models.train import cache
+from models.train.cache import cache_outputs
 from models.train.views import Photos
 
 COUNT = 20
 
 
 class Gate(nn.Module):
-    """Gives ones, and waits before the second batch until it is let go on."""
+    """Returns ones; waits for `open` before the second batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ def photos(tmp_path: Path) -> Photos:
     """Black photos without labels."""
     Image.new("RGB", (4, 4)).save(tmp_path / "1.png")
     images = (LabelledImage(tmp_path / "1.png", "train", ()),) * COUNT
-    return Photos(images, np.zeros((COUNT, 1), np.int64), lambda _: torch.zeros(3, 4, 4))
+    return Photos(images, torch.zeros(COUNT, 1), lambda _: torch.zeros(3, 4, 4))
 
 
 def compute(module: nn.Module, photos: Photos, path: Path) -> np.ndarray:
-    frozen = FrozenPart(module, torch.device("cpu"), workers=0)
-    return np.array(cache_features(frozen, photos, 1, path).features)
+    (found,) = cache_outputs(lambda x: (module(x),), photos, [photos.transform], [path], 0)
+    return np.array(found)
 
 
-def test_a_run_waits_for_the_features_that_another_computes(
+def test_run_waits_while_another_run_fills_the_cache(
     photos: Photos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, said = threading.Event(), []
@@ -55,7 +55,7 @@ def test_a_run_waits_for_the_features_that_another_computes(
         said.append(text)
         waits.set()
 
-    monkeypatch.setattr(features.tqdm, "write", note)
+    monkeypatch.setattr(cache.tqdm, "write", note)
     path, found = tmp_path / "cache" / "features.npy", {}
     path.parent.mkdir()
     first, second = Gate(), Gate()
@@ -73,14 +73,14 @@ def test_a_run_waits_for_the_features_that_another_computes(
     first.open.set()
     for run in runs:
         run.join(30)
-    assert said == ["waiting for another run, which fills features.npy"]
+    assert said == ["waiting for another run to fill features.npy"]
     assert second.batches == 0
     for made in (found["first"], found["second"]):
         np.testing.assert_array_equal(made, np.ones((1, COUNT, 4)))
     assert [file.name for file in path.parent.iterdir()] == ["features.npy"]
 
 
-def test_what_a_killed_run_left_is_computed_anew(photos: Photos, tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_computed_again(photos: Photos, tmp_path: Path) -> None:
     gate, path = Gate(), tmp_path / "features.npy"
     gate.open.set()
     path.with_suffix(".lock").touch()

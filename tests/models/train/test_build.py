@@ -1,4 +1,4 @@
-"""A run starts from any checkpoint that holds its backbone, bare ones among them."""
+"""`--init` takes any checkpoint with the run's backbone, a bare backbone too."""
 
 import argparse
 from pathlib import Path
@@ -15,7 +15,7 @@ from models.checkpoints.layouts import CheckpointError
 from models.checkpoints.pretrained import fill_backbone
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
-from models.train.start import fingerprint, start_from
+from models.train.build import fingerprint, start_from
 
 
 def build(backbone: str, seed: int, head: HeadConfig | None = None) -> Network:
@@ -40,7 +40,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0)
 
 
-def test_backbone_and_head_are_taken_where_both_fit(tmp_path: Path) -> None:
+def test_start_loads_backbone_and_head_when_both_fit(tmp_path: Path) -> None:
     first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
     taken = start_from(second, write(tmp_path / "first.safetensors", first))
     assert taken == "its backbone and its head"
@@ -51,7 +51,7 @@ def test_backbone_and_head_are_taken_where_both_fit(tmp_path: Path) -> None:
     ("theirs", "ours"),
     [("gap", "decoder"), ("decoder", "gap"), ("larger", "gap"), ("decoder", "more heads")],
 )
-def test_a_head_that_is_built_differently_is_left_as_it_is(
+def test_start_leaves_a_head_of_another_build_unchanged(
     tmp_path: Path, theirs: str, ours: str
 ) -> None:
     shape = {"decoder_width": 8, "num_heads": 2, "feedforward_width": 8}
@@ -77,7 +77,7 @@ def official_tresnet(backbone: Backbone) -> dict[str, Tensor]:
     return state | {"head.fc.weight": torch.zeros(9, 2048), "head.fc.bias": torch.zeros(9)}
 
 
-def test_a_bare_classifier_gives_its_backbone(tmp_path: Path) -> None:
+def test_start_loads_the_backbone_of_a_bare_classifier(tmp_path: Path) -> None:
     first, second = build("tresnet_m", 1), build("tresnet_m", 2)
     state = official_tresnet(first.backbone)
     # Frozen batch norms store no counters.
@@ -89,7 +89,7 @@ def test_a_bare_classifier_gives_its_backbone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_vit2", "test_vit3"])  # pooled by mean, by attention
-def test_a_vit_with_its_own_pooling_gives_its_backbone(tmp_path: Path, name: str) -> None:
+def test_start_loads_the_backbone_of_a_vit_with_its_own_pooling(tmp_path: Path, name: str) -> None:
     torch.manual_seed(1)
     whole, network = timm.create_model(name, img_size=32).state_dict(), build(name, 2)
     whole = {key: torch.rand_like(tensor) for key, tensor in whole.items()}
@@ -112,7 +112,7 @@ def test_a_vit_with_its_own_pooling_gives_its_backbone(tmp_path: Path, name: str
         ({"stage.weight": torch.zeros(1)}, "has stage.weight, which the network does not"),
     ],
 )
-def test_a_backbone_that_does_not_fit_is_refused_by_name(
+def test_start_names_the_weight_that_does_not_fit(
     tmp_path: Path, change: dict[str, Tensor | None], reason: str
 ) -> None:
     first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
@@ -127,12 +127,12 @@ def test_a_backbone_that_does_not_fit_is_refused_by_name(
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_photos_are_prepared_as_the_file_tells(tmp_path: Path, with_head: bool) -> None:
+def test_start_takes_the_preparation_from_an_authors_file(tmp_path: Path, with_head: bool) -> None:
     body = timm.create_model("test_resnet", num_classes=5)
-    told = {"mean": [0.5, 0.4, 0.3], "std": (0.2, 0.2, 0.2), "interpolation": "nearest"}
+    given = {"mean": [0.5, 0.4, 0.3], "std": (0.2, 0.2, 0.2), "interpolation": "nearest"}
     content = {
         "arch": "test_resnet",
-        "args": argparse.Namespace(model="test_resnet", img_size=96, **told),
+        "args": argparse.Namespace(model="test_resnet", img_size=96, **given),
         "state_dict": (add_ml_decoder_head(body) if with_head else body).state_dict(),
     }
     network, path = build("test_resnet", 1), tmp_path / "last.pth.tar"
@@ -140,10 +140,10 @@ def test_photos_are_prepared_as_the_file_tells(tmp_path: Path, with_head: bool) 
     pixels = "its mean (0.5, 0.4, 0.3), std (0.2, 0.2, 0.2) and nearest interpolation"
     assert pixels in start_from(network, path)
     # The size is the recipe's.
-    assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **told})
+    assert network.config.input == InputConfig.model_validate({"height": 32, "width": 32, **given})
 
 
-def test_a_file_of_ours_tells_how_its_photos_were_prepared(tmp_path: Path) -> None:
+def test_start_takes_the_preparation_from_our_file(tmp_path: Path) -> None:
     first, second = build("test_efficientnet", 1), build("test_efficientnet", 2)
     photos = first.config.input.model_copy(update={"mean": (0.5, 0.4, 0.3)})
     first.config = first.config.model_copy(update={"input": photos})
@@ -151,10 +151,10 @@ def test_a_file_of_ours_tells_how_its_photos_were_prepared(tmp_path: Path) -> No
     assert second.config.input == photos
 
 
-def test_a_checkpoint_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
+def test_start_refuses_a_missing_file_and_another_backbone(tmp_path: Path) -> None:
     network = build("test_efficientnet", 2)
     other = write(tmp_path / "resnet.safetensors", build("test_resnet", 1))
-    with pytest.raises(CheckpointError, match="holds no test_efficientnet to start from"):
+    with pytest.raises(CheckpointError, match="has no test_efficientnet to start from"):
         start_from(network, other)
     with pytest.raises(CheckpointError, match="no checkpoint file at"):
         fingerprint(tmp_path / "absent.pth")

@@ -1,0 +1,107 @@
+"""Outputs of frozen networks, computed once and kept on disk for several views of each photo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from models.train.views import Photos, Transform
+
+Array = NDArray[np.float16]
+Encode = Callable[[Tensor], Sequence[Tensor]]
+
+# Small batches keep the early, wide feature maps inside the processor's cache.
+_BATCH = 8
+_PREFETCHED_BATCHES = 8  # for each worker
+
+
+def cache_outputs(
+    encode: Encode,
+    photos: Photos,
+    views: Sequence[Transform],
+    paths: Sequence[Path],
+    workers: int,
+) -> list[Array]:
+    """Returns outputs for photos in several views, from disk if they are there.
+
+    Args:
+        encode: images float [B, 3, H, W], on the CPU -> one or more outputs [B, ...].
+        photos: the photos; their own transform is not used.
+        views: one transform a view; random ones give another view each time.
+        paths: a `.npy` file for each output; the names must change with everything that the
+            outputs depend on.
+        workers: processes that decode photos.
+
+    Returns:
+        Memory-mapped float16 [views, photos, ...], one for each path.
+
+    Raises:
+        DataError: a photo is missing or broken.
+    """
+    with _lock(paths):
+        if not all(path.exists() for path in paths):
+            _fill(encode, photos, views, paths, workers)
+    return [np.load(path, mmap_mode="r") for path in paths]
+
+
+@contextmanager
+def _lock(paths: Sequence[Path]) -> Iterator[None]:
+    """Lets one run fill files that are missing, while others wait."""
+    if all(path.exists() for path in paths):
+        yield
+        return
+    lock = FileLock(paths[-1].with_suffix(".lock"))
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        tqdm.write(f"waiting for another run to fill {paths[-1].name}", file=sys.stderr)
+        held = lock.acquire()
+    with held:
+        yield
+    # A run that still waits for the deleted lock finds the files complete.
+    Path(lock.lock_file).unlink(missing_ok=True)
+
+
+@torch.inference_mode()
+def _fill(
+    encode: Encode,
+    photos: Photos,
+    views: Sequence[Transform],
+    paths: Sequence[Path],
+    workers: int,
+) -> None:
+    staging = [path.with_suffix(".part") for path in paths]
+    arrays: list[Array] = []
+    for view, transform in enumerate(views):
+        loader = DataLoader(
+            photos.seen_through(transform),
+            _BATCH,
+            num_workers=workers,
+            prefetch_factor=_PREFETCHED_BATCHES if workers else None,
+        )
+        start = 0
+        for images, _ in tqdm(loader, desc=f"frozen features, view {view + 1} of {len(views)}"):
+            outputs = [x.half().contiguous().cpu().numpy() for x in encode(images)]
+            if not arrays:
+                shapes = [(len(views), len(photos), *output.shape[1:]) for output in outputs]
+                arrays = [
+                    np.lib.format.open_memmap(path, "w+", np.float16, shape)
+                    for path, shape in zip(staging, shapes, strict=True)
+                ]
+            for array, output in zip(arrays, outputs, strict=True):
+                array[view, start : start + len(images)] = output
+            start += len(images)
+    for array, partial, path in zip(arrays, staging, paths, strict=True):
+        cast("np.memmap[tuple[int, ...], np.dtype[np.float16]]", array).flush()
+        partial.replace(path)

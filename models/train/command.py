@@ -1,0 +1,109 @@
+"""What `python -m models.train` and `python -m models.train_open` share: flags, folders, errors."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from models.backbones.backbone import BackboneError
+from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.pretrained import PretrainedError
+from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.metrics import MetricError
+from models.text import TextEncoderError
+from models.train.recipe import BaseRecipe, RecipeError
+from models.train.run import LossError
+
+RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
+
+_MISTAKES = (
+    BackboneError, CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError,
+    TextEncoderError,
+    OSError,  # folders that cannot be written, full disks
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run reads and computes.
+
+    Attributes:
+        data: the labelled photos.
+        out: run folder.
+        cache: folder of cached arrays, shared between runs.
+        accelerator: how to compute, alone or among processes.
+        device: where to compute.
+        workers: processes that decode photos.
+    """
+
+    data: LabelledFolder
+    out: Path
+    cache: Path
+    accelerator: Accelerator
+    device: torch.device
+    workers: int
+
+
+def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argparse.ArgumentParser:
+    """Returns the flags of every run and one for each field of its kind of recipe."""
+    parser = argparse.ArgumentParser(prog=prog, description=about)
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="labelled folder")
+    add("--out", type=Path, required=True, help="run folder; continues the run in it")
+    add("--recipe", type=Path, help="TOML file with any of the fields below")
+    add("--init", type=Path, help="checkpoint whose weights to start from")
+    add("--cache", type=Path, help="folder of cached outputs of the frozen part")
+    add("--workers", type=_read_workers, default=2, help="processes that decode photos")
+    group = parser.add_argument_group("recipe")
+    for name, field in kind.model_fields.items():
+        options: dict[str, Any] = {"help": f"{field.description or ''} (default {field.default})"}
+        if isinstance(field.default, bool):
+            options["action"] = argparse.BooleanOptionalAction
+        group.add_argument(f"--{name.replace('_', '-')}", **options, default=None)
+    return parser
+
+
+def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
+    """Reads the file of `--recipe` with the flags on top; raises RecipeError."""
+    flags = {name: getattr(arguments, name) for name in kind.model_fields}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return kind.read(arguments.recipe, given)
+
+
+def make_place(
+    arguments: argparse.Namespace, accelerator: Accelerator, device: torch.device
+) -> Place:
+    """Reads the labelled folder and makes the run's folders; raises DataError or OSError."""
+    data = read_labelled_folder(arguments.data)
+    cache = arguments.cache or arguments.out / "cache"
+    for folder in (arguments.out, cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    return Place(data, arguments.out, cache, accelerator, device, arguments.workers)
+
+
+def run_training(
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    train: Callable[[argparse.Namespace], None],
+) -> int:
+    """Parses, trains and returns the exit code: 0, or 2 for a mistake in the request."""
+    arguments = parser.parse_args(argv)
+    try:
+        train(arguments)
+    except _MISTAKES as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def _read_workers(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)

@@ -1,0 +1,270 @@
+"""One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume.
+
+`task.py` and `train_open/task.py` say what is trained; this module only steps through it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+from tqdm import tqdm
+
+from models.train.recipe import BaseRecipe, RecipeError
+
+BatchT = TypeVar("BatchT")
+
+_PROCESS_SEEDS = 1_000_000_007  # more seeds than one process uses
+
+
+class LossError(Exception):
+    """The loss is no longer a number: from there on every weight would be lost."""
+
+
+class Task(ABC, Generic[BatchT]):
+    """What a run trains: a network, its batches and its losses.
+
+    Attributes:
+        network: trained in place, on its device.
+        optimizer: over its parameters; the `lr` of a group is its peak.
+        num_batches: in an epoch of this process.
+    """
+
+    network: nn.Module
+    optimizer: Optimizer
+    num_batches: int
+
+    @abstractmethod
+    def read_batches(self, epoch: int) -> Iterable[BatchT]:
+        """Yields the batches of an epoch, counted from 0."""
+
+    @abstractmethod
+    def compute_losses(self, network: nn.Module, batch: BatchT) -> dict[str, Tensor]:
+        """Returns named losses, whose sum is trained; `network` may wrap the task's own."""
+
+    @abstractmethod
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """Returns named figures of a network on validation, percent."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run. Only the run that began in it may continue there.
+
+    Attributes:
+        path: the folder.
+        identity: fields of the recipe, labels and start of the run: plain data.
+    """
+
+    path: Path
+    identity: dict[str, Any]
+
+    def log(self, row: Mapping[str, str]) -> None:
+        """Adds a row to `metrics.csv`, atomically.
+
+        A run that was killed between its row and its state repeats that epoch, so rows from the
+        epoch of `row` on are replaced.
+        """
+        path, staging = self.path / "metrics.csv", self.path / "metrics.tmp"
+        earlier: list[Mapping[str, str]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                rows = csv.DictReader(file)
+                earlier = [old for old in rows if int(old["epoch"]) < int(row["epoch"])]
+        with staging.open("w", newline="") as file:
+            # Older versions of the program had other columns.
+            writer = csv.DictWriter(file, row.keys(), restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows([*earlier, row])
+        staging.replace(path)
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Writes `state.pt`, atomically."""
+        staging = self.path / "state.tmp"
+        torch.save({"identity": self.identity, **state}, staging)
+        staging.replace(self.path / "state.pt")
+
+    def read_state(self) -> dict[str, Any] | None:
+        """Reads `state.pt`; returns None if there is none.
+
+        Raises:
+            RecipeError: the state is damaged or another run's.
+        """
+        path = self.path / "state.pt"
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            begun, _ = dict(state["identity"]), state["network"]
+        except Exception as error:  # torch.load raises many types for damaged bytes
+            raise RecipeError(f"{path} is damaged or too old: give another --out") from error
+        for field, wanted in self.identity.items():
+            if begun.get(field) != wanted:
+                raise RecipeError(
+                    f"the run in {self.path} was begun with {field} "
+                    f"{reprlib.repr(begun.get(field))}, not {reprlib.repr(wanted)}: continue with "
+                    "the same options, or give another --out"
+                )
+        return state
+
+
+class Run(Generic[BatchT]):
+    """A training run that can be stopped after any epoch and resumed.
+
+    Attributes:
+        epoch: number of finished epochs.
+        ema: averaged weights, the result.
+
+    Raises:
+        RecipeError: there are fewer photos than one batch.
+    """
+
+    def __init__(
+        self, task: Task[BatchT], recipe: BaseRecipe, folder: RunFolder, accelerator: Accelerator
+    ) -> None:
+        if task.num_batches == 0:
+            raise RecipeError(
+                f"recipe: batch_size: fewer training photos than one batch of {recipe.batch_size}"
+            )
+        self.task, self.recipe, self.folder, self.accelerator = task, recipe, folder, accelerator
+        self.epoch = 0
+        # The last step of an epoch may accumulate fewer batches.
+        self.steps = math.ceil(task.num_batches / accelerator.gradient_accumulation_steps)
+        self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)
+        self.parallel = accelerator.prepare_model(task.network, device_placement=False)
+        self.stepper = accelerator.prepare_optimizer(task.optimizer, device_placement=False)
+        self.schedule = one_cycle(task.optimizer, recipe.epochs * self.steps, recipe.warmup)
+
+    def fit(self) -> dict[str, float]:
+        """Runs the epochs that are left; returns the averaged network's figures.
+
+        Raises:
+            LossError: the loss is no longer a number.
+            MetricError: the logits are no longer numbers.
+        """
+        figures: dict[str, float] | None = None
+        while self.epoch < self.recipe.epochs:
+            losses = self._train_epoch()
+            self.epoch += 1
+            figures = self.task.measure(self.ema.module)
+            if self.accelerator.is_main_process:
+                numbers = {name: f"{value:.5g}" for name, value in (losses | figures).items()}
+                rate = f"{self.schedule.get_last_lr()[0]:.3g}"
+                self.folder.log({"epoch": str(self.epoch), **numbers, "lr": rate})
+                self._save()
+        return self.task.measure(self.ema.module) if figures is None else figures
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `RunFolder.read_state` returned."""
+        self.task.network.load_state_dict(state["network"])
+        self.ema.load_state_dict(state["ema"])
+        self.task.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if state["scaler"] and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.epoch = state["epoch"]
+
+    def _save(self) -> None:
+        state = {
+            "network": self.task.network.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.task.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": getattr(self.accelerator.scaler, "state_dict", dict)(),
+            "epoch": self.epoch,
+        }
+        self.folder.write_state(state)
+
+    def _train_epoch(self) -> dict[str, float]:
+        """Returns the mean of each loss."""
+        # Seeded by the epoch, so that a resumed run draws what an unbroken one would. Processes
+        # augment differently; accelerate gives all of them the first one's order of photos.
+        process = self.accelerator.process_index
+        seed_everything(self.recipe.seed * 1000 + self.epoch + process * _PROCESS_SEEDS)
+        self.parallel.train()
+        step = self.epoch * self.steps
+        totals: dict[str, float] = {}
+        batches = tqdm(
+            self.task.read_batches(self.epoch),
+            desc=f"epoch {self.epoch + 1} of {self.recipe.epochs}",
+            total=self.task.num_batches,
+        )
+        for batch in batches:
+            with self.accelerator.accumulate(self.parallel):
+                losses = self._step(batch)
+            if self.accelerator.sync_gradients:
+                self.schedule.step()
+                self.ema.update(self.task.network, step=step)
+                step += 1
+            for name, loss in losses.items():
+                totals[name] = totals.get(name, 0.0) + float(loss.detach())
+        return {name: total / self.task.num_batches for name, total in totals.items()}
+
+    def _step(self, batch: BatchT) -> dict[str, Tensor]:
+        losses = self.task.compute_losses(self.parallel, batch)
+        total = torch.stack(list(losses.values())).sum()
+        if not total.isfinite():
+            raise LossError(
+                f"the loss of epoch {self.epoch + 1} is {total.item()}: try a lower lr or another "
+                "mixed_precision"
+            )
+        self.accelerator.backward(total)
+        if self.accelerator.sync_gradients and self.recipe.clip_grad:
+            self.accelerator.clip_grad_norm_(self.parallel.parameters(), self.recipe.clip_grad)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        return losses
+
+
+def make_accelerator(*, cpu: bool, mixed_precision: str = "no", accumulate: int = 1) -> Accelerator:
+    """Returns what computes: the CPU, or the devices that `accelerate` is configured for."""
+    # Many timm models keep layers of the removed classifier, which get no gradient.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        cpu=cpu,
+        mixed_precision=mixed_precision,
+        gradient_accumulation_steps=accumulate,
+        kwargs_handlers=[unused],
+    )
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds every generator that training draws from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # timm's augmentations draw from the global generator
+    torch.manual_seed(seed)
+
+
+def one_cycle(optimizer: Optimizer, total_steps: int, warmup: float) -> OneCycleLR:
+    """Returns OneCycle with each group's own `lr` as its peak; `warmup` is a share of the steps."""
+    if warmup * total_steps == 1:
+        warmup /= 2  # torch divides by the steps of the rise less one
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    return OneCycleLR(optimizer, max_lr=peaks, total_steps=total_steps, pct_start=warmup)
+
+
+def group_parameters(
+    rates: Iterable[tuple[nn.Parameter, float]], weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups trainable parameters by rate and decay; vectors (norms, biases) do not decay."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter, lr in rates:
+        if parameter.requires_grad:
+            decay = weight_decay if parameter.dim() > 1 else 0.0
+            groups.setdefault((lr, decay), []).append(parameter)
+    return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]

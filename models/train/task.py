@@ -1,0 +1,237 @@
+"""The task of labelled photos: a network's trained part, its data, its loss and its mAP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from accelerate import Accelerator
+from pydantic_core import to_json
+from timm.data.distributed_sampler import RepeatAugSampler
+from timm.optim import Lamb
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Dataset
+
+from models.data import LabelledImage
+from models.metrics import mean_average_precision
+from models.network import Network
+from models.train.cache import Array, cache_outputs
+from models.train.command import Place
+from models.train.losses import make_loss, make_mix
+from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
+from models.train.recipe import Recipe
+from models.train.run import Task, group_parameters
+from models.train.views import (
+    Photos,
+    Transform,
+    describe_files,
+    evaluation_transform,
+    training_transform,
+)
+
+Batch = tuple[Tensor, Tensor]
+
+_OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}
+# Fields of a recipe that cached features depend on, in the order of the cache's keys.
+_FEATURE_FIELDS = (
+    "backbone", "pretrained", "frozen_stages", "image_size", "train_size", "crop_scale",
+    "train_resize", "cutout", "auto_augment", "color_jitter", "erase", "seed",
+)  # fmt: skip
+
+
+class CachedFeatures(Dataset[Batch]):
+    """Features of every photo in one of its cached views.
+
+    Args:
+        features: float16 [views, photos, ...].
+        targets: float [photos, N].
+    """
+
+    def __init__(self, features: Array, targets: Tensor) -> None:
+        self.features, self.targets = features, targets
+        self.view = 0
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Batch:
+        return torch.from_numpy(self.features[self.view, index].copy()), self.targets[index]
+
+
+class TrainedPart(nn.Sequential):
+    """The trained stages and the head: features [B, ...] (and embeddings [L, E]) -> logits [B, N].
+
+    Args:
+        stages: features -> tokens.
+        head: tokens -> logits.
+        freeze_batch_norm: batch norms keep their statistics in training, too.
+    """
+
+    def __init__(self, stages: nn.Module, head: nn.Module, freeze_batch_norm: bool) -> None:
+        super().__init__(stages, head)
+        self.freeze_batch_norm = freeze_batch_norm
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode."""
+        super().train(mode)
+        if self.freeze_batch_norm:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
+        """Predicts."""
+        stages, head = self
+        logits: Tensor = head(stages(features), *embeddings)
+        return logits
+
+
+@dataclass(eq=False)
+class LabelTask(Task[Batch]):
+    """Trains a network on labelled photos.
+
+    Attributes:
+        network: inputs [B, ...] -> logits [B, N]; a zero-shot one takes label embeddings too.
+        backbone: the part of `network` with the backbone's learning rate.
+        train: photos, or features of the frozen stages.
+        val: the same in the served preparation.
+        recipe: how to train.
+        accelerator: computes, alone or among processes.
+        workers: processes that load training data.
+        zero_shot: embeddings of the labels for a zero-shot network.
+    """
+
+    network: nn.Module
+    backbone: nn.Module
+    train: Photos | CachedFeatures
+    val: Photos | CachedFeatures
+    recipe: Recipe
+    accelerator: Accelerator
+    workers: int = 0
+    zero_shot: ZeroShotLabels | None = None
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        # Channels last is about twice as fast for depthwise convolutions on a CPU.
+        self.network.to(self.accelerator.device).to(memory_format=torch.channels_last)
+        own = {id(parameter) for parameter in self.backbone.parameters()}
+        rates = (
+            (p, recipe.backbone_lr if id(p) in own else recipe.lr)
+            for p in self.network.parameters()
+        )
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](group_parameters(rates, recipe.weight_decay))
+        self.num_batches = len(self.train) // recipe.batch_size // self.accelerator.num_processes
+        self.loss = make_loss(recipe)
+        self.mix = make_mix(recipe, self.train.targets.shape[1])
+
+    def read_batches(self, epoch: int) -> Iterator[Batch]:
+        """Yields mixed inputs [B, ...] and targets [B, N]."""
+        if isinstance(self.train, CachedFeatures):
+            self.train.view = epoch % len(self.train.features)
+        sampler = None
+        if self.recipe.repeats > 1:
+            sampler = RepeatAugSampler(
+                self.train,
+                num_replicas=1,
+                rank=0,
+                num_repeats=self.recipe.repeats,
+                selected_round=0,
+            )
+        loader = self.accelerator.prepare_data_loader(
+            DataLoader(
+                self.train,
+                self.recipe.batch_size,
+                shuffle=sampler is None,
+                sampler=sampler,
+                drop_last=True,
+                num_workers=self.workers,
+            )
+        )
+        loader.set_epoch(epoch)  # else each epoch would have the first one's order
+        for inputs, targets in loader:
+            yield self.mix(self._to_device(inputs), targets)
+
+    def compute_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the recipe's loss alone."""
+        inputs, targets = batch
+        if self.zero_shot is None:
+            return {"loss": self.loss(network(inputs), targets)}
+        embeddings, targets = self.zero_shot.for_training(targets)
+        return {"loss": self.loss(network(inputs, embeddings), targets)}
+
+    @torch.inference_mode()
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """Returns mAP on validation, of a zero-shot network over the unseen labels."""
+        network.eval()
+        targets = self.val.targets
+        embeddings: tuple[Tensor, ...] = ()
+        if self.zero_shot is not None:
+            queries, targets = self.zero_shot.for_validation(targets)
+            embeddings = (queries,)
+        loader = DataLoader(self.val, 32)
+        logits = [network(self._to_device(inputs), *embeddings).cpu() for inputs, _ in loader]
+        return {"val_mAP_percent": mean_average_precision(torch.cat(logits), targets)}
+
+    def _to_device(self, inputs: Tensor) -> Tensor:
+        layout = torch.channels_last if inputs.dim() == 4 else torch.contiguous_format
+        return inputs.to(self.accelerator.device, torch.float32, memory_format=layout)
+
+
+def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> LabelTask:
+    """Splits a network into its frozen and its trained part and reads the photos.
+
+    Args:
+        network: shares its parameters with the task's.
+        recipe: how to train.
+        place: data and folders.
+        start: fingerprint of `--init`; "" for none.
+
+    Raises:
+        DataError: a photo is missing or broken, or word vectors are.
+        RecipeError: `auto_augment` is invalid.
+    """
+    frozen, tail = network.backbone.split(recipe.frozen_stages)
+    frozen.eval().requires_grad_(False)
+    prepared = network.config.input
+
+    def encode(images: Tensor) -> tuple[Tensor]:
+        return (frozen(images.to(place.device, memory_format=torch.channels_last)),)
+
+    def read(split: str, transform: Transform, views: int) -> Photos | CachedFeatures:
+        photos = Photos.of_split(place.data, split, transform)
+        if recipe.frozen_stages == 0:
+            return photos
+        key = _cache_key(recipe, photos.images, views, start + prepared.model_dump_json())
+        path = place.cache / f"{place.data.file_name}-{split}-{key}.npy"
+        frozen.to(place.device).to(memory_format=torch.channels_last)
+        with place.accelerator.main_process_first():  # the others find the file
+            (features,) = cache_outputs(encode, photos, [transform] * views, [path], place.workers)
+        return CachedFeatures(features, photos.targets)
+
+    from_weights = recipe.pretrained or bool(start)
+    augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
+    return LabelTask(
+        zero_shot=(
+            read_zero_shot_labels(place.data, augmentation, place.device)
+            if recipe.head == "zero_shot_ml_decoder"
+            else None
+        ),
+        network=TrainedPart(tail, network.head, from_weights and recipe.freeze_batch_norm),
+        backbone=tail,
+        train=read("train", training_transform(recipe, prepared), recipe.views),
+        val=read("val", evaluation_transform(prepared), 1),
+        recipe=recipe,
+        accelerator=place.accelerator,
+        workers=place.workers if recipe.frozen_stages == 0 else 0,
+    )
+
+
+def _cache_key(recipe: Recipe, images: tuple[LabelledImage, ...], views: int, network: str) -> str:
+    fields: dict[str, Any] = {name: getattr(recipe, name) for name in _FEATURE_FIELDS}
+    text = to_json(fields).decode() + f"{views}{describe_files(images)}{network}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""Names of an open run: labels, concepts from captions, and names held out of the training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_folder
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The names of a run.
+
+    Attributes:
+        labels: N names, known to be present or absent in every photo.
+        concepts: M names, known to be present in some photos; elsewhere unknown.
+        held_out: H concepts that are not trained on; they measure how well the head generalises.
+    """
+
+    labels: tuple[str, ...]
+    concepts: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabulary:
+    """Sorts a data set's names into those to train on and those held out.
+
+    Args:
+        folder: the data set; a concept that is also a label counts as a label.
+        hold_out: names whose concepts are not trained on. A concept counts as one of them if the
+            words of one name contain the words of the other: a `computer mouse` is a `mouse`, a
+            `table` may be a `dining table`.
+
+    Raises:
+        DataError: the training photos have no concepts.
+    """
+    found = {_clean(name) for image in folder.split("train") for name in image.concepts}
+    concepts = sorted(found - set(folder.label_names))
+    if not concepts:
+        raise DataError(f"data set {folder.name} has no caption_concepts to train on")
+    avoided = _find_avoided(folder, hold_out)
+    out = {
+        name
+        for name in concepts
+        if any(_words(name) <= other or other <= _words(name) for other in avoided)
+    }
+    kept = tuple(name for name in concepts if name not in out)
+    return Vocabulary(folder.label_names, kept, tuple(sorted(out)))
+
+
+def choose_captions(
+    folder: LabelledFolder, images: tuple[LabelledImage, ...], hold_out: Collection[str]
+) -> tuple[str, ...]:
+    """Returns each photo's caption, or "" if it shares a word with a name held out."""
+    avoided = frozenset[str]().union(*_find_avoided(folder, hold_out))
+    return tuple("" if _spoken(i.caption) & avoided else i.caption for i in images)
+
+
+def read_hold_out(path: Path) -> tuple[str, ...]:
+    """Reads names to hold out: a text file, one a line, or a labelled folder's label names.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if path.is_dir():
+        return read_labelled_folder(path).label_names
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"names to hold out cannot be read from {path}") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def mark_concepts(images: tuple[LabelledImage, ...], names: tuple[str, ...]) -> Tensor:
+    """Returns which photos have which concepts, 0/1 float [len(images), len(names)]."""
+    column = {name: i for i, name in enumerate(names)}
+    targets = torch.zeros(len(images), len(names))
+    for row, image in enumerate(images):
+        for name in map(_clean, image.concepts):
+            if name in column:
+                targets[row, column[name]] = 1
+    return targets
+
+
+def _clean(name: str) -> str:
+    """Returns a concept's name without the remark in brackets that separates homonyms."""
+    return re.sub(r"\s*\(.*?\)", "", name)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_clean(name).lower().split())
+
+
+def _find_avoided(folder: LabelledFolder, hold_out: Collection[str]) -> list[frozenset[str]]:
+    return [_words(name) for name in hold_out if name not in folder.label_names]
+
+
+def _spoken(caption: str) -> frozenset[str]:
+    """Returns the words of a sentence and their possible singulars."""
+    found = re.findall(r"\w+", caption.lower())
+    return frozenset(found) | {w.removesuffix(end) for w in found for end in ("s", "es")}

@@ -1,0 +1,284 @@
+"""The task of an open head: cached tokens, names' embeddings, and the losses that train it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.checkpoints.open_head import fingerprint_encoder
+from models.heads.zero_shot import ZeroShotMLDecoder
+from models.metrics import average_precisions
+from models.train.cache import Array, cache_outputs
+from models.train.command import Place
+from models.train.losses import asymmetric_loss
+from models.train.queries import QueryAugmentation
+from models.train.recipe import OpenRecipe
+from models.train.run import Task, group_parameters
+from models.train.views import (
+    Photos,
+    Transform,
+    describe_files,
+    evaluation_transform,
+    open_transforms,
+)
+from models.train_open.losses import (
+    choose_columns,
+    classifier_loss,
+    matching_loss,
+    ranking_loss,
+    soft_target_loss,
+    weak_negative_loss,
+)
+from models.train_open.names import Vocabulary, mark_concepts
+from models.train_open.teacher import Sources, share_stages
+
+Batch = tuple[int, Tensor]
+
+_PREDICTION_BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class NameEmbeddings:
+    """Embeddings of all names of a run, float of length 1.
+
+    Attributes:
+        labels: [N, E].
+        concepts: [M, E].
+        held_out: [H, E].
+        teacher: [P, E].
+    """
+
+    labels: Tensor
+    concepts: Tensor
+    held_out: Tensor
+    teacher: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class OpenPhotos:
+    """n photos of a split in V views, and what is known of them.
+
+    Attributes:
+        tokens: of the encoder, float16 [V, n, S, C], on disk.
+        logits: of the teacher, float16 [V, n, P], on disk.
+        labels: 0/1 float [n, N], complete.
+        concepts: 0/1 float [n, M]; a 0 is unknown.
+        held_out: 0/1 float [n, H]; a 0 is unknown.
+    """
+
+    tokens: Array
+    logits: Array
+    labels: Tensor
+    concepts: Tensor
+    held_out: Tensor
+
+    def read(self, view: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (tokens [B, S, C], teacher's logits [B, P]), float32, of some photos."""
+        tokens, logits = (array[view, rows.numpy()] for array in (self.tokens, self.logits))
+        return torch.from_numpy(tokens).float(), torch.from_numpy(logits).float()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedLabels:
+    """The encoder's own head, and the labels that it shares with the run.
+
+    Attributes:
+        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
+        theirs: columns of its logits, int64 [T].
+        ours: columns of the same names among the run's labels, int64 [T].
+    """
+
+    head: nn.Module
+    theirs: Tensor
+    ours: Tensor
+
+
+@dataclass(eq=False)
+class OpenTask(Task[Batch]):
+    """Trains an open head on cached tokens.
+
+    Attributes:
+        network: the head; its voting classifier starts as the teacher's.
+        names: embeddings of the names.
+        train: training photos; view 0 is the served one.
+        captions: embeddings of their captions, float [n, E]; 0 without one.
+        val: validation photos in the served view.
+        trained: the encoder's own head, to distil; None if it knows no label of the run.
+        recipe: how to train.
+        device: where to compute.
+    """
+
+    network: ZeroShotMLDecoder
+    names: NameEmbeddings
+    train: OpenPhotos
+    captions: Tensor
+    val: OpenPhotos
+    trained: TrainedLabels | None
+    recipe: OpenRecipe
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        self.network.to(self.device)
+        if self.trained is not None:
+            self.trained.head.to(self.device)
+        self.label_loss = asymmetric_loss(recipe.gamma_neg, 0.0, recipe.clip)
+        self.augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
+        self.num_batches = len(self.train.labels) // recipe.batch_size
+        rates = (
+            (parameter, recipe.classifier_lr if name.startswith("votes.") else recipe.lr)
+            for name, parameter in self.network.named_parameters()
+        )
+        self.optimizer = torch.optim.AdamW(group_parameters(rates, recipe.weight_decay))
+
+    def read_batches(self, epoch: int) -> Iterator[Batch]:
+        """Yields the view of the epoch and rows of photos, ascending as the arrays lie on disk."""
+        view = epoch % len(self.train.tokens)
+        size = self.recipe.batch_size
+        order = torch.randperm(len(self.train.labels))[: self.num_batches * size]
+        return ((view, rows.sort().values) for rows in order.split(size))
+
+    def compute_losses(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the weighted losses of a batch, in the order of the log's columns."""
+        recipe, names = self.recipe, self.names
+        view, rows = batch
+        tokens, teacher = (x.to(self.device) for x in self.train.read(view, rows))
+        probabilities = teacher.softmax(dim=1)
+        chosen = choose_columns(probabilities, recipe.teacher_names)
+        described = self.captions[rows].any(dim=1)
+        texts = torch.cat(
+            [names.labels, names.concepts, self.captions[rows][described],
+             names.teacher[chosen.cpu()]]
+        )  # fmt: skip
+        known = [self.train.labels[rows], self.train.concepts[rows],
+                 torch.eye(len(rows))[:, described]]  # fmt: skip
+        targets = torch.cat([*(t.to(self.device) for t in known), probabilities[:, chosen]], dim=1)
+        texts, targets = self.augmentation.augment(texts.to(self.device), targets)
+        logits = network(tokens, functional.normalize(texts, dim=1))
+
+        sizes = [part.shape[1] for part in known] + [len(chosen), recipe.random_queries]
+        labels, concepts, captions, taught, random = logits.split(sizes, dim=1)
+        present, mentioned, matches, soft, absent = targets.split(sizes, dim=1)
+        weak = weak_negative_loss(concepts, mentioned, recipe.unknown_weight, recipe.unknown_focus)
+        ranking = ranking_loss(taught, teacher[:, chosen], recipe.sharpness)
+        votes = self.network.votes
+        zero = logits.new_zeros(())
+        return {
+            "labels": recipe.label_weight * self.label_loss(labels, present),
+            "trained": recipe.trained_weight * self._distil_trained(tokens, labels),
+            "concepts": recipe.concept_weight * weak,
+            "captions": recipe.caption_weight * matching_loss(captions, matches),
+            "teacher": recipe.teacher_weight * soft_target_loss(taught, soft),
+            "ranking": recipe.ranking_weight * ranking,
+            "classifier": (
+                zero if votes is None else classifier_loss(votes.classify(tokens), probabilities)
+            ),
+            "random": recipe.label_weight * self.label_loss(random, absent),
+        }
+
+    def _distil_trained(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """Distils the encoder's own head into the logits of the same labels.
+
+        The encoder has learned the training photos by heart, so their truth teaches little that
+        generalises; the ranking by that head does.
+        """
+        if self.trained is None:
+            return logits.new_zeros(())
+        with torch.no_grad():
+            wanted = self.trained.head(tokens)[:, self.trained.theirs]
+        found = logits[:, self.trained.ours]
+        ranking = ranking_loss(found, wanted, self.recipe.sharpness)
+        return soft_target_loss(found, wanted.sigmoid()) + self.recipe.ranking_weight * ranking
+
+    @torch.inference_mode()
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        """Returns mAP on validation of the labels and of the names held out.
+
+        The latter counts names that a photo's caption leaves out as absent. So it is too low, but
+        comparable between heads.
+        """
+        network.eval()
+        texts = torch.cat([self.names.labels, self.names.held_out]).to(self.device)
+        logits = torch.cat([network(tokens, texts).cpu() for tokens in self._read_served(self.val)])
+        targets = torch.cat([self.val.labels, self.val.held_out], dim=1)
+        labels, held_out = average_precisions(logits, targets).split(
+            [len(self.names.labels), len(self.names.held_out)]
+        )
+        return {
+            "val_labels_mAP_percent": float(labels.nanmean()),
+            "val_held_out_mAP_percent": float(held_out.nanmean()),
+        }
+
+    def center_votes(self) -> None:
+        """Counts votes from their mean over the training photos as served, see `NameVotes`."""
+        if self.network.votes is not None:
+            self.network.votes.center(self._read_served(self.train))
+
+    def _read_served(self, photos: OpenPhotos) -> Iterator[Tensor]:
+        rows = torch.arange(len(photos.labels)).split(_PREDICTION_BATCH)
+        return (photos.read(0, some)[0].to(self.device) for some in rows)
+
+
+def read_photos(
+    place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary
+) -> tuple[OpenPhotos, OpenPhotos]:
+    """Returns the training and the validation photos; runs encoder and teacher if not cached.
+
+    Raises:
+        DataError: a photo is missing or broken.
+    """
+    shared, student, other = (
+        part.eval().to(place.device).to(memory_format=torch.channels_last)
+        for part in share_stages(sources.encoder, sources.teacher.backbone)
+    )
+    sources.teacher.classifier.to(place.device)
+    networks = "".join(map(fingerprint_encoder, (sources.encoder, sources.teacher.backbone)))
+
+    def encode(images: Tensor) -> tuple[Tensor, Tensor]:
+        features = shared(images.to(place.device, memory_format=torch.channels_last))
+        return student(features), sources.teacher.classify(other(features))
+
+    def read(split: str, views: Sequence[Transform]) -> OpenPhotos:
+        photos = Photos.of_split(place.data, split, views[0])
+        key = f"{networks}{describe_files(photos.images)}{views}"
+        stem = f"{place.data.file_name}-{split}-{recipe.seed}-"
+        stem += hashlib.sha256(key.encode()).hexdigest()[:16]
+        paths = [place.cache / f"{stem}.{kind}.npy" for kind in ("tokens", "teacher")]
+        tokens, logits = cache_outputs(encode, photos, views, paths, place.workers)
+        return OpenPhotos(
+            tokens,
+            logits,
+            photos.targets,
+            mark_concepts(photos.images, names.concepts),
+            mark_concepts(photos.images, names.held_out),
+        )
+
+    return (
+        read("train", open_transforms(recipe, sources.prepared)),
+        read("val", [evaluation_transform(sources.prepared)]),
+    )
+
+
+def embed_captions(sources: Sources, captions: Sequence[str]) -> Tensor:
+    """Embeds captions to float [n, E]; an empty one is 0."""
+    rows = [i for i, caption in enumerate(captions) if caption]
+    embeddings = torch.zeros(len(captions), sources.text.width)
+    embeddings[rows] = sources.text.embed([captions[i] for i in rows])
+    return embeddings
+
+
+def match_labels(sources: Sources, names: Vocabulary) -> TrainedLabels | None:
+    """Returns the labels that the encoder's own head knows; None if there are none."""
+    if sources.trained is None:
+        return None
+    known = sources.trained.label_names
+    ours = [i for i, name in enumerate(names.labels) if name in known]
+    if not ours:
+        return None
+    theirs = [known.index(names.labels[i]) for i in ours]
+    return TrainedLabels(sources.trained.head, torch.tensor(theirs), torch.tensor(ours))

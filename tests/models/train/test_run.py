@@ -1,0 +1,47 @@
+"""A run of any task stops at a loss that is not a number."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.train.recipe import BaseRecipe
+from models.train.run import LossError, Run, RunFolder, Task, make_accelerator
+
+
+class ConstantTask(Task[float]):
+    """A task whose batches are its losses."""
+
+    def __init__(self, *losses: float) -> None:
+        self.losses, self.num_batches = losses, len(losses)
+        self.network = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+    def read_batches(self, epoch: int) -> tuple[float, ...]:
+        assert epoch == 0
+        return self.losses
+
+    def compute_losses(self, network: nn.Module, batch: float) -> dict[str, Tensor]:
+        return {"first": network(torch.zeros(1)).sum() * 0 + batch, "second": torch.tensor(2.0)}
+
+    def measure(self, network: nn.Module) -> dict[str, float]:
+        assert not network.training
+        return {"figure": 50.0}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_path: Path) -> None:
+    def fit(*losses: float) -> dict[str, float]:
+        folder = RunFolder(tmp_path, {})
+        return Run(ConstantTask(*losses), BaseRecipe(epochs=1), folder, accelerator).fit()
+
+    accelerator = make_accelerator(cpu=True)
+    with pytest.raises(LossError, match=r"^the loss of epoch 1 is (nan|inf): [^\n]+$"):
+        fit(1.0, value)
+    assert not (tmp_path / "state.pt").exists()
+    assert fit(1.0, 2.0) == {"figure": 50.0}
+    header, row = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert header == "epoch,first,second,figure,lr"
+    assert row.startswith("1,1.5,2,50,")
