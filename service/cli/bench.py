@@ -24,36 +24,23 @@ SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to send.
-
-    Attributes:
-        photos: contents of image files, sent in turn; client i begins with photo i.
-        clients: requests in flight.
-        seconds: for how long requests are started.
-        label_sets: none means the service's default.
-    """
+    """What to send."""
 
     url: str
-    photos: Sequence[bytes]
-    clients: int
-    seconds: float
+    photos: Sequence[bytes]  # image files, sent in turn; client i begins with photo i
+    clients: int  # requests in flight
+    seconds: float  # for how long requests are started
     api_key: str | None = None
     label_sets: Sequence[str] = ()
 
 
 @dataclass
 class Load:
-    """Measurements of one run.
-
-    Attributes:
-        seconds: duration.
-        latencies_ms: of each success, from the request to its answer.
-        errors: number of errors by code.
-    """
+    """Measurements of one run."""
 
     seconds: float = 0.0
-    latencies_ms: list[float] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
+    latencies_ms: list[float] = field(default_factory=list)  # of each success
+    errors: Counter[str] = field(default_factory=Counter)  # by code
 
     def describe(self) -> dict[str, object]:
         """Returns rate, latencies and errors as JSON values."""
@@ -72,11 +59,7 @@ class Load:
 
 
 def run_bench(plan: Plan) -> Load:
-    """Runs the plan after one request that is not counted.
-
-    Raises:
-        StartError: an argument is invalid, or this first request failed.
-    """
+    """Runs the plan after one request that is not counted; StartError if this one fails."""
     try:
         client = AsyncClient(plan.url, api_key=plan.api_key, retries=0, connections=plan.clients)
     except ValueError as error:

@@ -7,18 +7,19 @@ Photos go through the service's own pipeline, so that the scores are those of th
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import format_first_error
-from service.cli.photos import label_with
+from service.cli.photos import label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.labels.question import Question
 from service.labels.text import LabelText
-from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"
@@ -43,19 +44,8 @@ async def calibrate_set(
 ) -> dict[str, OperatingPoint]:
     """Sets the thresholds of a set's labels that have at least `MIN_POSITIVES` photos.
 
-    Args:
-        settings: bundle, store and device.
-        name: a registered set.
-        folder: labelled photos.
-        split: only photos of this split; None takes all.
-
-    Returns:
-        The operating point of each label that got a threshold.
-
-    Raises:
-        StartError: the folder cannot be used.
-        LabelSetChanged: the set was changed meanwhile.
-        ServiceError: the set cannot be changed, or a photo cannot be used.
+    Only photos of the split count, if one is given. Raises LabelSetChanged if the set was changed
+    meanwhile, and StartError for an unusable folder or photo.
     """
     labelled = read_labelled_folder(folder)
     photos = {
@@ -66,9 +56,7 @@ async def calibrate_set(
     if not photos:
         wanted = "" if split is None else f" of the split {split}"
         raise StartError(f"{folder} has no photo{wanted}")
-    pipeline = open_pipeline(settings)
-    await pipeline.start()
-    try:
+    async with run_pipeline(settings) as pipeline:
         labels = pipeline.catalogue.find(name)
         if labels.read_only:  # before the photos, which may take minutes
             raise LabelSetReadOnly(name)
@@ -90,16 +78,10 @@ async def calibrate_set(
         # Only this version: the labels of another may be encoded from other texts.
         await pipeline.catalogue.set_thresholds(name, thresholds, int(labels.version))
         return found
-    finally:
-        await pipeline.drain()
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:
-    """Reads `labels.json`.
-
-    Raises:
-        StartError: it is invalid, or a photo has a label that is missing in `label_names`.
-    """
+    """Reads `labels.json`; a label of a photo must be in `label_names`."""
     path = folder / LABELS_FILE
     try:
         found = LabelledFolder.model_validate(json.loads(path.read_bytes()))
@@ -119,9 +101,11 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> list[dict[str, float]]:
+    selection = await pipeline.select(question)
     scores = []
-    async for photo in label_with(pipeline, photos, question):
-        if photo.prediction is None:
-            raise StartError(f"{photo.path}: {photo.failure}")
-        scores.append({label.label: label.score for label in photo.prediction.labels})
+    async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
+        async for photo in labelled:
+            if photo.prediction is None:
+                raise StartError(f"{photo.path}: {photo.failure}")
+            scores.append({label.label: label.score for label in photo.prediction.labels})
     return scores

@@ -127,11 +127,7 @@ def calibrate(
 
 
 def define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:
-    """Returns the definition of a set from the names of its labels or from a file.
-
-    Raises:
-        StartError: both or none are given, or they are invalid.
-    """
+    """Returns the definition of a set from the names of its labels or from a file."""
     from service.bundle.card import format_first_error
     from service.labels.definition import LabelSetRecord, define_label_set
     from service.labels.files import read_label_set_file

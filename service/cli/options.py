@@ -37,14 +37,10 @@ _QUESTION_FLAGS: dict[str, Any] = {
 def add_flags(
     command: Callable[..., None], settings: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Replaces the parameters `settings` and `question` of a command by flags.
+    """Replaces a command's parameters `settings` and `question`, if it has one, by flags.
 
-    A flag takes precedence over its environment variable.
-
-    Args:
-        command: a function with keyword parameters `settings: Settings` and, if it needs one,
-            `question: Question`.
-        settings: the settings that get a flag; None means all.
+    `settings` names the settings that get a flag; None means all. A flag takes precedence over its
+    environment variable.
     """
     chosen = list(Settings.model_fields) if settings is None else list(settings)
     parameters: list[inspect.Parameter] = []

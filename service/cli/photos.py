@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
-from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -22,45 +21,34 @@ _MAX_CONCURRENCY = 16
 
 @dataclass(frozen=True)
 class LabelledPhoto:
-    """Either a prediction or the reason why there is none.
-
-    Attributes:
-        overlays: pictures that show where the first labels are, in the order of the labels.
-    """
+    """Either a prediction or the reason why there is none."""
 
     path: Path
     prediction: Prediction | None
     failure: str | None = None
-    overlays: tuple[Path, ...] = ()
+    overlays: tuple[Path, ...] = ()  # pictures of the first labels' places
 
 
-async def label_photos(
-    paths: Sequence[Path], question: Question, settings: Settings
-) -> AsyncGenerator[LabelledPhoto]:
-    """Opens a pipeline and yields the photos in order, as soon as they are labelled."""
+@asynccontextmanager
+async def run_pipeline(settings: Settings) -> AsyncGenerator[Pipeline]:
+    """Yields a started pipeline and drains it."""
     pipeline = open_pipeline(settings)
     await pipeline.start()
     try:
-        async with aclosing(label_with(pipeline, paths, question)) as labelled:
-            async for photo in labelled:
-                yield photo
+        yield pipeline
     finally:
         await pipeline.drain()
 
 
-async def label_with(
-    pipeline: Pipeline, paths: Sequence[Path], question: Question
+def label_photos(
+    pipeline: Pipeline, selection: Selection, paths: Iterable[Path]
 ) -> AsyncGenerator[LabelledPhoto]:
-    """Yields the photos in order, labelled by a pipeline that was started."""
-    selection = await pipeline.select(question)
+    """Yields the photos in order, as soon as they are labelled; close it before the pipeline."""
     at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
-    works = (_label_photo(pipeline, path, selection) for path in paths)
-    async with aclosing(run_in_order(works, at_once)) as labelled:
-        async for photo in labelled:
-            yield photo
+    return run_in_order((_label_photo(pipeline, selection, path) for path in paths), at_once)
 
 
-async def _label_photo(pipeline: Pipeline, path: Path, selection: Selection) -> LabelledPhoto:
+async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> LabelledPhoto:
     try:
         data = await asyncio.to_thread(path.read_bytes)
         return LabelledPhoto(path, await pipeline.predict(data, selection))

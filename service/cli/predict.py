@@ -21,7 +21,7 @@ from service.cli.console import (
     write_csv_head,
     write_json,
 )
-from service.cli.photos import LabelledPhoto, label_photos
+from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
 from service.errors import ImageError
 from service.images.decode import decode_image
 from service.images.formats import name_overlay
@@ -35,13 +35,7 @@ _MAX_OVERLAY_SIDE = 1024
 async def predict_photos(
     photos: Sequence[Path], question: Question, settings: Settings, output: Format
 ) -> bool:
-    """Writes the labels of photos; returns whether all of them have labels.
-
-    Raises:
-        StartError: the pipeline cannot start as configured.
-        BundleError: the bundle is missing, damaged or inconsistent.
-        ServiceError: the question does not fit the label sets.
-    """
+    """Writes the labels of photos; returns whether all of them have labels."""
     write = {
         Format.TABLE: show_photo,
         Format.JSON: lambda photo: write_json(describe_photo(photo)),
@@ -51,26 +45,24 @@ async def predict_photos(
     with show_progress(results_on_stdout=True) as report:
         report(done, len(photos))
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
-        async with aclosing(label_photos(photos, question, settings)) as labelled:
-            async for found in labelled:
-                photo = found
-                if question.explain:
-                    photo = await asyncio.to_thread(write_overlays, found)
-                if output is Format.CSV and not done:
-                    write_csv_head()  # only after the start, which may fail
-                write(photo)
-                done += 1
-                report(done, len(photos))
-                complete = complete and photo.failure is None
+        async with run_pipeline(settings) as pipeline:
+            selection = await pipeline.select(question)
+            if output is Format.CSV:
+                write_csv_head()  # only after the start, which may fail
+            async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
+                async for found in labelled:
+                    photo = found
+                    if question.explain:
+                        photo = await asyncio.to_thread(write_overlays, found)
+                    write(photo)
+                    done += 1
+                    report(done, len(photos))
+                    complete = complete and photo.failure is None
     return complete
 
 
 def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
-    """Writes `dog.jpg.map-1-cat.jpg` and so on beside `dog.jpg`, best label first.
-
-    Returns:
-        The photo with the paths, or with the reason why they cannot be written.
-    """
+    """Writes `dog.jpg.map-1-cat.jpg` and so on beside `dog.jpg`, best label first."""
     if photo.prediction is None:
         return photo
     try:

@@ -15,13 +15,7 @@ from service.settings import Settings
 def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
-    """Serves until SIGTERM or Ctrl+C.
-
-    Raises:
-        StartError: the service cannot start as configured.
-        BundleError: the bundle is missing, damaged or inconsistent.
-        ServiceBroken: it broke while it ran.
-    """
+    """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
     configure_logs(settings.log_level, settings.log_format)
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         opening = opener.submit(open_graphs, settings)

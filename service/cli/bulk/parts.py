@@ -57,22 +57,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class PartFolder:
-    """A folder of results; can be pickled.
-
-    Attributes:
-        question: `describe_question`.
-    """
+    """A folder of results; can be pickled."""
 
     filesystem: fs.FileSystem
     folder: str
-    question: dict[str, Any]
+    question: dict[str, Any]  # `describe_question`
 
     def read_done(self) -> dict[str, bool]:
-        """Returns the photos that are done, and whether each has labels.
-
-        Raises:
-            StartError: a part cannot be read.
-        """
+        """Returns the photos that are done, and whether each has labels."""
         done: dict[str, bool] = {}
         for path in self._list_parts():
             table = self._read(path, ["photo", "error"])
@@ -81,12 +73,7 @@ class PartFolder:
         return done
 
     def forget_failed(self, names: Sequence[str]) -> None:
-        """Removes the rows of those photos that have an error.
-
-        Raises:
-            StartError: a part cannot be read.
-            OSError: it cannot be written.
-        """
+        """Removes the rows of those photos that have an error."""
         wanted = pa.array(names, pa.string())
         for path in self._list_parts():
             table = self._read(path)
@@ -98,11 +85,7 @@ class PartFolder:
                 write_atomically(self.filesystem, path, _encode(kept))
 
     def write(self, records: Sequence[Record]) -> None:
-        """Writes one part durably.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Writes one part durably; raises OSError."""
         metadata = {_METADATA_KEY: _dump(self.question)}
         table = pa.Table.from_pylist(list(records), schema=SCHEMA.with_metadata(metadata))
         names = "\n".join(record["photo"] for record in records)
@@ -140,12 +123,7 @@ class PartFolder:
 
 @contextmanager
 def open_parts(location: str, question: dict[str, Any]) -> Iterator[PartFolder]:
-    """Opens a new or existing folder for the results of a question; one run at a time.
-
-    Raises:
-        StartError: the folder cannot be used, has answers to another question, or another run
-            writes into it.
-    """
+    """Opens the results of a question; StartError if another run or question uses the folder."""
     filesystem, folder = open_filesystem(location)
     parts = PartFolder(filesystem, folder, question)
     try:

@@ -36,18 +36,12 @@ class PhotoStore:
 
 
 def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
-    """Finds the photos of a folder or a list; logs which other files the folder has.
+    """Returns the photos of a folder or a list, and the number of the folder's other files.
 
     Args:
         location: path or URL (any scheme of pyarrow) of a folder, which is searched recursively
             without hidden files, or of a text file with one name per line, relative to the file.
-
-    Returns:
-        The store; unique names, a folder's sorted, a list's in its order; and how many files of
-        the folder are not photos.
-
-    Raises:
-        StartError: the folder or list is missing, or has no photos.
+            Names are unique, a folder's sorted, a list's in its order.
     """
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()
@@ -72,11 +66,7 @@ def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
 
 
 def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
-    """Returns the file system of a path or URL, and the path in it.
-
-    Raises:
-        StartError: the URL's scheme is unknown, or it cannot be reached.
-    """
+    """Returns the file system of a path or URL, and the path in it."""
     try:
         if "://" in location:
             filesystem, path = fs.FileSystem.from_uri(location)

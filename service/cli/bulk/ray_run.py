@@ -28,9 +28,9 @@ from service.cli.bulk.run import (
     prepare_settings,
     tag_photos,
 )
+from service.cli.photos import run_pipeline
 from service.errors import StartError
-from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.selection import Selection
+from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
 
 # More only lengthens the scheduler's list; fewer can leave workers idle.
@@ -40,16 +40,8 @@ _BLOCKS_PER_WORKER = 8
 def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     """Tags all photos that are not done yet, on the cluster of `RAY_ADDRESS` or a new local one.
 
-    Args:
-        job: `intra_op_threads` is the number of CPUs per worker, 1 by default.
-        workers: most processes; 0 means as many as the cluster's CPUs allow.
-        report: called after each part.
-
-    Raises:
-        StartError: photos, results, pipeline or cluster cannot be used as configured, or a worker
-            failed; the parts stay, and the next run continues.
-        BundleError: the bundle is missing, damaged or inconsistent.
-        ServiceError: the question does not fit the label sets.
+    `workers` limits the processes; 0 means as many as the cluster's CPUs allow, of which each takes
+    `intra_op_threads`, 1 by default. After an error the next run continues.
     """
     store, names, left_out = open_photos(job.photos)
     job = replace(job, settings=_divide_settings(job.settings))
@@ -110,15 +102,13 @@ class PartTagger:
     """A Ray worker with one pipeline; tags one part after the other."""
 
     def __init__(self, job: BulkJob, store: PhotoStore, parts: PartFolder) -> None:
-        """Opens the pipeline.
-
-        Raises:
-            StartError: its question differs from the driver's.
-        """
+        """Opens the pipeline; its model and label sets must be the driver's."""
         self._store = store
         self._parts = parts
         self._runner = asyncio.Runner()
-        self._pipeline, self._selection = self._runner.run(_open(job))
+        self._pipeline = open_pipeline(job.settings)
+        self._runner.run(self._pipeline.start())
+        self._selection = self._runner.run(self._pipeline.select(job.question))
         if describe_question(self._pipeline, self._selection, job.photos) != parts.question:
             raise StartError("a worker has another bundle, precision or label sets than the driver")
 
@@ -152,15 +142,7 @@ def _divide_settings(settings: Settings) -> Settings:
     return prepare_settings(settings.model_copy(update=changes))
 
 
-async def _open(job: BulkJob) -> tuple[Pipeline, Selection]:
-    pipeline = open_pipeline(job.settings)
-    await pipeline.start()
-    return pipeline, await pipeline.select(job.question)
-
-
 async def _describe(job: BulkJob) -> dict[str, Any]:
-    pipeline, selection = await _open(job)
-    try:
+    async with run_pipeline(job.settings) as pipeline:
+        selection = await pipeline.select(job.question)
         return describe_question(pipeline, selection, job.photos)
-    finally:
-        await pipeline.drain()

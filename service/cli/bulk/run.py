@@ -11,9 +11,10 @@ from typing import Any
 
 from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.photos import run_pipeline
 from service.errors import ImageError
 from service.labels.question import Question
-from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
@@ -32,42 +33,26 @@ Report = Callable[["Totals", int], None]
 
 @dataclass(frozen=True)
 class BulkJob:
-    """Arguments of a run.
+    """Arguments of a run."""
 
-    Attributes:
-        photos: folder or list, a path or a URL.
-        out: folder of the results, a path or a URL.
-        part_size: photos per file; a run that is killed loses at most so many.
-        retry_failed: whether to retry photos that have an error.
-    """
-
-    photos: str
-    out: str
+    photos: str  # folder or list, a path or a URL
+    out: str  # folder, a path or a URL
     question: Question
     settings: Settings
-    part_size: int
-    retry_failed: bool = False
+    part_size: int  # photos per file; a run that is killed loses at most so many
+    retry_failed: bool = False  # photos that have an error
 
 
 @dataclass
 class Totals:
-    """Numbers of photos.
+    """Numbers of photos."""
 
-    Attributes:
-        tagged: got labels in this run.
-        failed: got an error in this run.
-        skipped: were done before.
-        unread: could not be read; the next run tries them again.
-        failed_before: have an error among the skipped.
-        left_out: files of the folder that are not photos.
-    """
-
-    tagged: int = 0
-    failed: int = 0
-    skipped: int = 0
-    unread: int = 0
-    failed_before: int = 0
-    left_out: int = 0
+    tagged: int = 0  # got labels in this run
+    failed: int = 0  # got an error in this run
+    skipped: int = 0  # were done before
+    unread: int = 0  # could not be read; the next run tries them again
+    failed_before: int = 0  # have an error, among the skipped
+    left_out: int = 0  # files of the folder that are not photos
 
     @property
     def seen(self) -> int:
@@ -91,18 +76,9 @@ class Totals:
 
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
-    """Tags all photos that are not done yet.
-
-    Raises:
-        StartError: photos, results or pipeline cannot be used as configured.
-        BundleError: the bundle is missing, damaged or inconsistent.
-        ServiceError: the question does not fit the label sets, or the model fails; the parts
-            stay, and the next run continues.
-    """
+    """Tags all photos that are not done yet; after an error the next run continues."""
     store, names, left_out = open_photos(job.photos)
-    pipeline = open_pipeline(prepare_settings(job.settings))
-    await pipeline.start()
-    try:
+    async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             left, totals = find_left(job, parts, names)
@@ -118,8 +94,6 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
                     records = []
                 report(totals, len(left))
             return totals
-    finally:
-        await pipeline.drain()
 
 
 def prepare_settings(settings: Settings) -> Settings:
@@ -129,13 +103,7 @@ def prepare_settings(settings: Settings) -> Settings:
 
 
 def describe_question(pipeline: Pipeline, selection: Selection, location: str) -> dict[str, Any]:
-    """Returns everything that the results depend on, as JSON values.
-
-    Args:
-        pipeline: gives model and limits.
-        selection: gives question and label sets.
-        location: of the photos, path or URL.
-    """
+    """Returns everything that the results depend on, as JSON values."""
     card = pipeline.bundle.card
     return {
         "model": {"name": card.name, "version": card.version},
@@ -150,12 +118,7 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
 
 
 def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:
-    """Returns the photos that are not done, and the totals of the others.
-
-    Raises:
-        StartError: a part cannot be read.
-        OSError: it cannot be written.
-    """
+    """Returns the photos that are not done, and the totals of the others."""
     if job.retry_failed:
         parts.forget_failed(names)
     done = parts.read_done()
@@ -167,12 +130,7 @@ def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[li
 def tag_photos(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
 ) -> AsyncGenerator[Record | None]:
-    """Yields the photos' records in order; None, and a line in the log, for an unreadable file.
-
-    Raises:
-        InferenceFailed: the model fails.
-        UnavailableError: the pipeline accepts no requests.
-    """
+    """Yields the photos' records in order; None, and a line in the log, for an unreadable file."""
     engine = pipeline.engine
     in_batches = _CONCURRENT_BATCHES * engine.workers * engine.max_batch_size
     concurrency = min(max(_MIN_CONCURRENCY, in_batches), pipeline.settings.queue_size)
