@@ -18,14 +18,13 @@ import time
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 
 from service.errors import StartError
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.telemetry.exposition import open_own_port
-from service.http.transport.protocol import Refuse, make_protocol
+from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
 from service.pipeline.pipeline import Pipeline
 from service.scheduling.cpu import share_cores
@@ -147,12 +146,6 @@ def _freeze_memory() -> None:
             trim(0)
 
 
-def _choose_refusals(app: FastAPI, host: PipelineHost) -> Refuse | None:
-    if host.settings.traces != "off":
-        return None  # refused requests have spans too
-    return Shedder(host, app.state.metrics, (route.path for route in predict.ROUTES)).refuse
-
-
 def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
     """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
 
@@ -169,11 +162,14 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
 
     host = PipelineHost(settings, open_and_freeze)
     app = create_app(host)
+    shedder = Shedder(host, app.state.metrics, (route.path for route in predict.ROUTES))
+    # With traces, refused requests have spans too, so the app refuses them.
+    refuse = shedder.refuse if settings.traces == "off" else None
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=make_protocol(settings, _choose_refusals(app, host)),
+        http=make_protocol(settings, refuse),
         ws="none",
         log_config=None,
         access_log=False,

@@ -1,7 +1,7 @@
-"""Whatever the OpenAPI document allows, and what it does not: never a server error.
+"""Tests that no request, valid by the OpenAPI document or not, is a server error.
 
 A few examples of each route are tried on every run, many with `API_EXAMPLES=1000`; then also
-`-o faulthandler_timeout=0`, since a look at a running test may end it.
+`-o faulthandler_timeout=0`, which may end a running test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cannot be served stops the start: one line for a person, an exit code, never ready."""
+"""Tests of failed starts: one line for the operator, an exit code, never ready."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def replace_graph(bundle: Path, name: str, content: bytes) -> None:
 
 
 def replace_file(bundle: Path, file: Path, content: bytes) -> None:
-    """Writes a file and its new hash, as somebody would who means harm."""
+    """Writes a file and its new hash, as an attacker would."""
     record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     edit_manifest(bundle, lambda manifest: manifest["files"].update({file.name: record}))
     file.write_bytes(content)
@@ -97,7 +97,7 @@ def test_damaged_bundle_stops_the_start_with_one_line(
     assert_start_fails(*serve_command(bundle))
 
 
-def test_bundle_that_is_not_there_is_told_before_a_port_is_open(
+def test_missing_bundle_stops_the_start_before_a_port_is_open(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     with ServerProcess(*serve_command(tmp_path / "none")) as server:
@@ -114,17 +114,17 @@ def test_bundle_that_is_not_there_is_told_before_a_port_is_open(
     [
         *(("--device", "cuda"), ("--label-store", "ftp://x"), ("--port", "-1")),
         *(("--queue-size", "0"), ("--label-store", __file__), ("--host", "none.invalid")),
-        ("--max-held-bytes", "10000000"),  # less than one body may have
+        ("--max-held-bytes", "10000000"),  # less than max_body_bytes
     ],
 )
-def test_setting_that_cannot_be_had_stops_the_start_with_one_line(
+def test_unusable_setting_stops_the_start_with_one_line(
     open_bundle: Bundle, flags: tuple[str, str]
 ) -> None:
     # No GPU is visible, so this holds on a machine with one as well.
     assert_start_fails(*serve_command(open_bundle.path), *flags, CUDA_VISIBLE_DEVICES="")
 
 
-def test_port_that_is_taken_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
+def test_taken_port_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert_start_fails(*serve_command(open_bundle.path), "--port", port, says="already in use")
@@ -132,7 +132,7 @@ def test_port_that_is_taken_stops_the_start_with_one_line(open_bundle: Bundle) -
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_port_that_one_of_two_families_has_taken_stops_the_start_with_one_line(
+def test_port_taken_in_one_of_two_families_stops_the_start_with_one_line(
     open_bundle: Bundle, family: socket.AddressFamily
 ) -> None:
     with socket.create_server(("", 0), family=family) as taken:
@@ -140,7 +140,7 @@ def test_port_that_one_of_two_families_has_taken_stops_the_start_with_one_line(
         assert_start_fails(*serve_command(open_bundle.path), *flags, says="already in use")
 
 
-def test_variable_like_that_of_the_keys_stops_the_start(open_bundle: Bundle) -> None:
+def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:
     assert_start_fails(
         *serve_command(open_bundle.path),
         says="ML_DECODER_PREDICT_KEY is not a setting; did you mean ML_DECODER_PREDICT_KEYS?",
@@ -148,7 +148,7 @@ def test_variable_like_that_of_the_keys_stops_the_start(open_bundle: Bundle) -> 
     )
 
 
-def test_auto_falls_back_to_the_cpu_and_says_so(open_bundle: Bundle) -> None:
+def test_auto_falls_back_to_the_cpu_and_logs_it(open_bundle: Bundle) -> None:
     command = (*serve_command(open_bundle.path), "--device", "auto", "--label-store", "memory")
     with ServerProcess(*command, CUDA_VISIBLE_DEVICES="") as server, server.open_client() as client:
         server.wait_for_line(r"WARNING.*cuda")

@@ -1,4 +1,4 @@
-"""A replica of Ray Serve lives as the service does; Ray itself is not needed for that."""
+"""Tests of a replica of Ray Serve, without Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeProxy:
-    """What Ray's proxy does with request ids: it gives each request one, and tells it."""
+    """Gives each request an id and adds it to the answer, as Ray's proxy does."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,16 +35,16 @@ class FakeProxy:
         given = MutableHeaders(scope=scope)
         request_id = given.setdefault("x-request-id", "rays")
 
-        async def tell(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).append("X-Request-ID", request_id)
             await send(message)
 
-        await self._app(scope, receive, tell)
+        await self._app(scope, receive, send_with_id)
 
 
 class FakeServe(ModuleType):
-    """What `service/ray_app.py` takes of Ray, which only wraps what it is given."""
+    """The parts of Ray that `service/ray_app.py` uses."""
 
     @staticmethod
     def ingress(_build: Callable[[], FastAPI]) -> Callable[[type], type]:
@@ -70,7 +70,7 @@ def build_app(
     sys.modules.pop("service.ray_app", None)
 
 
-async def test_replica_has_started_when_its_model_is_open(
+async def test_replica_starts_when_its_model_is_open(
     build_app: Callable[[], FastAPI],
 ) -> None:
     app = build_app()
@@ -79,7 +79,7 @@ async def test_replica_has_started_when_its_model_is_open(
     assert not app.state.host.ready
 
 
-async def test_replica_samples_what_its_metrics_tell_of_now(
+async def test_replica_samples_its_gauges(
     build_app: Callable[[], FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposition, "SAMPLE_SECONDS", 0)
@@ -98,7 +98,7 @@ async def test_replica_samples_what_its_metrics_tell_of_now(
 
 
 @pytest.mark.parametrize(("sent", "answered"), [({}, "rays"), ({"X-Request-ID": "mine"}, "mine")])
-async def test_answer_behind_rays_proxy_has_one_request_id(
+async def test_answer_has_one_request_id_behind_rays_proxy(
     build_app: Callable[[], FastAPI], sent: dict[str, str], answered: str
 ) -> None:
     app = build_app()
@@ -113,7 +113,7 @@ async def test_answer_behind_rays_proxy_has_one_request_id(
         assert answer.json()["request_id"] == answered
 
 
-async def test_replica_whose_model_cannot_be_opened_does_not_start(
+async def test_replica_does_not_start_if_its_model_cannot_be_opened(
     build_app: Callable[[], FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ML_DECODER_BUNDLE", "nowhere")

@@ -1,4 +1,4 @@
-"""Tests of the whole app: its life, and failures inside it that tell nothing of themselves."""
+"""Tests of the whole app: its life, and internal failures that must not leak."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     assert_problem(raw_batch, 415, "unsupported_media_type")
 
 
-def test_middleware_that_others_add_changes_nothing(tiny_bundle: Bundle) -> None:
-    """Such as Starlette's BaseHTTPMiddleware, which receives in tasks of its own."""
+def test_app_works_below_other_middleware(tiny_bundle: Bundle) -> None:
+    # Starlette's BaseHTTPMiddleware receives in tasks of its own.
     host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu"), open_pipeline)
     app = create_app(host)
 
@@ -68,7 +68,7 @@ def test_middleware_that_others_add_changes_nothing(tiny_bundle: Bundle) -> None
             assert_still_serving(client)
 
 
-def test_while_loading_it_lives_but_is_not_ready(tiny_bundle: Bundle) -> None:
+def test_app_is_alive_but_not_ready_while_loading(tiny_bundle: Bundle) -> None:
     loaded, may_load = threading.Event(), threading.Event()
 
     def open_slowly(settings: Settings) -> Pipeline:
@@ -89,14 +89,14 @@ def test_while_loading_it_lives_but_is_not_ready(tiny_bundle: Bundle) -> None:
         assert_still_serving(client)
 
 
-def test_health_may_be_asked_for_without_its_body(client: TestClient) -> None:
+def test_health_routes_answer_head(client: TestClient) -> None:
     for path in ("/livez", "/readyz"):
         asked = client.head(path)
         assert (asked.status_code, asked.content) == (200, b"")
     assert_still_serving(client)
 
 
-def test_while_draining_it_lives_but_refuses(tiny_bundle: Bundle) -> None:
+def test_app_is_alive_but_not_ready_while_draining(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path) as client:
         assert_still_serving(client)
         assert client.portal is not None
@@ -107,7 +107,7 @@ def test_while_draining_it_lives_but_refuses(tiny_bundle: Bundle) -> None:
             assert int(response.headers["retry-after"]) > 0
 
 
-def test_bundle_that_cannot_be_opened_never_becomes_ready() -> None:
+def test_app_never_becomes_ready_if_the_bundle_cannot_be_opened() -> None:
     def fail(_settings: Settings) -> Pipeline:
         raise StartError("secret reason")
 
@@ -119,7 +119,7 @@ def test_bundle_that_cannot_be_opened_never_becomes_ready() -> None:
 
 
 class FailingPipeline(Pipeline):
-    """Fails where a photo says so, and is itself otherwise."""
+    """Fails on photos with the name of an error."""
 
     failures: dict[bytes, Exception]
 
@@ -161,7 +161,7 @@ def failing_client(tiny_bundle: Bundle) -> Iterator[TestClient]:
         (b"bug", 500, "internal_error", None),
     ],
 )
-def test_failure_inside_is_a_problem_without_its_text(
+def test_internal_failure_is_a_problem_without_its_message(
     failing_client: TestClient, data: bytes, status: int, code: str, retry_after: str | None
 ) -> None:
     for response in (send_image(failing_client, data), send_images(failing_client, [PHOTO, data])):

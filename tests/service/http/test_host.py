@@ -18,8 +18,9 @@ def settings(tiny_bundle: Bundle) -> Settings:
     return Settings(bundle=tiny_bundle.path, device="cpu")
 
 
-async def test_pipeline_is_handed_out_once_it_is_open(settings: Settings) -> None:
+async def test_pipeline_is_available_once_it_is_open(settings: Settings) -> None:
     host = PipelineHost(settings)
+    assert host.opened is None
     with pytest.raises(NotReady):
         host.check_ready()
     await host.open()
@@ -28,29 +29,21 @@ async def test_pipeline_is_handed_out_once_it_is_open(settings: Settings) -> Non
     await host.drain()
 
 
-async def test_after_draining_nothing_is_handed_out(settings: Settings) -> None:
+async def test_pipeline_is_unavailable_after_draining(settings: Settings) -> None:
     host = PipelineHost(settings)
     await host.open()
     pipeline = host.pipeline
     await host.drain()
     await host.drain()
+    assert host.opened is pipeline
+    assert not host.ready
     assert pipeline.state == "draining"
     with pytest.raises(Draining):
         host.check_ready()
 
 
-async def test_what_is_open_stays_known_while_it_drains(settings: Settings) -> None:
-    host = PipelineHost(settings)
-    assert host.opened is None
-    await host.open()
-    pipeline = host.pipeline
-    await host.drain()
-    assert host.opened is pipeline
-    assert not host.ready
-
-
 @pytest.mark.parametrize("reason", [StartError("no such device"), BundleError("damaged")])
-async def test_reason_why_it_cannot_be_opened_is_kept(
+async def test_failure_is_the_error_of_opening(
     settings: Settings, reason: StartError | BundleError
 ) -> None:
     def fail(_settings: Settings) -> Pipeline:

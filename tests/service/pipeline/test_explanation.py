@@ -1,10 +1,8 @@
-"""Explanations: each label gets its own map, whatever else is asked or batched with it."""
+"""Tests of maps: a label's map depends on no other label and no other image."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +17,9 @@ from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import MAX_EXPLAINED, Question
 from service.pipeline.explanation import Explainer
-from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
-from service.settings import Settings
+from tests.service.pipeline.conftest import running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
     PATCH,
@@ -84,7 +81,7 @@ def explain(
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), some=st.sets(st.sampled_from([*NAMES, "chair", "lamp"])))
-def test_map_does_not_depend_on_which_other_labels_are_asked_for(
+def test_map_does_not_depend_on_the_other_labels(
     engine: Engine, explainer: Explainer, seed: int, some: set[str]
 ) -> None:
     images = random_images(seed, 1)
@@ -101,7 +98,7 @@ def test_map_does_not_depend_on_which_other_labels_are_asked_for(
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), count=st.integers(2, 4))
-def test_maps_of_a_batchs_row_equal_those_of_the_image_alone(
+def test_map_does_not_depend_on_the_batch(
     engine: Engine, explainer: Explainer, seed: int, count: int
 ) -> None:
     images, question = random_images(seed, count), Question(top_k=99, explain=True)
@@ -133,7 +130,7 @@ def test_map_is_a_small_grid_of_shares(engine: Engine, explainer: Explainer) -> 
     assert max(cells.max() for cells in maps.values()) == 1
 
 
-def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> None:
+def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
     images = random_images(2, 3)
     plain = engine.run(images, [[None, OPEN.queries]] * 3)
     mixed = engine.run(images, [[None, OPEN.queries]] * 3, explained=[1])
@@ -144,7 +141,7 @@ def test_only_explained_rows_of_a_batch_bring_their_memory(engine: Engine) -> No
     assert {memory.shape for memory in mixed[1].memories} == {(TOKENS, QUERY_WIDTH)}
 
 
-def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer) -> None:
+def test_number_of_explained_labels_is_limited(engine: Engine, explainer: Explainer) -> None:
     many = random_label_set(3, [f"label {i}" for i in range(MAX_EXPLAINED + 5)])
     question = Question(top_k=MAX_EXPLAINED + 5, explain=True)
     selection = select_labels((many,), question)
@@ -155,7 +152,7 @@ def test_only_so_many_labels_are_explained(engine: Engine, explainer: Explainer)
     assert len(made) == MAX_EXPLAINED
 
 
-def test_memory_of_another_width_is_a_failed_inference(explainer: Explainer) -> None:
+def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:
     question = Question(top_k=1, explain=True)
     selection = select_labels((TRAINED,), question)
     labels = score_labels([np.zeros(len(NAMES), np.float32)], selection)
@@ -165,7 +162,7 @@ def test_memory_of_another_width_is_a_failed_inference(explainer: Explainer) -> 
     assert len(explainer.explain_labels(labels, selection, good, (4, 4))) == 1
 
 
-def test_graph_in_the_place_of_maps_is_refused(tmp_path: Path) -> None:
+def test_wrong_graph_of_maps_is_refused(tmp_path: Path) -> None:
     for name, graph in (
         ("trained_head_maps", tiny_open_maps()),
         ("open_head_maps", tiny_trained_maps()),
@@ -178,7 +175,7 @@ def test_graph_in_the_place_of_maps_is_refused(tmp_path: Path) -> None:
     assert Explainer(write_mapped_bundle(tmp_path)).knows_open
 
 
-def test_maps_in_another_precision_or_without_their_head_are_refused(tmp_path: Path) -> None:
+def test_graph_of_maps_is_refused_in_another_precision_or_without_its_head(tmp_path: Path) -> None:
     graphs = {**mapped_graphs(), "open_head_maps": {"int8": tiny_open_maps()}}
     with pytest.raises(BundleError, match="open_head_maps must be fp32"):
         write_mapped_bundle(tmp_path, graphs)  # type: ignore[arg-type]
@@ -197,18 +194,8 @@ def test_head_without_memory_is_refused_beside_maps(tmp_path: Path, name: str, h
         open_engine(write_mapped_bundle(tmp_path, graphs), device="cpu")
 
 
-@asynccontextmanager
-async def running(bundle: Bundle) -> AsyncIterator[Pipeline]:
-    pipeline = open_pipeline(Settings(bundle=bundle.path, device="cpu", label_store="memory"))
-    await pipeline.start()
-    try:
-        yield pipeline
-    finally:
-        await pipeline.drain()
-
-
 @pytest.mark.anyio
-async def test_explaining_changes_no_score(mapped_bundle: Bundle) -> None:
+async def test_scores_do_not_depend_on_explain(mapped_bundle: Bundle) -> None:
     async with running(mapped_bundle) as pipeline:
         plain = await pipeline.select(Question(top_k=5))
         asked = await pipeline.select(Question(top_k=5, explain=True))
@@ -225,7 +212,7 @@ async def test_explaining_changes_no_score(mapped_bundle: Bundle) -> None:
 
 
 @pytest.mark.anyio
-async def test_selection_of_labels_without_maps_is_refused(
+async def test_explain_is_refused_for_labels_without_maps(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     async with running(open_bundle) as pipeline:

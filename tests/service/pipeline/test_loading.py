@@ -1,4 +1,4 @@
-"""Graphs open together, and one that cannot be opened says so alone."""
+"""Tests of opening a bundle's graphs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from service.labels.encoding import Encoding
 from service.pipeline import loading as module
 from service.pipeline.loading import open_graphs
 from service.settings import Settings
+from tests.service.pipeline.conftest import make_settings
 
 
-def make_settings(bundle: Bundle, **values: object) -> Settings:
-    return Settings(**{"bundle": bundle.path, "device": "cpu", "label_store": "memory"} | values)
-
-
-def test_engine_and_encoders_of_an_open_bundle_are_there(open_bundle: Bundle) -> None:
+def test_open_bundle_has_engine_and_encoders(open_bundle: Bundle) -> None:
     graphs = open_graphs(make_settings(open_bundle))
     encoding = graphs.encoding
     assert encoding is not None
@@ -55,12 +52,12 @@ def test_encoders_open_while_the_engine_does(
     assert open_graphs(make_settings(open_bundle)).encoding is not None
 
 
-def test_engine_that_cannot_be_opened_is_what_is_told(open_bundle: Bundle) -> None:
+def test_missing_precision_stops_the_start(open_bundle: Bundle) -> None:
     with pytest.raises(StartError, match="precision fp16"):
         open_graphs(make_settings(open_bundle, precision="fp16"))
 
 
-def test_encoder_that_cannot_be_opened_stops_the_start(
+def test_encoder_that_does_not_open_stops_the_start(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_settings: Settings, _bundle: Bundle) -> Encoding | None:

@@ -1,4 +1,4 @@
-"""Overlays are small, have the photo's proportions and are warm where the map is high."""
+"""Tests of overlays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_overlay_has_the_photos_proportions(width: int, height: int) -> None:
     assert abs(found.shape[0] - height * shrink) <= 1
 
 
-def test_overlay_is_clear_where_nothing_was_found_and_strongest_at_the_peak() -> None:
+def test_overlay_is_transparent_at_zero_and_most_opaque_at_the_peak() -> None:
     values = np.zeros((4, 4))
     values[1, 3] = 1
     found = draw(values, (400, 200), SQUASH)
@@ -48,11 +48,11 @@ def test_overlay_is_clear_where_nothing_was_found_and_strongest_at_the_peak() ->
     assert 100 < found[..., 3].max() < 255  # the photo is to be seen through it
 
 
-def test_empty_map_is_a_clear_overlay() -> None:
+def test_overlay_of_an_empty_map_is_transparent() -> None:
     assert draw(np.zeros((4, 4)), (50, 50), SQUASH)[..., 3].max() == 0
 
 
-def test_parts_that_the_model_does_not_see_stay_clear() -> None:
+def test_overlay_is_transparent_outside_the_seen_part() -> None:
     found = draw(np.ones((4, 4)), (400, 200), CROP)
     columns = found.shape[1]
     assert found[:, : columns // 4 - 1, 3].max() == found[:, -columns // 4 + 1 :, 3].max() == 0
@@ -66,7 +66,7 @@ def test_parts_that_the_model_does_not_see_stay_clear() -> None:
     crop_pct=st.floats(0.1, 1.0),
     input_size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
 )
-def test_seen_part_lies_in_the_middle_of_the_picture(
+def test_seen_part_is_in_the_middle_of_the_picture(
     width: int, height: int, crop_pct: float, input_size: tuple[int, int]
 ) -> None:
     update = {"crop_pct": crop_pct, "height": input_size[0], "width": input_size[1]}

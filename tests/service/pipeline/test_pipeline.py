@@ -1,4 +1,4 @@
-"""A photo's bytes become labels; whatever one request does, the next one is answered."""
+"""Tests of the pipeline: after each failure, the next photo is answered."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,6 @@ from service.errors import (
     InvalidImage,
     NotReady,
     QueueFull,
-    ServiceError,
-    StartError,
     TooManyPixels,
     UnknownLabel,
     UnknownLabelSet,
@@ -38,16 +35,15 @@ from service.images.decode import PixelArray, decode_image
 from service.labels.definition import Definition
 from service.labels.question import Question
 from service.pipeline import pipeline as pipeline_module
-from service.pipeline import worker as inference_module
+from service.pipeline import worker as worker_module
 from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.scheduling.admission import DrainRate
 from service.scheduling.cpu import Core, list_cores
 from service.scheduling.queue import BatchQueue
-from service.scheduling.stages import Stage
 from service.scheduling.tasks import run_together
-from service.settings import Settings
+from tests.service.pipeline.conftest import Recorder, make_settings, running
 from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.tiny_bundle import TINY_LABELS, write_tiny_bundle
 
@@ -57,21 +53,6 @@ ALL = Question(top_k=len(TINY_LABELS))
 # Scores of a batch's row and of the same image alone differ by float32 rounding at most.
 TOLERANCE = 1e-5
 SECONDS = 30.0
-
-
-def make_settings(bundle: Bundle, **values: Any) -> Settings:
-    defaults: dict[str, Any] = {"device": "cpu", "intra_op_threads": 2, "decode_threads": 2}
-    return Settings(bundle=bundle.path, **(defaults | values))
-
-
-@asynccontextmanager
-async def running(bundle: Bundle, **values: Any) -> AsyncIterator[Pipeline]:
-    pipeline = open_pipeline(make_settings(bundle, **values))
-    await pipeline.start()
-    try:
-        yield pipeline
-    finally:
-        await pipeline.drain()
 
 
 @pytest.fixture
@@ -95,7 +76,7 @@ async def assert_good_photo_is_answered(pipeline: Pipeline) -> None:
 
 
 class Gate:
-    """Stands before a stage of the pipeline and lets nothing through while it is closed."""
+    """Blocks the calls of a function until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self._stage = getattr(owner, name)
@@ -133,23 +114,6 @@ async def test_prediction_has_the_photos_size_labels_and_times(
     assert times.total_ms >= times.decode_ms + times.queue_ms + times.inference_ms
 
 
-class Recorder:
-    """A watcher that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-        self.predictions: list[list[str]] = []
-
-    def saw_batch(self, size: int, seconds: float) -> None:
-        assert seconds > 0
-        self.batches.append(size)
-
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
-        assert batch_size in self.batches
-        assert all(a.ended <= b.started for a, b in pairwise(stages))
-        self.predictions.append([stage.name for stage in stages])
-
-
 # The worker decodes a small JPEG; what may take longer is decoded before it joins the line.
 @pytest.mark.parametrize(
     ("file_format", "stages"),
@@ -158,7 +122,7 @@ class Recorder:
         ("JPEG", ["queue", "decode", "encode", "head"]),
     ],
 )
-async def test_watcher_is_told_of_every_batch_and_of_the_stages_of_every_photo(
+async def test_watcher_gets_every_batch_and_the_stages_of_every_photo(
     pipeline: Pipeline, file_format: str, stages: list[str]
 ) -> None:
     recorder = Recorder()
@@ -171,7 +135,7 @@ async def test_watcher_is_told_of_every_batch_and_of_the_stages_of_every_photo(
     assert recorder.predictions == [stages] * 6
 
 
-async def test_pixels_get_the_labels_of_their_photo_without_being_decoded(
+async def test_pixels_get_the_labels_of_their_photo_without_decoding(
     pipeline: Pipeline,
 ) -> None:
     recorder = Recorder()
@@ -194,7 +158,7 @@ async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipel
     assert [scores[label.name] for label in TINY_LABELS] == pytest.approx(expected, abs=TOLERANCE)
 
 
-async def test_clients_at_the_same_time_get_what_they_would_get_alone(pipeline: Pipeline) -> None:
+async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -> None:
     alone = [await predict_scores(pipeline, seed) for seed in range(20)]
     recorder = Recorder()
     pipeline.watchers.append(recorder)
@@ -209,7 +173,7 @@ async def test_clients_at_the_same_time_get_what_they_would_get_alone(pipeline: 
 
 
 @pytest.mark.parametrize("bad", [b"junk", make_photo(2, "JPEG")[:-9]], ids=["apart", "in batch"])
-async def test_bad_photo_among_good_ones_costs_only_itself(pipeline: Pipeline, bad: bytes) -> None:
+async def test_invalid_photo_in_a_batch_fails_alone(pipeline: Pipeline, bad: bytes) -> None:
     photos = [make_photo(0), bad, make_photo(1)]
 
     results = await asyncio.gather(
@@ -229,7 +193,7 @@ async def test_photo_over_the_pixel_limit_is_refused(tiny_bundle: Bundle) -> Non
             await predict(pipeline, make_photo(0))
 
 
-async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipeline) -> None:
+async def test_invalid_question_is_refused_before_the_photo_is_decoded(pipeline: Pipeline) -> None:
     with pytest.raises(UnknownLabel):
         await predict(pipeline, b"junk", Question(include=("unicorn",)))
     await assert_good_photo_is_answered(pipeline)
@@ -240,7 +204,7 @@ async def test_bad_query_is_refused_before_the_photo_is_looked_at(pipeline: Pipe
     [[f"unicorn {number}" for number in range(5000)], [f"{n:04}".ljust(200) for n in range(50)]],
     ids=["many", "long"],
 )
-async def test_event_loop_goes_on_while_names_are_looked_up(
+async def test_event_loop_runs_while_names_are_looked_up(
     pipeline: Pipeline, names: list[str]
 ) -> None:
     others = asyncio.Event()
@@ -254,7 +218,7 @@ async def test_event_loop_goes_on_while_names_are_looked_up(
     await assert_good_photo_is_answered(pipeline)
 
 
-async def test_event_loop_goes_on_while_many_labels_are_scored(
+async def test_event_loop_runs_while_many_labels_are_scored(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
@@ -266,7 +230,7 @@ async def test_event_loop_goes_on_while_many_labels_are_scored(
 
     monkeypatch.setattr(pipeline_module, "score_labels", note_and_score)
     names = [f"label {number}" for number in range(2001)]
-    async with running(open_bundle, label_store="memory", max_candidate_labels=3000) as pipeline:
+    async with running(open_bundle, max_candidate_labels=3000) as pipeline:
         for count in (2000, 2001):
             question = Question(candidate_labels=tuple(names[:count]), top_k=1)
             assert len((await predict(pipeline, make_photo(0), question)).labels) == 1
@@ -276,7 +240,7 @@ async def test_event_loop_goes_on_while_many_labels_are_scored(
     assert many is not few
 
 
-async def test_workers_of_a_cpu_have_cores_to_keep_to(
+async def test_workers_of_a_cpu_are_pinned_to_cores(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, bool]] = []
@@ -291,7 +255,7 @@ async def test_workers_of_a_cpu_have_cores_to_keep_to(
     assert asked == [(2, True)]
 
 
-async def test_rate_of_draining_is_that_of_the_answers(
+async def test_drain_rate_counts_answers_only(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
@@ -321,12 +285,12 @@ async def test_rate_of_draining_is_that_of_the_answers(
     assert notes == ["start", "answer", "answer", "start", "7 items"]
 
 
-async def test_event_loop_goes_on_while_large_sets_are_looked_through(
+async def test_event_loop_runs_while_large_sets_are_searched(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline_module, "_MAX_INLINE_LABELS", len(TINY_LABELS))
     gate = Gate(monkeypatch, pipeline_module, "select_labels")
-    async with running(open_bundle, label_store="memory") as pipeline:
+    async with running(open_bundle) as pipeline:
         zoo = Definition("zoo", ("yak", "newt"), (None, None), (None, None))
         await pipeline.catalogue.register(zoo)
         both = Question(label_set=("trained", "zoo"), top_k=9)
@@ -337,7 +301,7 @@ async def test_event_loop_goes_on_while_large_sets_are_looked_through(
         await assert_good_photo_is_answered(pipeline)
 
 
-async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
+async def test_refused_request_is_freed_at_once(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BatchQueue, "is_full", True)
@@ -359,7 +323,7 @@ async def test_refusal_keeps_nothing_of_the_request_that_it_refuses(
         gc.enable()
 
 
-async def test_bad_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
+async def test_invalid_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
     damaged = encode_picture(make_picture(0), "JPEG")[:300]
     async with running(tiny_bundle) as pipeline:
         selection = await pipeline.select(ALL)
@@ -384,7 +348,7 @@ async def test_bad_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
         await assert_good_photo_is_answered(pipeline)
 
 
-async def test_maps_count_as_waiting_and_end_with_the_deadline(
+async def test_maps_count_as_waiting_and_end_at_the_deadline(
     mapped_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, go_on = threading.Event(), threading.Event()
@@ -433,7 +397,7 @@ async def test_deadline_covers_decoding_and_the_queue(
     pipeline = open_pipeline(make_settings(tiny_bundle, deadline_ms=30))
     await pipeline.start()
     with monkeypatch.context() as patch:
-        module = pipeline_module if file_format == "PNG" else inference_module
+        module = pipeline_module if file_format == "PNG" else worker_module
         owner, name = (Engine, "run") if stage == "run" else (module, "decode_image")
         gate = Gate(patch, owner, name)
         with pytest.raises(DeadlineExceeded):
@@ -442,7 +406,7 @@ async def test_deadline_covers_decoding_and_the_queue(
     await pipeline.drain()
 
 
-async def test_photo_whose_request_had_its_time_is_not_run(
+async def test_photo_is_not_run_after_its_deadline(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selection, passed = await pipeline.select(ALL), asyncio.get_running_loop().time()
@@ -457,7 +421,7 @@ async def test_photo_whose_request_had_its_time_is_not_run(
     await assert_good_photo_is_answered(pipeline)
 
 
-async def test_client_that_leaves_while_decoding_frees_its_place(
+async def test_cancelled_request_frees_its_place_while_decoding(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
@@ -471,10 +435,9 @@ async def test_client_that_leaves_while_decoding_frees_its_place(
         await assert_good_photo_is_answered(pipeline)
 
 
-async def test_client_that_leaves_takes_its_photo_along(
+async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from the line before the decoders, which may be long."""
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
     async with running(tiny_bundle, decode_threads=1) as pipeline:
         decodes = asyncio.create_task(predict_scores(pipeline, 0))
@@ -495,7 +458,7 @@ async def test_client_that_leaves_takes_its_photo_along(
         await assert_good_photo_is_answered(pipeline)
 
 
-async def test_engine_failure_is_told_and_the_next_photo_is_answered(
+async def test_next_photo_is_answered_after_an_engine_failure(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -511,7 +474,7 @@ async def test_engine_failure_is_told_and_the_next_photo_is_answered(
     await assert_good_photo_is_answered(pipeline)
 
 
-async def test_pipeline_refuses_before_its_start_and_after_its_drain(tiny_bundle: Bundle) -> None:
+async def test_pipeline_refuses_requests_before_start_and_after_drain(tiny_bundle: Bundle) -> None:
     pipeline = open_pipeline(make_settings(tiny_bundle))
     assert pipeline.state == "loading"
     with pytest.raises(NotReady):
@@ -526,7 +489,7 @@ async def test_pipeline_refuses_before_its_start_and_after_its_drain(tiny_bundle
         await predict(pipeline, make_photo(0))
 
 
-async def test_drain_finishes_a_request_that_is_still_decoding(
+async def test_drain_finishes_a_request_that_is_decoding(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
@@ -544,7 +507,7 @@ async def test_drain_finishes_a_request_that_is_still_decoding(
     await drain
 
 
-async def test_drain_gives_up_after_its_time(
+async def test_drain_fails_requests_after_drain_seconds(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = open_pipeline(make_settings(tiny_bundle, drain_seconds=0.01))
@@ -560,7 +523,7 @@ async def test_drain_gives_up_after_its_time(
     gate.open()
 
 
-async def test_dead_batcher_makes_the_pipeline_failed(
+async def test_pipeline_is_failed_when_its_batcher_dies(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_arguments: object, **_options: object) -> None:
@@ -576,7 +539,7 @@ async def test_dead_batcher_makes_the_pipeline_failed(
             await predict(pipeline, make_photo(0))
 
 
-async def test_damaged_bundle_never_opens(tmp_path: Path) -> None:
+async def test_damaged_bundle_does_not_open(tmp_path: Path) -> None:
     bundle = write_tiny_bundle(tmp_path)
     (bundle.path / "encoder.fp32.onnx").write_bytes(b"")
 
@@ -584,17 +547,11 @@ async def test_damaged_bundle_never_opens(tmp_path: Path) -> None:
         open_pipeline(make_settings(bundle))
 
 
-async def test_precision_that_is_not_there_never_opens(tiny_bundle: Bundle) -> None:
-    with pytest.raises(StartError) as caught:
-        open_pipeline(make_settings(tiny_bundle, precision="fp16"))
-    assert isinstance(caught.value, ServiceError)
-
-
 PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))
 
 
-async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle: Bundle) -> None:
-    async with running(open_bundle, label_store="memory") as pipeline:
+async def test_request_finishes_on_its_set_after_the_set_is_deleted(open_bundle: Bundle) -> None:
+    async with running(open_bundle) as pipeline:
         await pipeline.catalogue.register(PETS)
         question = Question(label_set=("pets",), top_k=9)
         selection = await pipeline.select(question)
@@ -609,7 +566,7 @@ async def test_request_finishes_on_the_set_that_was_deleted_under_it(open_bundle
     ("device", "deadline_ms", "seconds"),
     [("cuda", 1000, 60), ("cuda", 90_000, 180), ("cpu", 1000, 600), ("openvino", 900_000, 1800)],
 )
-async def test_run_hangs_long_after_its_deadline_and_on_a_cpu_later_still(
+async def test_run_hangs_after_twice_the_deadline_and_a_minimum_for_its_device(
     tiny_bundle: Bundle, device: Device, deadline_ms: float, seconds: float
 ) -> None:
     engine = object.__new__(Engine)

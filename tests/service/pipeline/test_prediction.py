@@ -14,9 +14,7 @@ from service.scheduling.stages import Stage
 
 
 @pytest.mark.parametrize(("decoded_apart", "inference_ms"), [(False, 70), (True, 100)])
-def test_decoding_is_taken_off_the_run_that_it_was_part_of(
-    decoded_apart: bool, inference_ms: float
-) -> None:
+def test_decoding_time_is_subtracted_from_its_run(decoded_apart: bool, inference_ms: float) -> None:
     start = time.perf_counter() - 1
     stages = [
         Stage("queue", start, start + 0.02),

@@ -1,4 +1,4 @@
-"""Whatever sets are asked for together, each label is answered as it is from its set alone."""
+"""Tests of selection: a label's score does not depend on the other sets and labels asked for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_same(
 
 @settings(max_examples=40)
 @given(several_sets, st.integers(0, 4))
-def test_union_of_sets_answers_as_each_of_them_alone(
+def test_scores_of_several_sets_equal_those_of_each_alone(
     engine: Engine, sets: list[LabelSet], place: int
 ) -> None:
     sets = [*sets[:place], TRAINED, *sets[place:]]
@@ -64,7 +64,7 @@ def test_union_of_sets_answers_as_each_of_them_alone(
 
 @settings(max_examples=40)
 @given(several_sets, st.data())
-def test_include_and_exclude_leave_the_scores_of_the_others(
+def test_scores_do_not_depend_on_include_and_exclude(
     engine: Engine, sets: list[LabelSet], data: st.DataObject
 ) -> None:
     sets = [*sets, TRAINED]
@@ -76,20 +76,20 @@ def test_include_and_exclude_leave_the_scores_of_the_others(
     assert_same(excluded, {name: found for name, found in whole.items() if name not in some})
 
 
-def test_set_without_a_label_to_choose_from_is_not_run() -> None:
+def test_set_does_not_run_without_a_chosen_label() -> None:
     sets = [random_label_set(0, ["yak"]), TRAINED]
     selection = select_labels(sets, Question(include=("cat",)))
     assert selection.heads == (None,)
     assert selection.sets == tuple(sets)
 
 
-def test_whole_set_shares_its_queries_with_other_requests() -> None:
+def test_whole_set_shares_its_queries() -> None:
     labels = random_label_set(0, ["yak", "newt"])
     (part,) = select_labels([labels], Question()).parts
     assert part.head is labels.queries
 
 
-def test_set_that_lacks_some_of_its_labels_shares_its_queries_too() -> None:
+def test_set_shares_its_queries_if_at_least_half_is_chosen() -> None:
     labels, others = random_label_set(0, ["yak", "newt", "cat"]), random_label_set(1, ["cat"])
     asked = [([labels], Question(exclude=("yak",))), ([others, labels], Question())]
     for sets, question in asked:
@@ -98,7 +98,7 @@ def test_set_that_lacks_some_of_its_labels_shares_its_queries_too() -> None:
         assert part.head is labels.queries
 
 
-def test_request_for_a_few_labels_copies_no_queries_before_it_is_run() -> None:
+def test_few_labels_copy_no_queries_before_they_run() -> None:
     labels = random_label_set(0, ["yak", "newt", "cat"])
     (part,) = select_labels([labels], Question(include=("newt",))).parts
     assert isinstance(part.head, SomeQueries)
@@ -106,13 +106,14 @@ def test_request_for_a_few_labels_copies_no_queries_before_it_is_run() -> None:
     assert len(part.head) == 1
 
 
-def test_names_are_found_in_any_form_and_what_is_wrong_is_named() -> None:
-    labels = random_label_set(0, ["caf\u00e9", "yak"])
+def test_names_are_found_in_any_unicode_form_and_wrong_ones_listed_once() -> None:
+    labels = random_label_set(0, ["caf\u00e9", "yak", "newt"])
     (part,) = select_labels([labels], Question(include=(" cafe\u0301",))).parts
     assert part.chosen.tolist() == [0]
     with pytest.raises(UnknownLabel) as unknown:
-        select_labels([labels], Question(include=("x",), exclude=("y", "yak")))
-    assert unknown.value.names == ("x", "y")
+        select_labels([labels], Question(include=("yak", "x", "y"), exclude=("x", "z")))
+    assert unknown.value.names == ("x", "y", "z")
+    both = Question(include=("cafe\u0301", "yak", "newt"), exclude=("newt", "caf\u00e9"))
     with pytest.raises(ConflictingLabels) as conflict:
-        select_labels([labels], Question(include=("cafe\u0301",), exclude=("caf\u00e9",)))
-    assert conflict.value.names == ("caf\u00e9",)
+        select_labels([labels], both)
+    assert conflict.value.names == ("caf\u00e9", "newt")

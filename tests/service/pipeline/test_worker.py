@@ -1,8 +1,7 @@
-"""A worker decodes what is not decoded yet, and a photo that is none costs only itself."""
+"""Tests of a worker's batch: an invalid photo fails alone, a broken engine ends the service."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +18,10 @@ from service.errors import (
 )
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline.worker import Inference, Item, Result
-from service.scheduling.stages import Stage
+from tests.service.pipeline.conftest import Recorder
 from tests.support.photos import make_photo
 
 MAX_PIXELS = 48 * 32
-
-
-class Recorder:
-    """A watcher that remembers the sizes of batches."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    def saw_batch(self, size: int, seconds: float) -> None:
-        assert seconds > 0
-        self.batches.append(size)
-
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +47,7 @@ def run(inference: Inference, *photos: bytes | DecodedImage) -> list[Result | Ex
     return inference.run([make_item(photo) for photo in photos], lambda: False)
 
 
-def test_file_and_pixels_of_a_photo_get_the_same_logits(
+def test_file_and_its_pixels_get_the_same_logits(
     inference: Inference, decoded: DecodedImage
 ) -> None:
     from_file, from_pixels = run(inference, make_photo(1), decoded)
@@ -73,7 +59,7 @@ def test_file_and_pixels_of_a_photo_get_the_same_logits(
     assert [stage.name for stage in from_pixels.stages] == ["encode", "head"]
 
 
-def test_bad_photos_cost_only_themselves(
+def test_invalid_photos_fail_alone(
     engine: Engine, tiny_bundle: Bundle, decoded: DecodedImage
 ) -> None:
     recorder = Recorder()
@@ -86,7 +72,7 @@ def test_bad_photos_cost_only_themselves(
     assert isinstance(good, Result)
 
 
-def test_engine_is_not_run_without_a_photo(
+def test_engine_does_not_run_without_a_valid_photo(
     inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: DecodedImage
 ) -> None:
     with monkeypatch.context() as patch:
@@ -97,7 +83,7 @@ def test_engine_is_not_run_without_a_photo(
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_engine_is_told_whether_the_batch_is_alone(
+def test_engine_gets_whether_the_batch_is_alone(
     inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, alone: bool
 ) -> None:
     told = []
@@ -114,7 +100,7 @@ def test_engine_is_told_whether_the_batch_is_alone(
 
 
 class Failures:
-    """An engine's `run` that fails a few times before it is itself again."""
+    """An engine's `run` that first fails with some errors."""
 
     def __init__(self, engine: Engine, *errors: Exception) -> None:
         self.left = list(errors)
@@ -126,7 +112,7 @@ class Failures:
         return self._run(*arguments, **options)
 
 
-def test_engine_without_memory_is_not_tried_out(
+def test_engine_is_not_tried_out_when_memory_is_short(
     inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = InferenceFailed("another batch")
@@ -148,7 +134,7 @@ def test_engine_without_memory_is_not_tried_out(
         ([InferenceFailed("this batch"), InferenceFailed("anything")], ServiceBroken),
     ],
 )
-def test_failure_costs_the_batch_and_an_engine_that_fails_on_anything_ends_the_service(
+def test_failure_fails_the_batch_and_ends_the_service_if_the_engine_cannot_run_at_all(
     inference: Inference,
     engine: Engine,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""What is written without pydantic is what pydantic's models of it describe."""
+"""Tests of JSON written without pydantic against its pydantic models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_described(model: type[BaseModel], text: str) -> None:
         {"explain": "overlay", "top_k": 2},
     ],
 )
-def test_answer_of_one_image_is_as_described(
+def test_answer_of_one_image_fits_its_model(
     client: TestClient, parameters: dict[str, object]
 ) -> None:
     response = send_image(client, params=parameters)
@@ -50,7 +50,7 @@ def test_answer_of_one_image_is_as_described(
     assert_described(PredictAnswer, response.text)
 
 
-def test_answer_of_a_batch_is_as_described_failures_included(client: TestClient) -> None:
+def test_answer_of_a_batch_with_a_failure_fits_its_model(client: TestClient) -> None:
     response = send_images(client, [PHOTO, b"junk"], params={"top_k": 2})
     assert_described(BatchAnswer, response.text)
     good, bad = response.json()["results"]
@@ -58,13 +58,13 @@ def test_answer_of_a_batch_is_as_described_failures_included(client: TestClient)
     assert bad["error"]["code"] == "invalid_image"
 
 
-def test_names_in_every_script_arrive_as_they_are(client: TestClient) -> None:
+def test_label_names_arrive_unchanged_in_any_script(client: TestClient) -> None:
     names = ["Füchse 🦊", 'quo"te\\', "赤い"]
     response = send_image(client, params={"candidate_labels": names, "threshold": 0.0})
     assert {label["label"] for label in response.json()["labels"]} == set(names)
 
 
-def test_others_have_their_turn_between_the_images_of_a_batch(client: TestClient) -> None:
+def test_event_loop_runs_between_the_images_of_a_batch(client: TestClient) -> None:
     pipeline: Pipeline = client.app.state.host.pipeline  # type: ignore[attr-defined]
 
     async def count_turns() -> int:

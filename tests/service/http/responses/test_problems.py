@@ -1,4 +1,4 @@
-"""Tests of problems: every error has its own, and none shows more than it may."""
+"""Tests of errors as problems: codes, headers, and details without internal messages."""
 
 from __future__ import annotations
 
