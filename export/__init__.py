@@ -1,7 +1,4 @@
-"""Weights become a bundle: trace, optimise, verify, shrink, measure, write.
-
-Start at `build.py`, which tells the story from top to bottom; `python -m export` runs it.
-"""
+"""A checkpoint becomes a bundle; `build.py` tells the story, `python -m export` runs it."""
 
 import os
 
@@ -9,5 +6,9 @@ from models.commands import need_extra
 
 need_extra("pip install 'ml-decoder-serve[export]'", "onnx", "onnxruntime", "onnxscript")
 
-# Official builds of ONNX Runtime report to their maker unless told not to, before the import.
+# Official builds of ONNX Runtime send telemetry unless this is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+class ExportError(Exception):
+    """An export cannot go on, for a one-line reason; nothing was written."""

@@ -1,8 +1,6 @@
 """The command: `python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-In: arguments. Out: a bundle, its story on stderr, an exit code (0 written, 2 not). With
-`--triton DIR` also a model repository, of the new bundle or of one that is there (`--bundle`).
-Next: `build.py`, `triton.py`.
+It logs its progress to stderr and exits with 0 (written) or 2 (not).
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from export import ExportError
 from export.build import ExportRequest, build_bundle
-from export.errors import ExportError
 from export.sources.open import OpenRequest
-from export.sources.trained import SourceHints
 from export.triton.repository import check_new_bundle, write_repository
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError, Hints
 from models.commands import run_command
 from models.data import DataError
 from models.metrics import MetricError
@@ -29,7 +27,7 @@ from service.errors import BundleError
 
 _EXIT_NOT_WRITTEN = 2
 _REFUSALS = (ExportError, CheckpointError, DataError, MetricError, BundleError, OSError)
-# An option -> the one without which it would change nothing.
+# An option -> the option that it needs.
 _NEEDS = {
     "triton_precision": "triton",
     "text_encoder": "open_head",
@@ -41,9 +39,9 @@ _BESIDE_BUNDLE = frozenset({"bundle", "triton", "triton_precision"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exports as the command line says; returns the exit code."""
+    """Exports; returns the exit code."""
     given = _read_arguments(arguments)
-    _tell_story()
+    _log_to_stderr()
     try:
         bundle = _export(given) if given.bundle is None else load_bundle(given.bundle)
         if given.triton is not None:
@@ -76,12 +74,12 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    told = {name for name, value in vars(given).items() if value != parser.get_default(name)}
-    beside = told - _BESIDE_BUNDLE
+    given_names = {name for name, value in vars(given).items() if value != parser.get_default(name)}
+    beside = given_names - _BESIDE_BUNDLE
     if given.bundle is not None and beside:
-        parser.error(f"{_to_flag(min(beside))} goes with --checkpoint, and not with --bundle")
+        parser.error(f"{_to_flag(min(beside))} needs --checkpoint: it does not fit --bundle")
     for name, needed in _NEEDS.items():
-        if name in told and needed not in told:
+        if name in given_names and needed not in given_names:
             parser.error(f"{_to_flag(name)} needs {_to_flag(needed)}")
 
 
@@ -89,35 +87,27 @@ def _to_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _tell_story() -> None:
-    story = logging.getLogger("export")
-    story.setLevel(logging.INFO)
-    story.propagate = False
-    story.handlers = [logging.StreamHandler(sys.stderr)]
+def _log_to_stderr() -> None:
+    logger = logging.getLogger("export")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [logging.StreamHandler(sys.stderr)]
 
 
 def _to_request(given: argparse.Namespace) -> ExportRequest:
+    names = [field.name for field in fields(Hints)]
     return ExportRequest(
-        source=SourceHints(
-            checkpoint=given.checkpoint,
-            backbone=given.backbone,
-            image_size=given.image_size,
-            num_heads=given.num_heads,
-            pre_norm=given.pre_norm,
-            plain_pixels=given.plain_pixels,
-            single_label=given.single_label,
-            label_names=given.label_names,
-            embedding_encoder=given.embedding_encoder,
-            embedding_template=given.embedding_template,
-        ),
+        checkpoint=given.checkpoint,
         out=given.out,
-        opened=_to_open_request(given),
         photos=given.photos,
         precisions=frozenset(given.precision),
+        hints=Hints(**{name: getattr(given, name) for name in names}),
+        label_names=given.label_names,
         compact_weights=given.compact_weights,
         model_version=given.model_version,
         license=given.license,
         training_data=given.training_data,
+        opened=_to_open_request(given),
     )
 
 
@@ -147,7 +137,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
-    add("--out", type=Path, help="folder of the bundle; its name names the model")
+    add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
     add("--triton", type=Path, help="folder of a Triton model repository to write as well")
     add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")
     add("--bundle", type=Path, help="for --triton: a finished bundle, instead of --checkpoint")
@@ -156,20 +146,20 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
     add("--model-version", default="1", help="free text without white space (default: 1)")
     add("--license", default="unknown", help="of the weights (default: unknown)")
-    add("--training-data", help="free text (default: what the checkpoint says)")
+    add("--training-data", help="free text (default: the checkpoint's)")
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
     add("--text-encoder", type=Path, help="its folder (default: the installed package's)")
     add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
         "set of open labels; may be given again")  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to choose the open labels' threshold on")
     add("--open-split", default="val", help="which of its photos (default: val)")
-    add("--backbone", help="timm name, where the checkpoint does not tell")
-    add("--image-size", type=int, help="pixels, where the checkpoint does not tell")
-    add("--num-heads", type=int, help="attention heads, where not 8 (ML-Decoder), 4 (Query2Label)")
+    add("--backbone", help="timm name, if the checkpoint has none")
+    add("--image-size", type=int, help="pixels, if the checkpoint has no size")
+    add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add(
         "--pre-norm",
         action=argparse.BooleanOptionalAction,
-        help="Query2Label's norms stand before the attention; a file without encoder cannot tell",
+        help="Query2Label's norms are before the attention, if the file has no encoder to show it",
     )
     add(
         "--plain-pixels",
@@ -178,8 +168,8 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
-    add("--embedding-encoder", help="open head: name of what makes the label embeddings")
-    add("--embedding-template", help="open head: text that is embedded, {} for the label")
+    add("--embedding-encoder", help="open head: name of the model that makes the label embeddings")
+    add("--embedding-template", help="open head: text to embed, {} for the label")
     return parser
 
 

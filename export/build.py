@@ -1,7 +1,6 @@
-"""The story of an export: checkpoint -> variants -> accuracy -> thresholds -> bundle.
+"""The story of an export: checkpoint, graphs, verification, number formats, accuracy, bundle.
 
-In: an `ExportRequest`. Out: a written, verified bundle. Each stage's work is in its own
-file; this one puts them in order and decides what the manifest says.
+`build_bundle` tells it from top to bottom; each step is a call to the module named for it.
 """
 
 from __future__ import annotations
@@ -13,33 +12,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from export.accuracy.accuracy import measure_map, predict_logits, to_scores
-from export.accuracy.calibrate import calibrate_labels
-from export.accuracy.open_calibrate import calibrate_label_sets, choose_threshold
-from export.errors import ExportError
-from export.graphs.graph import Graphs
-from export.graphs.text import TextEmbedder, build_text_graph
+from export import ExportError
+from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
 from export.int8.search import variation_to_noise
-from export.open_variants import add_open_head
-from export.sources.open import OpenRequest, OpenSource, describe_head, read_open_source
+from export.open_labels import add_open_labels
+from export.sources.open import OpenRequest, describe_head, read_open_source
 from export.sources.photos import Splits, read_splits
-from export.sources.ready_sets import embed_label_set
-from export.sources.trained import Source, SourceHints, read_source
-from export.variants import Variants, make_variants
+from export.sources.trained import Source, read_source
+from export.variants import Variants, add_open_head, make_variants
+from models.checkpoints.description import NO_HINTS, Hints
 from models.config import ZeroShotMLDecoderConfig
-from service.bundle.card import (
-    Label,
-    Metric,
-    ModelCard,
-    OpenHead,
-    Precision,
-    Provenance,
-    TrainedHead,
-)
+from service.bundle.card import Label, Metric, ModelCard, Precision, Provenance, TrainedHead
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
-from service.labels.files import pack_label_set
 
 _TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
@@ -47,25 +33,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export and where to.
+    """What to export, and where to.
 
     Attributes:
-        source: the checkpoint and what it does not tell.
+        checkpoint: the file, or `hf-hub:owner/name`.
         out: the bundle's folder; its last part becomes the model's name.
         photos: labelled folder with the splits train, val and test; None leaves out int8,
             thresholds and accuracy.
-        precisions: variants to write besides fp32, which is always there.
+        precisions: variants to write besides fp32, which is always written.
+        hints: what the checkpoint does not say.
+        label_names: text file with one label a line; None uses the checkpoint's.
         compact_weights: store fp32 weights in 16 bits.
         model_version: free text without white space.
         license: of the weights.
-        training_data: free text; None takes what the checkpoint says.
+        training_data: free text; None uses the checkpoint's.
         opened: an open head to put beside the trained one.
     """
 
-    source: SourceHints
+    checkpoint: Path
     out: Path
     photos: Path | None = None
     precisions: frozenset[Precision] = frozenset()
+    hints: Hints = NO_HINTS
+    label_names: Path | None = None
     compact_weights: bool = False
     model_version: str = "1"
     license: str = "unknown"
@@ -74,66 +64,75 @@ class ExportRequest:
 
 
 def build_bundle(request: ExportRequest) -> Bundle:
-    """Exports a checkpoint as a bundle.
+    """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
     Raises:
-        ExportError: with a one-line reason; nothing was written. The same holds of
-            `models.checkpoints.layouts.CheckpointError`, `models.data.DataError` and
-            `service.bundle.reader.BundleError`.
+        ExportError: with a one-line reason; so are `CheckpointError`, `DataError` and
+            `MetricError` of `models`, and `BundleError` of the service.
     """
+    # Read and check all that is asked for, before the work that takes minutes.
     check_target(request.out)
-    source = read_source(request.source)
+    source = read_source(request.checkpoint, request.hints, request.label_names)
     card = _describe(request, source)
-    _log.info("read %s with %s", source.config.backbone, _name_labels(source))
+    names = source.label_names
+    labels = "open labels" if source.is_open else f"{len(names)} labels"
+    _log.info("read %s with %s", source.config.backbone, labels)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     opened = None if request.opened is None else read_open_source(request.opened, source)
-    splits = None if request.photos is None else read_splits(request.photos, source.label_names)
+    splits = None if request.photos is None else read_splits(request.photos, names)
+
+    # Trace, optimise and verify the graphs, and make the other number formats of them.
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     if opened is not None:
-        variants = add_open_head(variants, opened, source, request.compact_weights)
-    labels = tuple(Label(name=name) for name in source.label_names)
-    metrics: tuple[Metric, ...] = ()
-    if splits is not None:
-        labels = _calibrate(variants, source, splits)
-        metrics = _measure(variants, source, splits)
+        compact = request.compact_weights
+        variants = add_open_head(variants, opened.head, source, compact=compact)
+
+    # Choose thresholds on the validation photos; measure accuracy on the test photos.
     draft = BundleDraft(
-        card=card.model_copy(update={"default_precision": variants.defaults, "metrics": metrics}),
-        labels=labels,
+        card=card.model_copy(update={"default_precision": variants.defaults}),
+        labels=tuple(Label(name=name) for name in names),
         graphs=_serialize(variants),
     )
+    if splits is not None:
+        draft = _measure(draft, variants, source, splits)
     if opened is not None:
-        draft = _open_up(draft, opened, source, variants.served, splits)
+        draft = add_open_labels(draft, opened, source, variants.served, splits)
+
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
     return bundle
 
 
-def _open_up(
-    draft: BundleDraft, opened: OpenSource, source: Source, graphs: Graphs, splits: Splits | None
-) -> BundleDraft:
-    """Adds to a bundle what open labels need besides the head's own graphs."""
-    text = build_text_graph(opened.text)
-    # With the embeddings that will be served: in 8 bits they move scores a little.
-    texts = TextEmbedder(opened.text, text)
-    threshold = choose_threshold(opened, source, graphs, texts)
-    head = opened.describe().model_copy(update={"threshold": threshold})
-    return replace(
-        draft,
-        card=draft.card.model_copy(update={"open_head": head}),
-        graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
-        tokenizer=opened.text.tokenizer,
-        label_sets={
-            f"{record.name}.npz": pack_label_set(
-                embed_label_set(record, head.embedding_space, texts)
-            )
-            for record in calibrate_label_sets(opened, source, splits, graphs, texts)
-        },
-    )
-
-
-def _name_labels(source: Source) -> str:
-    return "open labels" if source.is_open else f"{len(source.label_names)} labels"
+def _describe(request: ExportRequest, source: Source) -> ModelCard:
+    """Returns the card as far as it is known before anything is measured."""
+    config = source.config
+    head = config.head
+    trained = opened = None
+    if isinstance(head, ZeroShotMLDecoderConfig):
+        opened = describe_head(head)
+    else:
+        trained = TrainedHead(
+            kind=head.kind, num_labels=head.num_classes, activation=config.activation
+        )
+    try:
+        return ModelCard(
+            name=request.out.name,
+            version=request.model_version,
+            license=request.license,
+            provenance=Provenance(
+                backbone=config.backbone,
+                checkpoint_sha256=source.sha256,
+                training_data=request.training_data or source.training_data,
+                tools={tool: version(tool) for tool in _TOOLS},
+            ),
+            input=source.contract,
+            trained_head=trained,
+            open_head=opened,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ExportError(f"model {first['loc'][0]}: {first['msg']}") from error
 
 
 def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
@@ -147,28 +146,24 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
     }
 
 
-def _calibrate(variants: Variants, source: Source, splits: Splits) -> tuple[Label, ...]:
-    # With the graphs that will mostly be served: quantisation moves scores a little.
-    logits = predict_logits(variants.served, splits.val, source.contract)
-    scores = to_scores(logits, source.config.activation)
+def _measure(draft: BundleDraft, variants: Variants, source: Source, splits: Splits) -> BundleDraft:
+    """Adds the labels' thresholds and each variant's accuracy."""
+    activation, contract = source.config.activation, source.contract
+    # With the graphs that a CPU runs by default: quantisation moves scores a little.
+    logits = predict_logits(variants.served, splits.val, contract)
+    scores = to_scores(logits, activation)
     labels = calibrate_labels(source.label_names, scores, splits.val.targets)
     found = sum(label.threshold is not None for label in labels)
     _log.info("calibrated %d thresholds on %s", found, splits.val.dataset)
-    return labels
 
-
-def _measure(variants: Variants, source: Source, splits: Splits) -> tuple[Metric, ...]:
-    photos = splits.test
-    logits = {
-        precision: predict_logits(graphs, photos, source.contract)
-        for precision, graphs in variants.graphs.items()
-    }
-    metrics = []
-    for precision, found in logits.items():
-        value = round(measure_map(found, photos, source.config.activation), 2)
+    photos, metrics = splits.test, []
+    exact = predict_logits(variants.graphs["fp32"], photos, contract)
+    for precision, graphs in variants.graphs.items():
+        logits = exact if precision == "fp32" else predict_logits(graphs, photos, contract)
+        value = round(measure_map(logits, photos, activation), 2)
         _log.info("%s: %.2f mAP on %s", precision, value, photos.dataset)
         if precision != "fp32":
-            noise = variation_to_noise(logits["fp32"], found)
+            noise = variation_to_noise(exact, logits)
             _log.info("%s: logits vary %.1f dB above their deviation from fp32", precision, noise)
         metrics.append(
             Metric(
@@ -179,40 +174,5 @@ def _measure(variants: Variants, source: Source, splits: Splits) -> tuple[Metric
                 images=len(photos.paths),
             )
         )
-    return tuple(metrics)
-
-
-def _describe(request: ExportRequest, source: Source) -> ModelCard:
-    """Returns the card as far as it is known before anything is measured."""
-    try:
-        return ModelCard(
-            name=request.out.name,
-            version=request.model_version,
-            license=request.license,
-            provenance=Provenance(
-                backbone=source.config.backbone,
-                checkpoint_sha256=source.sha256,
-                training_data=request.training_data or source.training_data,
-                tools={tool: version(tool) for tool in _TOOLS},
-            ),
-            input=source.contract,
-            trained_head=_describe_trained(source),
-            open_head=_describe_open(source),
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ExportError(f"model {first['loc'][0]}: {first['msg']}") from error
-
-
-def _describe_trained(source: Source) -> TrainedHead | None:
-    config = source.config
-    if config.num_classes is None:
-        return None
-    return TrainedHead(
-        kind=config.head.kind, num_labels=config.num_classes, activation=config.activation
-    )
-
-
-def _describe_open(source: Source) -> OpenHead | None:
-    head = source.config.head
-    return describe_head(head) if isinstance(head, ZeroShotMLDecoderConfig) else None
+    card = draft.card.model_copy(update={"metrics": tuple(metrics)})
+    return replace(draft, card=card, labels=labels)

@@ -1,7 +1,6 @@
-"""A bundle's figures: what `python -m models.evaluate --bundle FOLDER --data FOLDER` starts.
+"""A bundle's figures, which `python -m models.evaluate --bundle FOLDER --data FOLDER` prints.
 
-In: a bundle and a labelled folder. Out: the figures that `models.evaluate` gives of a
-checkpoint, computed by ONNX Runtime on the service's own pixels.
+They are those of a checkpoint, computed by ONNX Runtime on the service's own pixels.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from pathlib import Path
 import onnx
 import torch
 
-from export.accuracy.accuracy import predict_logits, predict_open_logits
-from export.errors import ExportError
-from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
+from export import ExportError
+from export.accuracy import predict_logits
+from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS, Graphs
 from export.sources.photos import select_photos
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
@@ -29,7 +28,7 @@ from service.errors import BundleError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    """Evaluates a bundle; returns the exit code (0 done, 2 invalid request)."""
     parser = argparse.ArgumentParser(prog="python -m models.evaluate", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
@@ -49,15 +48,15 @@ def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iter
     """Yields the figures that fit the bundle: multi-label, single-label or zero-shot.
 
     Args:
-        bundle: any; of one with trained labels these are measured, else its open head.
+        bundle: its trained labels are measured, else its open head.
         data: labelled folder with the same labels, or with word vectors of its own.
-        split: which photos.
-        precision: which variant.
+        split: name of the photos' split.
+        precision: of the graphs.
 
     Raises:
         ExportError: the labels are not the folder's, or there are no word vectors that fit.
         models.data.DataError: the folder cannot be read.
-        service.bundle.reader.BundleError: there is no such variant.
+        service.errors.BundleError: there is no such variant.
     """
     if precision not in bundle.precisions():
         raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
@@ -67,7 +66,7 @@ def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iter
         return _report_open(bundle, folder, split, precision)
     names = [label.name for label in bundle.labels]
     photos = select_photos(folder, split, names, partial=True)
-    graphs = {name: _read_graph(bundle, name, precision) for name in PIXELS_TO_LOGITS}
+    graphs = _read_graphs(bundle, PIXELS_TO_LOGITS, precision)
     logits = torch.from_numpy(predict_logits(graphs, photos, bundle.card.input))
     targets = torch.from_numpy(photos.targets)
     if head.activation == "softmax":
@@ -90,15 +89,19 @@ def _report_open(
             f"data set {folder.name} has {vectors.embeddings.shape[1]}"
         )
     photos = select_photos(folder, split, folder.label_names)
-    graphs = {name: _read_graph(bundle, name, precision) for name in PIXELS_TO_OPEN_LOGITS}
-    logits = predict_open_logits(graphs, vectors.embeddings, photos, bundle.card.input)
+    graphs = _read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision)
+    logits = predict_logits(graphs, photos, bundle.card.input, vectors.embeddings)
     scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
     return report_zero_shot(scores, targets, folder.label_names, vectors.seen, vectors.unseen)
 
 
-def _read_graph(bundle: Bundle, name: GraphName, precision: Precision) -> onnx.ModelProto:
-    variant = bundle.image_precision(name, precision)
-    return onnx.load_from_string(bundle.read_graph(name, variant))
+def _read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precision) -> Graphs:
+    return {
+        name: onnx.load_from_string(
+            bundle.read_graph(name, bundle.image_precision(name, precision))
+        )
+        for name in names
+    }
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
-"""One network, several number formats: the verified fp32 graphs and what is made of them.
-
-In: a `Source` and, where there are any, labelled photos. Out: `Variants`. Next: `build.py`.
-"""
+"""One network in several number formats: verified fp32 graphs, and what is made of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import onnx
 from torch import nn
 
-from export.errors import ExportError
+from export import ExportError
+from export.accuracy import predict_logits
 from export.graphs.graph import Graphs
-from export.graphs.half import halve, name_half
-from export.graphs.optimise import compact_weights, optimise
+from export.graphs.optimise import compact_weights, halve, optimise
 from export.graphs.trace import (
     trace_encoder,
     trace_head,
@@ -29,13 +26,13 @@ from export.graphs.verify import (
     FP32_TOLERANCE,
     HALF_TOLERANCE,
     NUM_IMAGES,
+    Deviation,
+    VerificationError,
     make_noise,
     verify_graphs,
-    verify_maps,
-    verify_open_head,
+    verify_head,
 )
-from export.int8.judge import Judge, choose_judge
-from export.int8.search import Int8Graphs, find_int8
+from export.int8.search import MIN_AGREEMENT, find_int8, variation_to_noise
 from export.sources.photos import Splits, read_pixels
 from export.sources.trained import Source
 from models.heads.maps import find_grid
@@ -45,7 +42,7 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
 from service.bundle.manifest import MAP_GRAPHS, GraphName
 
-# Labels and maps are the same on every device.
+# Not in float16: labels and maps have to be the same on every device.
 _EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")
 
 CALIBRATION_PHOTOS = 256
@@ -60,7 +57,7 @@ class Variants:
 
     Attributes:
         graphs: encoder and heads of each precision; fp32 is always there.
-        defaults: what the service should run on a device where that is not fp32.
+        defaults: precision for a device, if not fp32.
     """
 
     graphs: dict[Precision, Graphs]
@@ -68,14 +65,14 @@ class Variants:
 
     @property
     def served(self) -> Graphs:
-        """What a CPU runs by default; a graph that comes in float32 alone is in that."""
+        """The graphs that a CPU runs by default; some exist in fp32 only."""
         return {**self.graphs["fp32"], **self.graphs[self.defaults.get("cpu", "fp32")]}
 
 
 def make_variants(
     source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool
 ) -> Variants:
-    """Makes every asked-for variant; int8 becomes the CPU's default if the judge lets it.
+    """Makes the variants; int8 becomes the CPU's default if it agrees with fp32.
 
     Args:
         source: what to trace.
@@ -89,53 +86,120 @@ def make_variants(
     """
     if "int8" in precisions and splits is None:
         raise ExportError("int8 needs labelled photos to measure the ranges of values on")
-    exact = make_fp32(source, splits)
-    stored = exact
-    if compact:
-        stored = {name: compact_weights(model) for name, model in exact.items()}
-        _verify(source, stored, splits, COMPACT_TOLERANCE)
-    variants = Variants({"fp32": stored}, {})
-    if "fp16" in precisions:
-        half = {name: halve(model) for name, model in exact.items() if name not in _EXACT_GRAPHS}
-        with name_half():
-            _verify(source, {**exact, **half}, splits, HALF_TOLERANCE)
-        variants.graphs["fp16"] = half
+    network, spec = source.network, source.config.input
+    pixels = make_noise(NUM_IMAGES, spec)
+    if splits is not None:
+        photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
+        pixels[: len(photos)] = photos
+    encoder = optimise(trace_encoder(network.backbone, spec))
+    exact: Graphs = {"encoder": encoder, **trace_heads(network.head, *_read_grid(encoder, source))}
+    variants = Variants(
+        make_formats(
+            exact,
+            lambda graphs, tolerance: verify_graphs(network, graphs, spec, pixels, tolerance),
+            compact=compact,
+            half="fp16" in precisions,
+        ),
+        {},
+    )
     if "int8" in precisions and splits is not None:
-        judge = choose_judge(exact, source, splits.val)
-        int8 = make_int8(exact, source, splits, judge)
-        variants.graphs["int8"] = int8.graphs
-        if int8.loss <= judge.limit:
-            variants.defaults["cpu"] = "int8"
-        _log.info(
-            "int8 keeps %d layers in float; the CPU's default is %s",
-            *(len(int8.kept_float), variants.defaults.get("cpu", "fp32")),
-        )
+        _add_int8(variants, exact, source, splits)
     return variants
 
 
-def make_fp32(source: Source, splits: Splits | None = None) -> Graphs:
-    """Traces, optimises and verifies the float32 graphs.
+def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits) -> None:
+    samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)
+    expected = predict_logits(exact, splits.val, source.contract)
+    int8 = find_int8(
+        exact,
+        samples,
+        lambda graphs: variation_to_noise(
+            expected, predict_logits(graphs, splits.val, source.contract)
+        ),
+    )
+    variants.graphs["int8"] = int8.graphs
+    if int8.agreement >= MIN_AGREEMENT:
+        variants.defaults["cpu"] = "int8"
+    _log.info(
+        "int8: %d layers in float, %.1f dB (default from %.0f); the CPU's default is %s",
+        *(len(int8.kept_float), int8.agreement, MIN_AGREEMENT),
+        variants.defaults.get("cpu", "fp32"),
+    )
+
+
+def add_open_head(
+    variants: Variants, head: ZeroShotMLDecoder, source: Source, *, compact: bool
+) -> Variants:
+    """Adds an open head to a trained network's variants, in fp32 and, if there, fp16.
+
+    There is no int8 open head: at the widths that 1,000 labels can afford, it is larger and no
+    faster than float32.
 
     Args:
-        source: what to trace.
-        splits: photos to verify on; None takes seeded noise.
+        variants: of the encoder and the trained head.
+        head: what to trace.
+        source: the encoder's.
+        compact: store the fp32 weights in 16 bits.
 
     Raises:
-        VerificationError: a graph deviates from torch.
+        VerificationError: a float32 graph deviates from torch, or a float16 one by far.
     """
-    network = source.network
-    encoder = optimise(trace_encoder(network.backbone, source.config.input))
+    formats = make_formats(
+        trace_heads(head, *_read_grid(variants.graphs["fp32"]["encoder"], source)),
+        lambda graphs, tolerance: verify_head(head, graphs, tolerance),
+        compact=compact,
+        half="fp16" in variants.graphs,
+    )
+    graphs: dict[Precision, Graphs] = {
+        precision: {**own, **formats.get(precision, {})}
+        for precision, own in variants.graphs.items()
+    }
+    return Variants(graphs, variants.defaults)
+
+
+def make_formats(
+    exact: Graphs,
+    verify: Callable[[Graphs, float], Deviation],
+    *,
+    compact: bool,
+    half: bool,
+) -> dict[Precision, Graphs]:
+    """Verifies float32 graphs and makes the formats that need no photos.
+
+    Args:
+        exact: optimised float32 graphs.
+        verify: compares graphs with torch, within a tolerance.
+        compact: store the fp32 weights in 16 bits.
+        half: make fp16 too.
+
+    Raises:
+        VerificationError: from `verify`.
+    """
+    worst = verify(exact, FP32_TOLERANCE)
+    _log.info("equals torch within %.1e (%s)", worst.value, worst.case)
+    formats: dict[Precision, Graphs] = {"fp32": exact}
+    if compact:
+        formats["fp32"] = {name: compact_weights(model) for name, model in exact.items()}
+        verify(formats["fp32"], COMPACT_TOLERANCE)
+    if half:
+        formats["fp16"] = {n: halve(model) for n, model in exact.items() if n not in _EXACT_GRAPHS}
+        try:
+            verify({**exact, **formats["fp16"]}, HALF_TOLERANCE)
+        except VerificationError as error:
+            raise VerificationError(f"fp16, which --precision may leave out: {error}") from error
+    return formats
+
+
+def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tuple[int, int] | None]:
+    """Returns S and C of the encoder's tokens, and their rows and columns."""
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
-    grid = find_grid(tokens, source.contract.height, source.contract.width)
-    graphs: Graphs = {"encoder": encoder, **trace_heads(network.head, tokens, width, grid)}
-    _verify(source, graphs, splits, FP32_TOLERANCE)
-    return graphs
+    return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
 
 
 def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
-    """Traces and optimises what a head is made of, for tokens [B, tokens, width].
+    """Traces and optimises a head's graphs, for tokens [B, tokens, width].
 
     Args:
         head: the head.
@@ -158,23 +222,3 @@ def trace_heads(
         }
     any_tokens = not isinstance(head, Query2Label)  # whose positions fix the number
     return {"trained_head": optimise(trace_head(head, tokens, width, any_tokens=any_tokens))}
-
-
-def make_int8(graphs: Graphs, source: Source, splits: Splits, judge: Judge) -> Int8Graphs:
-    """Quantises float32 graphs, as well as the judge wants."""
-    samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)
-    return find_int8(graphs, samples, judge.measure_loss, judge.aim)
-
-
-def _verify(source: Source, graphs: Graphs, splits: Splits | None, tolerance: float) -> None:
-    spec = source.config.input
-    pixels = make_noise(NUM_IMAGES, spec)
-    if splits is not None:
-        photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
-        pixels[: len(photos)] = photos
-    worst = verify_graphs(source.network, graphs, spec, pixels, tolerance)
-    if isinstance(source.network.head, ZeroShotMLDecoder):
-        opened = verify_open_head(source.network.head, graphs, tolerance)
-        worst = max(worst, opened, key=lambda deviation: deviation.value)
-    verify_maps(source.network.head, graphs, tolerance)
-    _log.info("equals torch within %.1e (%s)", worst.value, worst.case)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import PretrainedError, load_pretrained
 from models.commands import run_command
 from models.network import Network

@@ -216,21 +216,6 @@ class NetworkConfig(_Config):
             raise ValueError("a head for open labels has no softmax: its labels are not fixed")
         return self
 
-    def complete(self, *, plain_pixels: bool, single_label: bool) -> Self:
-        """Returns the same network, with what no weight depends on; it is not checked anew.
-
-        Args:
-            plain_pixels: it was trained on pixels in 0..1, without mean and deviation.
-            single_label: a photo has exactly one label.
-        """
-        changes: dict[str, object] = {}
-        if plain_pixels:
-            plain = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-            changes["input"] = self.input.model_copy(update=plain)
-        if single_label:
-            changes["activation"] = "softmax"
-        return self.model_copy(update=changes)
-
     @property
     def num_classes(self) -> int | None:
         """N, number of logits; None where the head takes any labels."""

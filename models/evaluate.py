@@ -10,7 +10,6 @@ import argparse
 import pkgutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.contradictions import check_hints
-from models.checkpoints.layouts import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.metrics import MetricError
@@ -38,10 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         if unused:
             parser.error(f"--{unused[0].replace('_', '-')} is for checkpoints: a bundle can tell")
         return _evaluate_bundle(given)
-    hints = Hints(given.backbone, given.image_size, given.num_heads, given.pre_norm)
+    hints = Hints(**{name: getattr(given, name) for name in _OF_WEIGHTS})
     try:
         folder = read_labelled_folder(given.data)
-        checkpoint = _complete(read_checkpoint(given.checkpoint, hints), given, hints)
+        checkpoint = read_checkpoint(given.checkpoint, hints)
         lines = list(report(checkpoint, folder, given.split))
     except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -77,16 +75,6 @@ def _make_parser() -> argparse.ArgumentParser:
         "--single-label", action="store_true", help="one label a photo: prints accuracy"
     )
     return parser
-
-
-def _complete(checkpoint: Checkpoint, given: argparse.Namespace, hints: Hints) -> Checkpoint:
-    if checkpoint.config is None:
-        return checkpoint
-    check_hints(given.checkpoint.name, checkpoint.config, hints)
-    config = checkpoint.config.complete(
-        plain_pixels=given.plain_pixels, single_label=given.single_label
-    )
-    return replace(checkpoint, config=config)
 
 
 def _evaluate_bundle(given: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
 from models.checkpoints.pretrained import PretrainedError
 from models.commands import run_command

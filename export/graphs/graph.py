@@ -1,7 +1,4 @@
-"""Questions about ONNX graphs, and the pair of graphs that maps pixels to logits.
-
-In: ONNX models. Out: sets of nodes by role, logits of photos. Used by every later stage.
-"""
+"""Roles of nodes in ONNX graphs, sessions, and the chain of graphs from pixels to logits."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from service.bundle.manifest import GraphName
+from service.images.decode import PixelArray
 
 FloatArray = NDArray[np.float32]
-PixelArray = NDArray[np.uint8]
 Graphs = Mapping[GraphName, onnx.ModelProto]
-"""The graphs of one precision: the encoder and those of the heads that there are."""
+"""The graphs of one precision."""
 
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
-"""The chain that int8 is searched for and accuracy is measured on."""
+"""The graphs of a `Chain` for trained labels, and those with an int8 variant."""
 
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
-"""The same for open labels: what an `OpenChain` opens."""
+"""The graphs of a `Chain` for open labels."""
 
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -50,7 +47,7 @@ def weighted_layers(model: onnx.ModelProto) -> tuple[str, ...]:
 def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Returns the nodes before the first weighted layer: scaling and normalisation.
 
-    They work on exact pixel values, so no smaller number format should touch them.
+    They work on exact pixel values, which no smaller number format should round.
     """
     layers = set(weighted_layers(model))
     reached: set[str] = set()
@@ -64,9 +61,9 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.ValueInfoProto]]:
-    """Returns a copy of a model with its first output alone, and the outputs that it lost.
+    """Returns a copy of a model with its first output alone, and its other outputs.
 
-    They are still computed in it, under their names.
+    The copy still computes these, under their names.
     """
     alone = onnx.ModelProto()
     alone.CopyFrom(model)
@@ -79,7 +76,7 @@ def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     """Opens a model on the CPU with ONNX Runtime's default optimisations, as the service does."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
-    # Two sessions take turns here; spinning threads of one would slow the other.
+    # Two sessions take turns; spinning threads of one would slow the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -87,37 +84,23 @@ def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 class Chain:
-    """Encoder and head opened one behind the other: pixels -> logits."""
+    """Encoder and head, opened on the CPU: pixels -> logits."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        """Opens both graphs on the CPU."""
+    def __init__(self, graphs: Graphs, embeddings: FloatArray | None = None) -> None:
+        """Opens the trained head, or with label embeddings float32 [L, E] the open one."""
         self._encoder = open_session(graphs["encoder"])
-        self._head = open_session(graphs["trained_head"])
+        self._head = open_session(graphs["trained_head" if embeddings is None else "open_head"])
+        self._queries: dict[str, FloatArray] = {}
+        if embeddings is not None:
+            label_encoder = open_session(graphs["label_encoder"])
+            queries = label_encoder.run(["queries"], {"embeddings": embeddings})[0]
+            self._queries = {"queries": queries}
 
     def encode(self, pixels: PixelArray) -> FloatArray:
         """Maps pixels uint8 [B, H, W, 3] to tokens float32 [B, S, C]."""
         return np.asarray(self._encoder.run(["tokens"], {"images": pixels})[0])
 
     def predict(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, N]."""
-        tokens = self.encode(pixels)
-        return np.asarray(self._head.run(["logits"], {"tokens": tokens})[0])
-
-
-class OpenChain:
-    """Encoder and open head opened one behind the other: pixels -> logits of some labels."""
-
-    def __init__(self, graphs: Graphs, embeddings: FloatArray) -> None:
-        """Opens the graphs on the CPU and encodes labels float32 [L, E]."""
-        self._encoder, self._head = (open_session(graphs[n]) for n in ("encoder", "open_head"))
-        encode = open_session(graphs["label_encoder"])
-        self.queries: FloatArray = encode.run(["queries"], {"embeddings": embeddings})[0]
-
-    def encode(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to tokens float32 [B, S, C]."""
-        return np.asarray(self._encoder.run(["tokens"], {"images": pixels})[0])
-
-    def predict(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, L]."""
-        feeds = {"tokens": self.encode(pixels), "queries": self.queries}
+        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, N], of open labels [B, L]."""
+        feeds = {"tokens": self.encode(pixels), **self._queries}
         return np.asarray(self._head.run(["logits"], feeds)[0])

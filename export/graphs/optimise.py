@@ -1,11 +1,9 @@
-"""Traced graphs become small portable ones: constants folded, layers fused.
-
-In: a traced model. Out: an equivalent model of standard ONNX operators. Next: `verify.py`.
-"""
+"""Traced graphs become small portable ones, and their number formats: 16-bit weights, float16."""
 
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +11,23 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
+from onnxruntime.quantization.onnx_model import ONNXModel
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from export.errors import ExportError
+from export import ExportError
 from export.graphs.pixels import fold_scale
 
 _SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 
 def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Applies ONNX Runtime's `basic` rewrites, which keep to standard operators.
+    """Applies ONNX Runtime's `basic` rewrites, whose result has standard operators only.
 
-    Whatever depends on the head's fixed queries alone becomes a constant here. Rewrites
-    that depend on the machine are left to the service's own session.
+    All that depends on the head's fixed queries alone becomes a constant. The service's own
+    session applies the rewrites that depend on the machine.
 
     Raises:
-        ExportError: the temporary folder does not take the graph.
+        ExportError: the graph does not fit in the temporary folder.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -38,7 +38,7 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
         content = model.SerializeToString()
         try:
             onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except InvalidProtobuf as error:  # what a full disk is to ONNX Runtime
+        except InvalidProtobuf as error:  # ONNX Runtime's error for a full disk
             size = len(content) / 1e6
             raise ExportError(f"no graph of {size:.0f} MB can be written to {folder}") from error
         optimised = onnx.load(path)
@@ -49,8 +49,8 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
 def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Stores large float32 weights as float16 with a Cast behind each: half the file.
 
-    ONNX Runtime folds the casts when it loads the model, so speed and arithmetic are those
-    of float32; only the weights are rounded.
+    ONNX Runtime folds the casts when it loads the model: float32 speed and arithmetic, rounded
+    weights.
     """
     compact = onnx.ModelProto()
     compact.CopyFrom(model)
@@ -71,8 +71,20 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return compact
 
 
+def halve(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Converts a float32 graph to float16, for GPUs; inputs and outputs keep their types."""
+    half = onnx.ModelProto()
+    half.CopyFrom(model)  # the converter works in place
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one warning for each weight too small for float16
+        converted: onnx.ModelProto = convert_float_to_float16(half, keep_io_types=True)
+    ONNXModel(converted).topological_sort()  # the converter appends its casts at the end
+    onnx.checker.check_model(converted)
+    return converted
+
+
 def _tidy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Drops what the tools left behind, and checks the model."""
+    """Drops metadata that the tools left in the model, and checks it."""
     used = {node.domain for node in model.graph.node}
     imports = [entry for entry in model.opset_import if entry.domain in used]
     del model.opset_import[:]

@@ -1,8 +1,6 @@
-"""The way of the pixels to an encoder's first convolution, made as short as it can be.
+"""Folds normalisation into the first convolution: less arithmetic, the same function.
 
-In: a float32 encoder as it was traced and optimised, or one in int8 as it was quantised. Out: the
-same function of the pixels, with less arithmetic before its first layer. `optimise.py` shortens
-the one, `quantise.py` the other.
+`fold_scale` changes a float32 encoder, `feed_pixels` an int8 one.
 """
 
 from __future__ import annotations
@@ -19,18 +17,16 @@ from export.graphs.graph import weighted_layers
 
 _Array = NDArray[Any]
 
-# ONNX Runtime has a faster int8 convolution for channels in fours, which halves the time of a stem.
-# For larger windows, the patches of a ViT, the fourth channel's products cost more than it saves.
+# ONNX Runtime has a faster int8 convolution for multiples of four channels, which halves the time
+# of a stem. For larger windows, such as a ViT's patches, a fourth channel costs more than it saves.
 _LARGEST_WIDENED = 7
 
 
 def fold_scale(model: onnx.ModelProto) -> None:
-    """Makes the scale of the pixels part of the first convolution's weights.
+    """Moves the scale of the pixels into the first convolution's weights, in place.
 
-    `(pixels - mean) * scale` becomes `pixels - mean`, which stays: padding is of zeros behind it.
-
-    Args:
-        model: a float32 encoder; changed. Anything but a scale right before a convolution is left.
+    `(pixels - mean) * scale` becomes `pixels - mean`. The mean stays, because the padding behind
+    it is zeros. Encoders without a scale right before a convolution are left unchanged.
     """
     convolution = _first_convolution(model)
     scaling = _producer(model, convolution.input[0]) if convolution is not None else None
@@ -48,14 +44,12 @@ def fold_scale(model: onnx.ModelProto) -> None:
 
 
 def feed_pixels(model: onnx.ModelProto) -> None:
-    """Lets the first convolution of an int8 encoder read the pixels themselves.
+    """Connects the first convolution of an int8 encoder to the pixels, in place.
 
-    A quantised pixel minus the mean is the pixel again, where the mean is the zero point: what is
-    left of one that is no whole number goes to the bias. So it needs one mean for all channels.
-    A fourth channel, of zero weight, lets ONNX Runtime take its faster convolution.
-
-    Args:
-        model: an int8 encoder; changed. A first layer in float or of another kind is left.
+    With the mean as zero point, a quantised `pixel - mean` is the pixel itself; the mean's
+    fraction goes to the bias. This needs one mean for all channels. A fourth channel, of zero
+    weight, allows ONNX Runtime's faster convolution. A first layer in float or of another kind is
+    left unchanged.
     """
     stem = _find_stem(model)
     if stem is None:
@@ -63,18 +57,18 @@ def feed_pixels(model: onnx.ModelProto) -> None:
     _drop_mean(model, stem)
     _widen(model, stem)
     _tidy(model)
-    del model.graph.value_info[:]  # sizes that the weights no longer have
+    del model.graph.value_info[:]  # shapes that are out of date
 
 
 @dataclass(frozen=True, eq=False)
 class _Stem:
-    """The nodes between float and 8 bits around the first convolution of an int8 encoder.
+    """The nodes around the first convolution of an int8 encoder.
 
     Attributes:
-        quantise: what makes its input 8 bits wide.
-        dequantise: what makes it float again, for the layer's sake.
-        weights: the same for its weights.
-        bias: the same for its bias.
+        quantise: QuantizeLinear of its input.
+        dequantise: DequantizeLinear of its input.
+        weights: DequantizeLinear of its weights.
+        bias: DequantizeLinear of its bias.
     """
 
     quantise: NodeProto
@@ -105,7 +99,7 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
         return
     value = float(mean.flat[0])
     zero_point = round(value)
-    if not 0 <= zero_point <= 255:  # a mean that no pixel has
+    if not 0 <= zero_point <= 255:  # no pixel value
         return
     kernel = _need(model, stem.weights.input[0]).astype(np.float64)
     scale = _need(model, stem.weights.input[1]).astype(np.float64)  # of each output channel
@@ -119,9 +113,9 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
 
 
 def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
-    """Returns the pixels behind a value, still bytes, and the mean that was taken from them.
+    """Returns the pixels behind a value, still bytes, and the mean that was subtracted.
 
-    None where anything else was done to them than reordering.
+    None if anything but a transposition was done to them.
     """
     mean: _Array | None = np.zeros(1)
     node = _producer(model, name)
@@ -169,19 +163,19 @@ def _constant(model: onnx.ModelProto, name: str) -> _Array | None:
 
 def _need(model: onnx.ModelProto, name: str) -> _Array:
     constant = _constant(model, name)
-    assert constant is not None, name  # the quantiser stores what it has quantised
+    assert constant is not None, name  # the quantiser stores constants as initialisers
     return constant
 
 
 def _put(model: onnx.ModelProto, node: NodeProto, place: int, values: _Array) -> None:
-    """Gives a node a constant for an input; the one that it had may have other users."""
+    """Sets a node's input to a new constant; other nodes may use the old one."""
     name = f"{node.name}.{place}.folded"
     model.graph.initializer.append(numpy_helper.from_array(values, name))
     node.input[place] = name
 
 
 def _tidy(model: onnx.ModelProto) -> None:
-    """Removes what nobody uses any more."""
+    """Removes unused nodes and constants."""
     used = {output.name for output in model.graph.output}
     for node in reversed(list(model.graph.node)):
         if used.isdisjoint(node.output):

@@ -1,8 +1,4 @@
-"""A sentence encoder becomes a graph: token ids -> text embeddings, no torch in the service.
-
-In: a `TextEncoder` of `models/text.py`. Out: its graph with weights in 8 bits, verified against
-torch before and after. Next: `build.py`, which puts it into a bundle with its tokenizer.
-"""
+"""A sentence encoder becomes a graph with 8-bit weights: token ids -> text embeddings."""
 
 from __future__ import annotations
 
@@ -18,10 +14,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from torch import Tensor
 
-from export.errors import VerificationError
 from export.graphs.graph import FloatArray, open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import TracedInput, trace_graph
+from export.graphs.verify import VerificationError
 from models.text import SentenceEmbedding, TextEncoder
 
 TEXT_TOLERANCE = 1e-5
@@ -41,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class TextEmbedder:
-    """Embeds texts as the service does: by the stored graph, each text in a run of its own."""
+    """Embeds texts as the service does: by the stored graph, one text a run."""
 
     def __init__(self, encoder: TextEncoder, graph: onnx.ModelProto) -> None:
         """Opens the encoder's graph on the CPU."""
@@ -65,9 +61,6 @@ class TextEmbedder:
 
 def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
     """Traces a sentence encoder, stores its weights in 8 bits and verifies both graphs.
-
-    Args:
-        encoder: what to trace.
 
     Returns:
         `input_ids`, `attention_mask` int64 [L, T] -> `embeddings` float32 [L, E] of length 1.
@@ -102,14 +95,14 @@ def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
 
 
 def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Stores weights in 8 bits, a scale an output channel; activations are measured as they come.
+    """Stores weights in 8 bits, one scale an output channel; activations are quantised at runtime.
 
-    Weights take 7 of the 8 bits: a CPU without VNNI saturates at 8, and replicas on different
-    CPUs have to agree on what a label is.
+    Weights use 7 of the 8 bits: a CPU without VNNI saturates at 8, and replicas on different CPUs
+    must compute the same label.
     """
     prepared = onnx.ModelProto()
     prepared.CopyFrom(model)
-    add_pre_process_metadata(prepared)  # `optimise` has done that; the quantiser asks for it
+    add_pre_process_metadata(prepared)  # `optimise` has done it; the quantiser requires the mark
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         onnx.save(prepared, source)

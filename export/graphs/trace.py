@@ -1,9 +1,8 @@
-"""A torch network becomes ONNX graphs: the encoder, and what its head is made of.
+"""A torch network becomes ONNX graphs, dynamic in images, tokens and labels.
 
-In: a network in eval mode. Out: `encoder` (uint8 images -> tokens) and `trained_head`
-(tokens -> logits), or for open labels `label_encoder` (embeddings -> queries) and `open_head`
-(tokens and queries -> logits); dynamic in images, tokens and labels. Heads that have maps give
-their memory too, which the graph of the maps reads. Next: `optimise.py`.
+`encoder` (uint8 images -> tokens) and `trained_head` (tokens -> logits), or for open labels
+`label_encoder` (embeddings -> queries) and `open_head` (tokens and queries -> logits). Heads with
+maps return their memory too, which the graph of the maps reads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from export.errors import TracingError
+from export import ExportError
 from models.config import InputConfig
 from models.heads.maps import OpenMaps, TrainedMaps
 from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
@@ -34,31 +33,30 @@ OPSET = 20
 """ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later."""
 
 MEMORY = "memory"
-"""What a head's queries attend to: an output of heads that have maps."""
+"""Output of heads with maps: the tokens that their queries attend to."""
 
-# 0 and 1 would be taken for constants, and equal sizes for one and the same.
+# The exporter takes 0 and 1 for constants, and equal sizes for the same size.
 _TRACED_BATCH = 2
 _TRACED_LABELS = 3
 
 
+class TracingError(ExportError):
+    """Torch cannot turn the network into an ONNX graph."""
+
+
 class PixelEncoder(nn.Module):
-    """A backbone that takes pixels: scaling and normalisation are part of it.
+    """A backbone with scaling and normalisation of the pixels.
 
     (x / 255 - mean) / std is computed as (x - mean) * scale, in units of pixels, so that the scale
-    can become part of the first convolution's weights (`pixels.py`). The pixels change their order
-    while they are bytes.
+    can become part of the first convolution's weights (`pixels.py`). The transposition is done on
+    bytes.
     """
 
     mean: Tensor
     scale: Tensor
 
     def __init__(self, backbone: nn.Module, spec: InputConfig) -> None:
-        """Wraps a backbone.
-
-        Args:
-            backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-            spec: mean and std.
-        """
+        """Wraps a backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C]."""
         super().__init__()
         self.backbone = backbone
         mean = torch.tensor(spec.mean, dtype=torch.float64)
@@ -75,12 +73,7 @@ class PixelEncoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TracedInput:
-    """An input to trace with.
-
-    Attributes:
-        example: a tensor of a size that stands for all.
-        axes: axis -> name of its size, for the axes that stay dynamic.
-    """
+    """An example input, and axis -> name of its size for the axes that stay dynamic."""
 
     example: Tensor
     axes: Mapping[int, str]
@@ -101,10 +94,10 @@ def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
 
 @contextmanager
 def _unfused_attention(network: nn.Module) -> Iterator[None]:
-    """Lets timm's attention layers compute in plain steps.
+    """Makes timm's attention layers compute in plain steps.
 
-    The exporter takes the fused step apart with other strides than it had, on which many of timm's
-    networks fail. The plain steps give the same numbers, in fewer nodes.
+    The exporter decomposes the fused step with other strides, on which many of timm's networks
+    fail. The plain steps give the same numbers, in fewer nodes.
     """
     fused: list[Any] = [m for m in network.modules() if getattr(m, "fused_attn", False)]
     for module in fused:
@@ -130,8 +123,8 @@ def trace_head(
         head: the head.
         num_tokens: S to trace with.
         width: C.
-        any_tokens: S is dynamic too; not so for a head with a position table.
-        with_memory: the memory float32 [B, S, D] is an output too; `MLDecoder` alone has one.
+        any_tokens: S is dynamic too; False for a head with a position table.
+        with_memory: output the memory float32 [B, S, D] too; only `MLDecoder` has one.
     """
     tokens = {"tokens": _tokens(num_tokens, width, any_tokens)}
     if with_memory and isinstance(head, MLDecoder):
@@ -155,7 +148,7 @@ def trace_open_head(
     Args:
         head: the head.
         num_tokens: S to trace with.
-        with_memory: the memory float32 [B, S, D] is an output too.
+        with_memory: output the memory float32 [B, S, D] too.
     """
     queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
     inputs = {
@@ -194,7 +187,7 @@ def _memory(grid: tuple[int, int], width: int) -> TracedInput:
 def _tokens(count: int, width: int, any_tokens: bool) -> TracedInput:
     if not any_tokens:
         return TracedInput(torch.zeros(_TRACED_BATCH, count, width), {0: "B"})
-    # Another size than those of images and labels; any S works afterwards.
+    # A size unlike those of images and labels; the graph takes any S.
     return TracedInput(torch.zeros(_TRACED_BATCH, max(count, 4), width), {0: "B", 1: "S"})
 
 
@@ -204,15 +197,15 @@ def trace_graph(
     """Traces a module.
 
     Args:
-        module: what to trace; it takes the inputs in their order.
-        inputs: name -> what to trace with; axes of one name have one size.
+        module: takes the inputs in their order.
+        inputs: by name; axes of one name have one size.
         *targets: names of the outputs.
 
     Raises:
         TracingError: the module cannot become a graph.
     """
-    # torch.export's tracer and not TorchScript: it resolves shape arithmetic, where the
-    # other leaves hundreds of nodes behind (98 against 608 on an EfficientNet-Lite).
+    # torch.export's tracer resolves shape arithmetic, of which TorchScript leaves hundreds of nodes
+    # (98 instead of 608 on an EfficientNet-Lite).
     axes = {axis: torch.export.Dim(axis) for i in inputs.values() for axis in i.axes.values()}
     shapes = tuple(
         {axis: axes[name] for axis, name in value.axes.items()} for value in inputs.values()
@@ -235,7 +228,7 @@ def trace_graph(
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's remarks on its own internals; its failures become one line."""
+    """Silences the exporter's logs about its internals; its errors become one line."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for noisy in ("torch.onnx", "onnxscript"):

@@ -1,8 +1,4 @@
-"""Graphs are held against the torch network, at sizes that were not traced.
-
-In: a network, its graphs and pixels. Out: the largest deviation, or `VerificationError`.
-Next: the variants (`half.py`, `quantise.py`), made from the verified graphs.
-"""
+"""Compares graphs with the torch network, at sizes that were not traced."""
 
 from __future__ import annotations
 
@@ -14,43 +10,48 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export.errors import VerificationError
-from export.graphs.graph import FloatArray, Graphs, PixelArray, open_session
+from export import ExportError
+from export.graphs.graph import FloatArray, Graphs, open_session
 from models.config import InputConfig
 from models.heads.maps import OpenMaps, TrainedMaps
 from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
+from service.images.decode import PixelArray
 
 FP32_TOLERANCE = 1e-4
-"""Largest allowed difference from torch, relative to the largest value torch gives."""
+"""Largest allowed difference from torch, relative to torch's largest value."""
 
 COMPACT_TOLERANCE = 2e-2
-"""The same where weights were rounded to float16 (`compact_weights`)."""
+"""The same for weights that were rounded to float16 (`compact_weights`)."""
 
 HALF_TOLERANCE = 2e-2
-"""The same where all is computed in float16: beyond it values have overflowed or vanished."""
+"""The same for float16 graphs: beyond it values have overflowed or vanished."""
 
 ENCODER_BATCHES = (1, 3, 5)
-"""Batch sizes the encoder is verified at; it is traced at 2."""
+"""Batch sizes to verify the encoder at; it is traced at 2."""
 
 NUM_IMAGES = max(ENCODER_BATCHES)
-"""Pictures that the verification takes."""
+"""Pictures that the verification needs."""
 
 HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))
-"""(B, S) the head is verified at, besides those that the encoder gives."""
+"""(B, S) to verify the head at, besides the encoder's own."""
 
 OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
-"""(B, S, L) that the graphs for open labels are verified at; labels are traced at 3."""
+"""(B, S, L) to verify the graphs for open labels at; labels are traced at 3."""
 
 MAP_SHAPES = ((1, 1), (3, 7), (5, 40))
-"""(B, L) that maps are verified at; they are traced at 2 and 3."""
+"""(B, L) to verify maps at; they are traced at 2 and 3."""
 
 _SEED = 0
 
 
+class VerificationError(ExportError):
+    """A graph and the torch network differ by more than the tolerance."""
+
+
 @dataclass(frozen=True)
 class Deviation:
-    """How far a graph is from torch.
+    """The difference between a graph and torch in one case.
 
     Attributes:
         case: what was compared.
@@ -64,11 +65,11 @@ class Deviation:
 def verify_graphs(
     network: nn.Module, graphs: Graphs, spec: InputConfig, pixels: PixelArray, tolerance: float
 ) -> Deviation:
-    """Compares tokens, and logits of trained labels where there are any, with torch's.
+    """Compares the encoder and all graphs of the head with torch.
 
     Args:
         network: in eval mode, with `backbone` and `head`.
-        graphs: float32 encoder and head.
+        graphs: encoder and head.
         spec: mean and std of the network's input.
         pixels: uint8 [n, H, W, 3]; n at least `NUM_IMAGES`.
         tolerance: largest deviation to accept.
@@ -81,103 +82,15 @@ def verify_graphs(
     """
     with torch.inference_mode():
         found = _compare_encoder(network, graphs, spec, pixels)
-        if "trained_head" in graphs:
-            found += _compare_head(network, graphs)
+        found += _compare_head(network.get_submodule("head"), graphs)
     return _check(found, tolerance)
 
 
-def verify_open_head(head: ZeroShotMLDecoder, graphs: Graphs, tolerance: float) -> Deviation:
-    """Compares label queries and logits with torch's, each label encoder's own queries used.
-
-    Args:
-        head: in eval mode.
-        graphs: float32 label encoder and open head.
-        tolerance: largest deviation to accept.
-
-    Returns:
-        The largest deviation of all cases.
-
-    Raises:
-        VerificationError: one is over the tolerance or not finite.
-    """
-    encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
-    stream, found, config = np.random.default_rng(_SEED), [], head.config
-    for batch, count, labels in OPEN_HEAD_SHAPES:
-        tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
-        embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
-        queries = encode.run(["queries"], {"embeddings": embeddings})[0]
-        logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
-        with torch.inference_mode():
-            encoded = head.encode_labels(torch.from_numpy(embeddings))
-            expected = head(torch.from_numpy(tokens), torch.from_numpy(embeddings))
-        found += [
-            _deviation(f"queries of {labels} labels", encoded, queries),
-            _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
-        ]
+def verify_head(head: nn.Module, graphs: Graphs, tolerance: float) -> Deviation:
+    """Compares a head's graphs with torch, on noise, as `verify_graphs` does."""
+    with torch.inference_mode():
+        found = _compare_head(head, graphs)
     return _check(found, tolerance)
-
-
-def verify_maps(head: nn.Module, graphs: Graphs, tolerance: float) -> Deviation:
-    """Compares the memory that a head gives, and the maps made of it, with torch's.
-
-    Args:
-        head: in eval mode.
-        graphs: float32 graphs of the head; without maps there is nothing to compare.
-        tolerance: largest deviation to accept.
-
-    Returns:
-        The largest deviation of all cases.
-
-    Raises:
-        VerificationError: one is over the tolerance or not finite.
-    """
-    found = [Deviation("no maps", 0.0)]
-    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
-        found += _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
-    if isinstance(head, ZeroShotMLDecoder) and "open_head_maps" in graphs:
-        found += _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
-    return _check(found, tolerance)
-
-
-def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder, scorer: onnx.ModelProto, mapper: onnx.ModelProto
-) -> list[Deviation]:
-    rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
-    remember, draw = open_session(scorer), open_session(mapper)
-    stream, found = np.random.default_rng(_SEED), []
-    for batch, count in MAP_SHAPES:
-        shape = (batch, rows * columns, head.config.encoder_width)
-        tokens = stream.standard_normal(shape, dtype=np.float32)
-        feeds: dict[str, NDArray[np.generic]] = {"tokens": tokens}
-        asked: dict[str, NDArray[np.generic]]
-        if isinstance(head, MLDecoder):
-            torch_maps: nn.Module = TrainedMaps(head, (rows, columns))
-            asked = {"labels": stream.integers(0, head.config.num_classes, count)}
-        else:
-            torch_maps = OpenMaps(head, (rows, columns))
-            size = (count, head.config.query_width)
-            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
-            feeds |= asked
-        memory = remember.run(["memory"], feeds)[0]
-        maps = draw.run(["maps"], {"memory": memory, **asked})[0]
-        with torch.inference_mode():
-            expected = head.remember(torch.from_numpy(tokens))
-            wanted = torch_maps(expected, *map(torch.from_numpy, asked.values()))
-        found += [
-            _deviation(f"memory of tokens {shape}", expected, memory),
-            _deviation(f"maps of {count} labels on {batch} images", wanted, maps),
-        ]
-    return found
-
-
-def _check(found: list[Deviation], tolerance: float) -> Deviation:
-    for deviation in found:
-        if not deviation.value <= tolerance:  # NaN is not
-            raise VerificationError(
-                f"{deviation.case} deviates from torch by {deviation.value:.1e} of the largest "
-                f"value, {tolerance:.0e} is allowed"
-            )
-    return max(found, key=lambda deviation: deviation.value)
 
 
 def make_noise(count: int, spec: InputConfig) -> PixelArray:
@@ -190,6 +103,16 @@ def make_noise(count: int, spec: InputConfig) -> PixelArray:
         -20, 21, (count, spec.height, spec.width, 3)
     )
     return pictures.clip(0, 255).astype(np.uint8)
+
+
+def _check(found: list[Deviation], tolerance: float) -> Deviation:
+    for deviation in found:
+        if not deviation.value <= tolerance:  # also if it is NaN
+            raise VerificationError(
+                f"{deviation.case} deviates from torch by {deviation.value:.1e} of the largest "
+                f"value, {tolerance:.0e} is allowed"
+            )
+    return max(found, key=lambda deviation: deviation.value)
 
 
 def _compare_encoder(
@@ -210,23 +133,80 @@ def _compare_encoder(
     return found
 
 
-def _compare_head(network: nn.Module, graphs: Graphs) -> list[Deviation]:
-    model = graphs["trained_head"]
-    _, fixed_count, width = (
-        dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim
-    )
+def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
+    found = []
+    if isinstance(head, ZeroShotMLDecoder):
+        if "open_head_maps" in graphs:
+            found = _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
+        return found + _compare_open(head, graphs)
+    if isinstance(head, MLDecoder) and "trained_head_maps" in graphs:
+        found = _compare_maps(head, graphs["trained_head"], graphs["trained_head_maps"])
+    return found + _compare_trained(head, graphs["trained_head"])
+
+
+def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]:
+    shape = model.graph.input[0].type.tensor_type.shape
+    _, fixed_count, width = (dim.dim_value for dim in shape.dim)
     session, stream, found = open_session(model), np.random.default_rng(_SEED), []
     for batch, count in HEAD_SHAPES:
-        shape = (batch, fixed_count or count, width)
-        tokens = stream.standard_normal(shape, dtype=np.float32)
-        expected = network.get_submodule("head")(torch.from_numpy(tokens))
+        size = (batch, fixed_count or count, width)
+        tokens = stream.standard_normal(size, dtype=np.float32)
         logits = session.run(["logits"], {"tokens": tokens})[0]
-        found.append(_deviation(f"logits of tokens {shape}", expected, logits))
+        expected = head(torch.from_numpy(tokens))
+        found.append(_deviation(f"logits of tokens {size}", expected, logits))
+    return found
+
+
+def _compare_open(head: ZeroShotMLDecoder, graphs: Graphs) -> list[Deviation]:
+    encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
+    stream, found, config = np.random.default_rng(_SEED), [], head.config
+    for batch, count, labels in OPEN_HEAD_SHAPES:
+        tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
+        embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
+        queries = encode.run(["queries"], {"embeddings": embeddings})[0]
+        logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
+        encoded = head.encode_labels(torch.from_numpy(embeddings))
+        expected = head(torch.from_numpy(tokens), torch.from_numpy(embeddings))
+        found += [
+            _deviation(f"queries of {labels} labels", encoded, queries),
+            _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
+        ]
+    return found
+
+
+def _compare_maps(
+    head: MLDecoder | ZeroShotMLDecoder, scorer: onnx.ModelProto, mapper: onnx.ModelProto
+) -> list[Deviation]:
+    """Compares the memory that a head returns, and the maps made of it."""
+    rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
+    remember, draw = open_session(scorer), open_session(mapper)
+    stream, found = np.random.default_rng(_SEED), []
+    for batch, count in MAP_SHAPES:
+        shape = (batch, rows * columns, head.config.encoder_width)
+        tokens = stream.standard_normal(shape, dtype=np.float32)
+        feeds: dict[str, NDArray[np.generic]] = {"tokens": tokens}
+        asked: dict[str, NDArray[np.generic]]
+        if isinstance(head, MLDecoder):
+            torch_maps: nn.Module = TrainedMaps(head, (rows, columns))
+            asked = {"labels": stream.integers(0, head.config.num_classes, count)}
+        else:
+            torch_maps = OpenMaps(head, (rows, columns))
+            size = (count, head.config.query_width)
+            asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
+            feeds |= asked
+        memory = remember.run(["memory"], feeds)[0]
+        maps = draw.run(["maps"], {"memory": memory, **asked})[0]
+        expected = head.remember(torch.from_numpy(tokens))
+        wanted = torch_maps(expected, *map(torch.from_numpy, asked.values()))
+        found += [
+            _deviation(f"memory of tokens {shape}", expected, memory),
+            _deviation(f"maps of {count} labels on {batch} images", wanted, maps),
+        ]
     return found
 
 
 def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:
-    # Written as the definition says, not as the traced graph computes it.
+    # Written as the definition is, not as the traced graph computes it.
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255  # [B, 3, H, W]
     mean = torch.tensor(spec.mean).view(3, 1, 1)
     std = torch.tensor(spec.std).view(3, 1, 1)

@@ -1,1 +1,1 @@
-"""int8: quantisation, and the decision whether to use it."""
+"""int8: quantisation, and the layers that stay in float."""

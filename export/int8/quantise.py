@@ -1,17 +1,14 @@
-"""The int8 variant: static QDQ quantisation with ranges measured on real photos.
+"""Static int8 (QDQ) quantisation with ranges measured on photos.
 
-In: an optimised float32 graph and sample inputs. Out: int8 graphs with any layers kept in
-float. Next: `search.py`, which decides on those layers.
-
-The choices, with what they are worth on an EfficientNet-Lite0 (mAP on 800 photos):
+The choices, with their worth on an EfficientNet-Lite0 (mAP on 800 photos):
 
 - weights per output channel: -3.8 points with one scale a tensor, -0.0 with one a channel;
 - ranges are the mean over photos of each photo's minimum and maximum: one odd photo does
   not stretch them (0.5 dB better logits than the overall extremes), nothing to tune;
-- products of two activations, which attention is made of, in float: 2 dB better logits, the same
-  mAP; 6 to 9 dB on ViTs of random weights;
-- what a MatMul gives, in float: its bias, which is added in float, would otherwise have it rounded
-  twice (4 dB better logits of the head, in 6% less time);
+- products of two activations, as in attention, in float: 2 dB better logits, the same mAP; 6 to
+  9 dB on ViTs of random weights;
+- results of a MatMul in float: its bias, added in float, would cause a second rounding (4 dB
+  better logits of the head, in 6% less time);
 - activations unsigned, weights signed: ONNX Runtime's fast kernels on x86;
 - all 8 bits of the weights: 7 (`reduce_range`) cost 6 dB. A CPU without VNNI may saturate.
 """
@@ -31,17 +28,16 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from export.graphs.graph import constant_names, hide_outputs, prelude_nodes, weighted_layers
 from export.graphs.pixels import feed_pixels
-from export.int8.switch import switch_layers
 
 Feed = Mapping[str, NDArray[np.generic]]
 
-# Weighted layers, and what stands between them and can stay in 8 bits without loss.
-# Softmax, norms and smooth activations are absent: they stay in float.
+# Weighted layers, and operators between them that lose nothing in 8 bits. Softmax, norms and
+# smooth activations stay in float.
 _OP_TYPES = (
     *("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "MaxPool", "AveragePool"),
     *("GlobalAveragePool", "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"),
 )
-# A session of ONNX Runtime rounds their weights where they stand between rounded values.
+# ONNX Runtime's sessions round their weights if they are between rounded values.
 _ROUNDED_BY_SESSIONS = ("Conv", "Gemm")
 
 
@@ -54,10 +50,10 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 
 
 class Quantiser:
-    """Quantises one graph, as often as wanted, with ranges that were measured once.
+    """Quantises one graph repeatedly, with ranges that are measured once.
 
     Attributes:
-        layers: names of the nodes with weights that it quantises, in graph order.
+        layers: names of the weighted nodes that it quantises, in graph order.
     """
 
     def __init__(self, model: onnx.ModelProto, samples: Iterable[Feed], folder: Path) -> None:
@@ -72,7 +68,7 @@ class Quantiser:
         self._ranges = folder / "ranges.json"
         self._result = folder / "int8.onnx"
         plain = folder / "plain.onnx"
-        # Told of the memory as an output, the quantiser would round it on its way out.
+        # The quantiser would round the memory if it were an output.
         alone, self._hidden = hide_outputs(model)
         onnx.save(alone, plain)
         quant_pre_process(plain, self._prepared, skip_symbolic_shape=True)
@@ -89,19 +85,20 @@ class Quantiser:
         save_tensors_data(calibrator.compute_data(), self._ranges)
 
     def quantise(self, keep_float: Collection[str] = ()) -> onnx.ModelProto:
-        """Returns the graph in int8, but for the named layers and what never is."""
-        model = self._round(keep_float)
+        """Returns the graph in int8, except the named layers and those never quantised."""
+        model = self.round_layers(keep_float)
         _keep_weights(model)
         feed_pixels(model)
         model.graph.output.extend(self._hidden)
         onnx.checker.check_model(model)
         return model
 
-    def make_switchable(self) -> onnx.ModelProto:
-        """Returns the float graph, in which any one of `layers` can be put in int8."""
-        return switch_layers(onnx.load(self._prepared), self._round(()), self.layers)
+    def read_float(self) -> onnx.ModelProto:
+        """Returns the float32 graph with the node names of `round_layers`."""
+        return onnx.load(self._prepared)
 
-    def _round(self, keep_float: Collection[str]) -> onnx.ModelProto:
+    def round_layers(self, keep_float: Collection[str] = ()) -> onnx.ModelProto:
+        """Returns the quantiser's plain result, for `quantise` and to compare layer by layer."""
         quantize_static(
             self._prepared,
             self._result,
@@ -118,11 +115,11 @@ class Quantiser:
 
 
 def _keep_weights(model: onnx.ModelProto) -> None:
-    """Keeps ONNX Runtime from rounding the weights of layers that are in float.
+    """Prevents ONNX Runtime from rounding the weights of layers in float.
 
-    Where the values before and behind a layer are rounded, a session rounds its weights as well,
-    with one scale for all channels (`WeightBiasQuantization`): worse than int8. It leaves a layer
-    whose bias is no constant, so the bias is written as a product of 31 bits.
+    If the values before and behind a layer are rounded, a session rounds its weights as well,
+    with one scale for all channels (`WeightBiasQuantization`): worse than int8. It skips layers
+    whose bias is no constant, so the bias becomes a DequantizeLinear of 31 bits.
     """
     rounded = {n.output[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -138,7 +135,7 @@ def _hide_bias(model: onnx.ModelProto, layer: NodeProto, stored: Mapping[str, Te
         bias = np.zeros(stored[layer.input[1]].dims[0], np.float32)
     elif layer.input[2] in stored:
         bias = numpy_helper.to_array(stored[layer.input[2]])
-    else:  # it is no constant
+    else:
         return
     whole, step, exact = (f"{layer.name}.bias.{part}" for part in ("whole", "step", "exact"))
     size = np.float32(np.abs(bias).max() / 2**30) or np.float32(1)
@@ -153,10 +150,10 @@ def _hide_bias(model: onnx.ModelProto, layer: NodeProto, stored: Mapping[str, Te
 def _float_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Returns the nodes that 8 bits would harm or not speed up.
 
-    The prelude sees exact pixels. An Add with a constant is a bias, whose precision costs
+    The prelude reads exact pixels. An Add with a constant is a bias, whose precision costs
     nothing. A MatMul with stacked weights (group pooling) has no integer kernel. One without
-    weights is a product of attention: its factors, a softmax above all, lose much. The layer
-    that gives the logits is small, and its noise would go straight to the answer.
+    weights is a product of attention, whose factors, above all a softmax, lose much. The layer
+    of the logits is small, and its noise would reach the answer directly.
     """
     constants = constant_names(model)
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}

@@ -1,8 +1,4 @@
-"""What a bundle's open head is made from: a head, a text encoder, ready label sets.
-
-In: an `OpenRequest` and the encoder's `Source`. Out: an `OpenSource`, whose parts fit each other.
-Next: `open_variants.py`.
-"""
+"""An open head with what belongs to it: text encoder, ready label sets, photos of unseen labels."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from export.errors import ExportError, UnusableCheckpointError, UnusablePhotosError
-from export.sources.photos import LabelledPhotos, select_photos
-from export.sources.trained import Source
+from export import ExportError
+from export.sources.photos import LabelledPhotos, UnusablePhotosError, select_photos
+from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import ZeroShotMLDecoderConfig
 from models.data import read_labelled_folder
@@ -32,11 +28,11 @@ class OpenRequest:
 
     Attributes:
         checkpoint: of `train_open`.
-        text_encoder: folder of the sentence encoder; None takes the installed package's.
-        label_sets: JSON files of ready label sets, as `POST /labels` takes them.
-        photos: labelled folder to choose the threshold of labels without one on; its labels
-            that were not trained with every photo's truth count. None leaves it open.
-        split: which of its photos.
+        text_encoder: folder of the sentence encoder; None uses the installed package's.
+        label_sets: JSON files of ready label sets, in the form of `POST /labels`.
+        photos: labelled folder to choose the threshold of open labels on; only its labels that
+            the head was not trained on count. None chooses no threshold.
+        split: of these photos.
     """
 
     checkpoint: Path
@@ -48,10 +44,9 @@ class OpenRequest:
 
 @dataclass(frozen=True, eq=False)
 class UnseenLabels:
-    """Labels that an open head was not trained with every photo's truth on, and photos of them.
+    """Labels that an open head was not trained on with every photo's truth.
 
-    What a user's own labels are to the head, these are as nearly as photos with the truth can
-    show; it may have met some of them as concepts of captions.
+    They stand in for a user's labels; the head may know some of them from captions.
 
     Attributes:
         names: L labels.
@@ -64,13 +59,13 @@ class UnseenLabels:
 
 @dataclass(frozen=True, eq=False)
 class OpenSource:
-    """All that the export needs of an open head.
+    """An open head to export.
 
     Attributes:
         head: in eval mode.
         text: the encoder of its embedding space.
         label_sets: ready label sets.
-        unseen: what the threshold of labels without one is chosen on, if anything.
+        unseen: labels to choose the threshold on, or None.
     """
 
     head: ZeroShotMLDecoder
@@ -80,32 +75,29 @@ class OpenSource:
 
     @property
     def template(self) -> str:
-        """How a label's name becomes the text that is embedded."""
+        """The text that is embedded, `{}` for a label's name."""
         return self.head.config.embedding_template
 
-    def describe(self) -> OpenHead:
-        """Returns the card's entry, without a threshold."""
-        return describe_head(self.head.config)
 
-
-def describe_head(config: ZeroShotMLDecoderConfig) -> OpenHead:
-    """Returns the card's entry of a head for open labels, without a threshold."""
+def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = None) -> OpenHead:
+    """Returns the card's entry of a head for open labels."""
     space = EmbeddingSpace(
         encoder=config.embedding_encoder,
         width=config.embedding_width,
         template=config.embedding_template,
     )
-    return OpenHead(kind=config.kind, embedding_space=space)
+    return OpenHead(kind=config.kind, embedding_space=space, threshold=threshold)
 
 
 def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
-    """Reads an open head and what belongs to it.
+    """Reads an open head for the encoder of `source`.
 
     Raises:
-        UnusableCheckpointError: the head is for another encoder, or the other head is open too.
+        UnusableCheckpointError: the model has an open head already.
         ExportError: the text encoder or a label set cannot be used.
-        UnusablePhotosError: the photos show no label that was not trained.
-        models.checkpoints.layouts.CheckpointError: the file cannot be read, or belongs to others.
+        UnusablePhotosError: the photos have only labels that the head was trained on.
+        models.checkpoints.description.CheckpointError: the file cannot be read, or its head was
+            trained with another encoder or text encoder.
         models.data.DataError: the photos cannot be read.
     """
     if source.is_open:
@@ -122,9 +114,9 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is there twice")
-    trained = opened.origin.label_names
-    photos = request.photos
-    unseen = None if photos is None else _read_unseen(photos, request.split, trained)
+    unseen = None
+    if request.photos is not None:
+        unseen = _read_unseen(request.photos, request.split, opened.origin.label_names)
     return OpenSource(opened.head, text, sets, unseen)
 
 

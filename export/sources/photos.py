@@ -1,8 +1,4 @@
-"""Labelled photos as the service sees them: its decoder, its resize, the model's labels.
-
-In: a labelled folder. Out: pixels in batches and targets in the order of the logits.
-Next: `quantise.py` (train split), `calibrate.py` (val), `accuracy.py` (val and test).
-"""
+"""Labelled photos through the service's decoder and resize, targets in the logits' order."""
 
 from __future__ import annotations
 
@@ -13,15 +9,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import UnusablePhotosError
-from export.graphs.graph import PixelArray
+from export import ExportError
 from models.data import LabelledFolder, read_labelled_folder
 from service.bundle.card import InputContract
 from service.errors import ImageError
-from service.images.decode import decode_image
+from service.images.decode import PixelArray, decode_image
 
-_MAX_PIXELS = 200_000_000  # width x height; photos of one's own, so only a sanity bound
+_MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
 _SEED = 0
+
+
+class UnusablePhotosError(ExportError):
+    """The labelled photos cannot be read or do not fit the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +30,8 @@ class LabelledPhotos:
     Attributes:
         dataset: data set and split, for example `coco18/val`.
         paths: n files.
-        targets: 0 or 1 (-1 where that is unknown and allowed), int64 [n, N], columns in the
-            order of the logits.
+        targets: 0 or 1 (-1 if unknown and allowed), int64 [n, N], columns in the order of the
+            logits.
     """
 
     dataset: str
@@ -40,14 +39,14 @@ class LabelledPhotos:
     targets: NDArray[np.int64]
 
     def sample(self, count: int) -> tuple[Path, ...]:
-        """Returns at most `count` of the files, chosen evenly at random with a fixed seed."""
+        """Returns at most `count` of the files, evenly at random with a fixed seed."""
         chosen = np.random.default_rng(_SEED).permutation(len(self.paths))[:count]
         return tuple(self.paths[i] for i in chosen)
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A labelled folder by what its photos are for.
+    """A labelled folder by purpose.
 
     Attributes:
         train: ranges of int8 are measured on some of these.
@@ -64,9 +63,9 @@ def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
     """Reads a labelled folder, targets in the model's order of labels.
 
     Raises:
-        UnusablePhotosError: the data set's labels are not the model's, or no label tells the photos
-            to measure on apart.
-        models.data.DataError: the folder cannot be read or lacks one of the splits.
+        UnusablePhotosError: the data set's labels are not the model's, or in val or test every
+            label is on all photos or on none.
+        models.data.DataError: the folder cannot be read or lacks a split.
     """
     folder = read_labelled_folder(path)
     splits = Splits(
@@ -87,9 +86,9 @@ def select_photos(
 
     Args:
         folder: the data set.
-        split: which photos.
+        split: its name.
         label_names: the model's N labels.
-        partial: a target may be unknown (-1) and not just 0 or 1.
+        partial: allow unknown targets (-1).
 
     Raises:
         UnusablePhotosError: the data set's labels are not the model's, or only partly known.

@@ -1,8 +1,6 @@
 """Triton's `config.pbtxt`: the text form of `inference.ModelConfig` (`model_config.proto`).
 
-In: tensors and steps. Out: the text of one model's configuration. Next: `triton.py`, which puts it
-beside the graphs. Without a batching delay: as in the service, whatever waits is taken as soon as
-an instance is free.
+There is no batching delay: as in the service, a free instance runs all requests that wait.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_BATCH_SIZE = 16
-# The service's own limit of images that wait; more are refused at once.
+# As the service's own queue size; further requests are refused at once.
 _MAX_QUEUE_SIZE = 64
 
 
@@ -23,7 +21,7 @@ class Tensor:
     Attributes:
         name: as in the graph.
         data_type: Triton's name, `TYPE_FP32` for example.
-        sizes: of one item, the batch left out; -1 is any.
+        sizes: of one item, without the batch; -1 is any.
         labels_file: file with a name for each value, one a line.
     """
 
@@ -40,7 +38,7 @@ class Step:
     Attributes:
         model: its name.
         inputs: the model's name of a tensor -> the ensemble's.
-        outputs: the same for what it gives.
+        outputs: the same for its outputs.
     """
 
     model: str
@@ -51,11 +49,7 @@ class Step:
 def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool) -> str:
     """Returns the configuration of one ONNX graph, with dynamic batching and a warm-up.
 
-    Args:
-        name: of the model.
-        source: its input.
-        target: its output.
-        queue: whether requests enter here, so that the queue needs a limit.
+    `queue` limits the queue, for the model that requests enter first.
     """
     policy = f" default_queue_policy {{ max_queue_size: {_MAX_QUEUE_SIZE} }} " if queue else " "
     lines = [

@@ -1,6 +1,4 @@
-"""A bundle becomes a model repository of NVIDIA Triton: `--triton DIR`.
-
-In: a verified bundle and a precision. Out: in `DIR`, one folder a model:
+"""A bundle becomes a model repository of NVIDIA Triton: `--triton DIR`, one folder a model.
 
     <name>_encoder         images uint8 [H, W, 3] -> tokens float [S, C]
     <name>_trained         tokens -> scores float [N] of the trained labels
@@ -8,7 +6,7 @@ In: a verified bundle and a precision. Out: in `DIR`, one folder a model:
     <name>                 the ensemble: images -> `scores`, `scores_<set>`, ...
 
 Activations are inside the heads, and the label queries of a set are constants of its head:
-Triton registers no labels while it runs. Next: `triton_config.py`, the models' configurations.
+Triton registers no labels while it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from export.errors import ExportError
+from export import ExportError
 from export.triton.config import Step, Tensor, write_ensemble_config, write_model_config
 from service.bundle.card import Activation, Precision
 from service.bundle.manifest import GraphName
@@ -49,7 +47,7 @@ class _Head:
 
     Attributes:
         model: its model's name.
-        output: what the ensemble calls its scores.
+        output: the ensemble's name for its scores.
         labels: a name for each score.
         graph: tokens [B, S, C] -> scores [B, L].
     """
@@ -61,16 +59,16 @@ class _Head:
 
 
 def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32") -> None:
-    """Writes the models of a bundle into a model repository; models of these names are replaced.
+    """Writes the models of a bundle into a repository; replaces its models of the same names.
 
     Args:
         folder: the repository; other models in it stay.
-        bundle: what to write.
-        precision: variant of the graphs; a head that lacks it is written in fp32.
+        bundle: any.
+        precision: of the graphs; a head without this variant is written in fp32.
 
     Raises:
-        ExportError: there is no label to score, a label set cannot be encoded, or something else
-            than a model is there; nothing was removed.
+        ExportError: there is no label to score, a label set cannot be encoded, or a model's folder
+            exists and is no Triton model; nothing was removed.
         BundleError: the bundle has no such variant.
     """
     encoder = onnx.load_from_string(bundle.read_graph("encoder", precision))
@@ -91,14 +89,14 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
 
 
 def check_new_bundle(folder: Path, bundle: Path) -> None:
-    """Checks before an export that a bundle and its models get places of their own.
+    """Checks before an export that the paths of a bundle and its models do not collide.
 
     Args:
         folder: the repository.
         bundle: folder that the bundle will be written to.
 
     Raises:
-        ExportError: the bundle would lie where a model goes, or something else is there.
+        ExportError: they do, or a model's folder exists and is no Triton model.
     """
     _check_places(folder, (bundle.name, f"{bundle.name}_encoder"), bundle)
 
@@ -129,7 +127,7 @@ def _write_models(
         steps.append(Step(head.model, {"tokens": "tokens"}, {"scores": head.output}))
         labels_file = f"{head.output}.{LABELS_FILE}"
         outputs.append(Tensor(head.output, "TYPE_FP32", (len(head.labels),), labels_file))
-    (folder / name / "1").mkdir(parents=True)  # Triton wants a version of an ensemble, empty
+    (folder / name / "1").mkdir(parents=True)  # Triton requires an empty version folder
     (folder / name / CONFIG_FILE).write_text(write_ensemble_config(name, images, outputs, steps))
     for head in heads:
         _write_labels(folder / name / f"{head.output}.{LABELS_FILE}", head.labels)
@@ -215,6 +213,6 @@ def _score(graph: onnx.ModelProto, activation: Activation, num_labels: int) -> o
 
 
 def _read_sizes(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """Returns the sizes after the batch's; -1 where the graph leaves one open."""
+    """Returns the sizes after the batch's; -1 for a dynamic one."""
     sizes = value.type.tensor_type.shape.dim[1:]
     return tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)

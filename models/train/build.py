@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
-from models.checkpoints.hub import locate
-from models.checkpoints.layouts import CheckpointError, Description, Hints
-from models.checkpoints.layouts.backbones import complete, take_pooled_norm
+from models.checkpoints.description import CheckpointError, Description, Hints
+from models.checkpoints.files import locate
+from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
 from models.checkpoints.pretrained import load_pretrained
 from models.config import (
     GapConfig,
@@ -151,7 +151,7 @@ def start_from(network: Network, init: Path) -> str:
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     name = network.config.backbone
     start = read_checkpoint(init, Hints(name))
-    if start.config is None or start.config.backbone != name:
+    if start.config is None:
         raise CheckpointError(f"{init.name} has no {name} to start from")
     assert isinstance(start.network, Network)  # it has a configuration
     fill(network.backbone, start.network.backbone.state_dict())
@@ -183,7 +183,7 @@ def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
     own = backbone.body.state_dict()
     whole = take_pooled_norm(found, own)
     kept = {k: v for k, v in whole.items() if k in own or not k.startswith(_CLASSIFIERS)}
-    fill(backbone.body, complete(kept, own))
+    fill(backbone.body, add_counters(kept, own))
 
 
 def _describe(head: nn.Module) -> tuple[object, ...]:

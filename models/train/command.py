@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 from models.backbones.backbone import BackboneError
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import PretrainedError
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError

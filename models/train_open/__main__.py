@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import (
     OpenHeadCheckpoint,
     Origin,

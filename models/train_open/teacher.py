@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, create_timm
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import PretrainedError, fill_backbone, read_pretrained
 from models.config import InputConfig
 from models.network import Network

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from export.build import ExportRequest, build_bundle
-from export.sources.trained import SourceHints
 from models.backbones.backbone import input_config
 from models.checkpoints.checkpoint import write_checkpoint
 from models.config import MLDecoderConfig, NetworkConfig
@@ -47,7 +46,7 @@ def main() -> None:
         path = Path(folder) / "model.safetensors"
         names = tuple(f"label {i}" for i in range(_LABELS))
         write_checkpoint(path, network, names, {})
-        build_bundle(ExportRequest(SourceHints(path), out))
+        build_bundle(ExportRequest(path, out))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from export.graphs.graph import Graphs, PixelArray
+from export.graphs.graph import Graphs
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder, trace_head
 from export.graphs.verify import make_noise
 from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
+from service.images.decode import PixelArray
 from tests.export.tiny_network import (
     ENCODER_WIDTH,
     INPUT,

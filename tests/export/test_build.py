@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from export import variants
+from export import ExportError, variants
+from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
-from export.errors import ExportError, VerificationError
-from export.graphs.graph import PIXELS_TO_LOGITS
-from export.int8 import judge
+from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
+from export.graphs.verify import VerificationError
+from export.int8.search import MIN_AGREEMENT, Int8Graphs, variation_to_noise
 from export.sources.photos import read_pixels, read_splits
-from export.sources.trained import SourceHints
-from models.checkpoints.layouts import CheckpointError
+from export.sources.trained import read_source
+from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.heads import LogitsArray
+from service.engine.lanes import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
@@ -30,7 +30,7 @@ from tests.export.tiny_network import INPUT, LABELS
 def bundle(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Every variant of the tiny network, measured on coloured pictures."""
     request = ExportRequest(
-        SourceHints(checkpoint),
+        checkpoint,
         tmp_path_factory.mktemp("bundles") / "colours-v1",
         photos=folder,
         precisions=frozenset({"fp16", "int8"}),
@@ -90,31 +90,38 @@ def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: P
     assert all(label.threshold is not None for label in bundle.labels)
 
 
-# Labels that photos have to show for mAP to judge; the loss is in its points, else in decibels.
-@pytest.mark.parametrize(
-    "case", [(1, 0.5, "int8"), (1, 0.51, "fp32"), (1000, -20.0, "int8"), (1000, -19.9, "fp32")]
-)
-def test_int8_is_the_cpus_default_only_if_it_is_accurate(
+@pytest.mark.parametrize("case", [(20.0, "int8"), (19.9, "fp32")])
+def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
     checkpoint: Path,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    case: tuple[int, float, str],
+    case: tuple[float, str],
 ) -> None:
-    min_shown, loss, precision = case
-    monkeypatch.setattr(judge, "MIN_SHOWN", min_shown)
+    agreement, precision = case
 
-    def give_up_at_once(*arguments: object) -> variants.Int8Graphs:
-        graphs: Any = arguments[0]
-        return variants.Int8Graphs({n: graphs[n] for n in PIXELS_TO_LOGITS}, (), loss)
+    def find_int8(graphs: Graphs, *_: object) -> Int8Graphs:
+        return Int8Graphs({name: graphs[name] for name in PIXELS_TO_LOGITS}, (), agreement)
 
-    monkeypatch.setattr(variants, "find_int8", give_up_at_once)
-    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny", folder, frozenset({"int8"}))
+    monkeypatch.setattr(variants, "find_int8", find_int8)
+    request = ExportRequest(checkpoint, tmp_path / "tiny", folder, frozenset({"int8"}))
     assert build_bundle(request).default_precision("cpu") == precision
 
 
+# With the same order of photos in all variants, and so the same mAP.
+@pytest.mark.parametrize(("share", "enough"), [(0.95, True), (1.05, False)])
+def test_agreement_of_20_db_is_a_deviation_of_a_tenth_of_the_variation(
+    checkpoint: Path, folder: Path, graphs: Graphs, share: float, enough: bool
+) -> None:
+    contract = read_source(checkpoint).contract
+    logits = predict_logits(graphs, read_splits(folder, LABELS).val, contract)
+    tenth = 0.1 * np.linalg.norm(logits - logits.mean(axis=0)) / np.linalg.norm(logits)
+    found = (logits * (1 + share * tenth)).astype(np.float32)
+    assert (variation_to_noise(logits, found) >= MIN_AGREEMENT) == enough
+
+
 def test_without_photos_nothing_is_claimed_of_accuracy(checkpoint: Path, tmp_path: Path) -> None:
-    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny", compact_weights=True)
+    request = ExportRequest(checkpoint, tmp_path / "tiny", compact_weights=True)
     bundle = build_bundle(request)
     assert bundle.precisions() == ("fp32",)
     assert bundle.card.metrics == ()
@@ -127,18 +134,18 @@ def test_what_is_no_bundle_is_kept_and_refused_before_any_work(tmp_path: Path) -
     (out / "model.safetensors").write_text("kept")
     # The checkpoint is not even looked for.
     with pytest.raises(BundleError, match="exists and is not a bundle"):
-        build_bundle(ExportRequest(SourceHints(tmp_path / "gone"), out))
+        build_bundle(ExportRequest(tmp_path / "gone", out))
     assert (out / "model.safetensors").read_text() == "kept"
     (out / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint file"):
-        build_bundle(ExportRequest(SourceHints(tmp_path / "gone"), out))
+        build_bundle(ExportRequest(tmp_path / "gone", out))
 
 
 def test_thresholds_of_single_labels_are_of_the_scores_that_are_served(
     checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
-    hints = SourceHints(checkpoint, single_label=True)
-    bundle = build_bundle(ExportRequest(hints, tmp_path / "tiny", photos=folder))
+    hints = Hints(single_label=True)
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, hints=hints))
     val = read_splits(folder, LABELS).val
     logits = run_trained(open_engine(bundle), read_pixels(val.paths, bundle.card.input))
     scores = np.stack([compute_scores(row, "softmax") for row in logits])
@@ -151,7 +158,7 @@ def test_thresholds_of_single_labels_are_of_the_scores_that_are_served(
 def test_failed_verification_leaves_the_old_bundle(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = ExportRequest(SourceHints(checkpoint), tmp_path / "tiny")
+    request = ExportRequest(checkpoint, tmp_path / "tiny")
     build_bundle(request)
     before = sorted((path.name, path.read_bytes()) for path in request.out.iterdir())
     monkeypatch.setattr(variants, "FP32_TOLERANCE", 0.0)
@@ -173,7 +180,7 @@ def test_failed_verification_leaves_the_old_bundle(
 def test_impossible_request_is_refused_before_any_work(
     checkpoint: Path, tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
-    request = ExportRequest(**{"source": SourceHints(checkpoint), "out": tmp_path / "a", **change})  # type: ignore[arg-type]
+    request = ExportRequest(**{"checkpoint": checkpoint, "out": tmp_path / "a", **change})  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=reason):
         build_bundle(request)
     assert not list(tmp_path.iterdir())

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from export.build import ExportRequest, build_bundle
-from export.sources.trained import SourceHints
 from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.description import Hints
 from models.data import LabelledFolder, read_labelled_folder
 from models.data.records import WordVectors
 from models.evaluate import main
@@ -28,7 +28,7 @@ def test_a_bundle_is_measured_like_its_checkpoint(
     folder = write_folder(tmp_path / "photos", order)
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, network, LABELS, {})
-    bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
     assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
     expected = _read(capsys.readouterr().out)
     assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
@@ -53,8 +53,8 @@ def test_what_no_file_tells_is_told_to_the_measure_as_to_the_export(
 ) -> None:
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, network, LABELS, {})
-    hints = SourceHints(checkpoint, plain_pixels=True, single_label=True)
-    bundle = build_bundle(ExportRequest(hints, tmp_path / "model")).path
+    hints = Hints(plain_pixels=True, single_label=True)
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", hints=hints)).path
     assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
     expected = _read(capsys.readouterr().out)
     given = ["--checkpoint", str(checkpoint), "--data", str(folder)]
@@ -87,7 +87,7 @@ def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(
 ) -> None:
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, make_network(OPEN), (), {})
-    bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
     arguments = ["--bundle", str(bundle), "--data", str(folder)]
     assert main(arguments) == 2
     assert "no word vectors" in capsys.readouterr().err
@@ -109,7 +109,7 @@ def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(
 def test_mistakes_are_one_line(
     checkpoint: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = build_bundle(ExportRequest(SourceHints(checkpoint), tmp_path / "model")).path
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
     good = ["--bundle", str(bundle), "--data", str(folder)]
     for bad in (
         ["--bundle", str(tmp_path / "gone")],

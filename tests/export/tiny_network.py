@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from export.graphs.graph import PixelArray
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
+from service.images.decode import PixelArray
 
 LABELS = ("blue", "green", "red")
 INPUT = InputConfig(height=32, width=48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))

@@ -57,7 +57,7 @@ ORDER = {
         train  train_open  conse  average  evaluate  evaluate_open
     """,
     "export": """
-        errors  graphs  sources  accuracy  int8  variants  open_variants  build  evaluate  triton
+        graphs  sources  accuracy  int8  variants  open_labels  build  evaluate  triton
         __main__
     """,
 }

@@ -1,8 +1,4 @@
-"""Backbones inside foreign checkpoints: recognised by their tensors, renamed to timm's names.
-
-In: a backbone's tensors under its authors' names. Out: a timm name (or one of ours), and the
-tensors as timm names them. Next: `reader.py`.
-"""
+"""Backbones inside foreign checkpoints: recognised by their tensors, renamed to timm's names."""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ import torch
 from torch import Tensor
 
 from models.backbones.backbone import Backbone
-from models.checkpoints.layouts.state import State
+from models.checkpoints.description import State
 
 TRESNETS = ("tresnet_m", "tresnet_v2_l", "tresnet_v2_xl", "tresnet_l", "tresnet_xl")
-"""Every TResNet: the three that ML-Decoder's authors use, then Query2Label's older two."""
+"""The three of ML-Decoder's authors, then Query2Label's older two."""
 
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 SWINS = tuple(
@@ -35,7 +31,6 @@ _TRESNET_NAMES = (
     (re.compile(r"(downsample\.\d)\.0\."), r"\1.conv."),
     (re.compile(r"(downsample\.\d)\.1\."), r"\1.bn."),
 )
-
 
 # The order matters here too: `attn.proj` and `attn.` overlap.
 _CVT_NAMES = (
@@ -62,8 +57,8 @@ def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | N
     """Returns the first candidate with exactly these tensors, or None.
 
     Args:
-        state: timm's names; `num_batches_tracked` may be absent.
-        candidates: names that `Backbone` knows.
+        state: under timm's names; `num_batches_tracked` may be missing.
+        candidates: names for `Backbone`.
     """
     shapes = _shapes(state)
     for name in candidates:
@@ -90,8 +85,8 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
 def rename_swin(state: Mapping[str, Tensor]) -> State:
     """Renames the authors' Swin transformer to timm's names.
 
-    Theirs halves the resolution at the end of a stage, timm's at the start of the next; what
-    follows from the window size alone is computed anew.
+    Theirs halves the resolution at the end of a stage, timm's at the start of the next. Tables
+    that depend on the window size alone are computed anew.
     """
     return {
         re.sub(r"^layers\.(\d)\.downsample", _in_next_stage, key): tensor
@@ -115,19 +110,18 @@ def _in_next_stage(found: re.Match[str]) -> str:
     return f"layers.{int(found[1]) + 1}.downsample"
 
 
-def complete(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
-    """Adds the counters of batch norms, which frozen batch norms do not store."""
+def add_counters(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
+    """Adds the counters of a network's batch norms, which frozen batch norms do not store."""
     counters = {k: v for k, v in own.items() if k.endswith(".num_batches_tracked")}
     return {**counters, **state}
 
 
 def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> State:
-    """Takes the norm behind a network's pooling for the norm of each token.
+    """Uses the norm behind a network's pooling as the norm of each token.
 
-    timm's networks that pool by mean may normalise what they pooled (`fc_norm`); without their
-    pooling they normalise each token (`norm`). The mean of normalised tokens is not the normalised
-    mean, so that this is a good start for training and not what the whole network computed.
-    Checkpoints of ours hold `norm`: what they compute is theirs.
+    timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
+    they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,
+    so this is a start for training, not what the whole network computed.
 
     Args:
         state: a whole network's tensors.

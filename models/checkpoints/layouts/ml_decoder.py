@@ -1,8 +1,4 @@
-"""The authors' ML-Decoder head, also in timm's copy: full, group and zero-shot.
-
-In: tensors under the authors' names (`decoder.*`, `wordvec_proj.*`). Out: the same under ours
-and the head's configuration. Next: `reader.py` puts a backbone to it.
-"""
+"""The authors' ML-Decoder head, also in timm's copy: full, group and zero-shot."""
 
 from __future__ import annotations
 
@@ -12,11 +8,12 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoints.layouts.state import CheckpointError, State, take, unpack_attention
+from models.checkpoints.description import CheckpointError, State
+from models.checkpoints.layouts.state import take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 
 MARK = "embed_standart.weight"
-"""The tensor that every ML-Decoder head has, below the head's own prefix."""
+"""A tensor of every ML-Decoder head, below the head's own prefix."""
 
 _DEFAULT_HEADS = 8
 _LAYER = "decoder.layers.0."
@@ -43,21 +40,17 @@ _ZERO_SHOT_KEYS = {
     "decoder.duplicate_pooling_bias": "pool.bias",
 }
 
-
-# What a head's names start with, below its own prefix.
+# First parts of a head's names, below its own prefix.
 _PARTS = ("decoder.", "wordvec_proj.")
 _FIRST_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
 
 
 def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
-    """Finds the head in a file, under whatever name it has there.
-
-    Args:
-        state: all tensors of a file.
+    """Finds the head in a file, under any prefix.
 
     Returns:
         (the head's tensors, names from `decoder.` or `wordvec_proj.` on; all others), or None
-        where there is no head.
+        if there is no head.
     """
     marks = [key for key in state if key.endswith(MARK)]
     if len(marks) != 1:
@@ -65,7 +58,7 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
     prefix = marks[0].removesuffix(MARK).removesuffix("decoder.")
     own = tuple(f"{prefix}{part}" for part in (*_PARTS, *_FIRST_PARTS))
     head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
-    # timm's copy, like the authors' first version, keeps only the layers below `decoder.`.
+    # timm's copy, like the authors' first version, has only the layers below `decoder.`.
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
     return head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
 
@@ -80,7 +73,7 @@ def read_ml_decoder(
         num_heads: attention heads; None means the authors' 8.
 
     Raises:
-        CheckpointError: a tensor is absent or too many, or the widths are impossible.
+        CheckpointError: a tensor is missing or too many, or the widths are impossible.
     """
     if any(key.startswith(f"{_LAYER}self_attn.") for key in keys):
         raise CheckpointError(

@@ -1,8 +1,4 @@
-"""The authors' Query2Label head (SlongLiu/query2labels).
-
-In: tensors under the authors' names. Out: the same under ours and the head's configuration.
-Next: `reader.py` puts a backbone to it.
-"""
+"""The authors' Query2Label head (SlongLiu/query2labels)."""
 
 from __future__ import annotations
 
@@ -12,14 +8,15 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from torch import Tensor
 
-from models.checkpoints.layouts.state import CheckpointError, Hints, State, take, unpack_attention
+from models.checkpoints.description import CheckpointError, Hints, State
+from models.checkpoints.layouts.state import take, unpack_attention
 from models.config import Query2LabelConfig
 
 MARK = "fc.W"
-"""The tensor that every Query2Label head has."""
+"""A tensor of every Query2Label head."""
 
 POSITIONS = "backbone.1.pe"
-"""The position table, which the authors keep beside the backbone."""
+"""The position table, which the authors store beside the backbone."""
 
 _DEFAULT_HEADS = 4
 _WANTED = (POSITIONS, "query_embed.weight", "fc.W", "fc.b")
@@ -37,11 +34,11 @@ def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2La
     """Translates a head.
 
     Args:
-        keys: its tensors, the position table with them.
+        keys: its tensors, the position table included.
         hints: number of heads and place of the norms.
 
     Raises:
-        CheckpointError: a tensor is absent, or the widths are impossible.
+        CheckpointError: a tensor is missing, or the widths are impossible.
     """
     missing = sorted(set(_WANTED) - set(keys))
     if missing:
@@ -73,8 +70,8 @@ def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2La
 
 def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2LabelConfig:
     num_classes, width = state["queries"].shape
-    # Only an encoder with norms in front has a norm at its end. Without an encoder, a file
-    # does not tell where the norms stand.
+    # Only an encoder with norms in front has a norm at its end. A file without an encoder does not
+    # show the place of its norms.
     pre_norm = "encoder_norm.weight" in state if hints.pre_norm is None else hints.pre_norm
     depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("decoder."))
     encoders = {key.split(".")[1] for key in state if key.startswith("encoder.")}

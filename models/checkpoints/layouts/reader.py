@@ -1,8 +1,7 @@
 """Recognises a foreign checkpoint's layout and translates it.
 
-In: what `torch.load` gave. Out: a `ForeignState`. Read here: the authors' ML-Decoder head
-alone, on their TResNet and on any timm backbone, in timm's naming too; the authors' Query2Label
-head alone and on each of their backbones. Next: `checkpoints.py` builds the network.
+The authors' ML-Decoder head alone, on their TResNet and on any timm backbone, in timm's naming
+too; the authors' Query2Label head alone and on each of their backbones.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import timm
 from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
+from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts.backbones import (
     RESNETS,
     SWINS,
@@ -27,27 +27,17 @@ from models.checkpoints.layouts.ml_decoder import MARK as ML_DECODER_MARK
 from models.checkpoints.layouts.ml_decoder import read_ml_decoder, split_head
 from models.checkpoints.layouts.query2label import MARK as QUERY2LABEL_MARK
 from models.checkpoints.layouts.query2label import POSITIONS, read_query2label
-from models.checkpoints.layouts.state import (
-    NOTHING_BESIDE,
-    CheckpointError,
-    Content,
-    Description,
-    ForeignState,
-    Hints,
-    State,
-    take,
-    unwrap,
-)
+from models.checkpoints.layouts.state import Content, take, unwrap
 from models.config import InputConfig, NetworkConfig
 
-# What the authors evaluate at; other models of theirs at 448. A file does not tell.
+# The authors' evaluation size, which a file does not contain; their other models use 448.
 _TRESNET_SIZE = 448
 _TRESNET_SIZES = {"tresnet_v2_xl": 640}
 
 _OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 _TRESNET_MARK = "body.conv1.conv.weight"
 
-# What a module that trains a network calls it; then the tensor that tells its head.
+# The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
     r"((?:(?:model|net|network|module|_orig_mod)\.)*)(?:.*\.)?"
     rf"(?:{re.escape(ML_DECODER_MARK)}|{re.escape(QUERY2LABEL_MARK)})"
@@ -55,24 +45,20 @@ _HEAD = re.compile(
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_STRIDE = 32
-"""Pixels a token, in Query2Label's backbones but CvT."""
-_COUNTERS = "num_batches_tracked"
-"""What batch norms count and nobody reads."""
+_STRIDE = 32  # pixels a token, in Query2Label's backbones except CvT
+_COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 
 
-def read_foreign(
-    content: object, hints: Hints, beside: Description = NOTHING_BESIDE
-) -> ForeignState:
+def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
     """Translates a foreign checkpoint.
 
     Args:
-        content: what the file held, in one of the wrappings that `unwrap` knows.
-        hints: what the file cannot tell.
-        beside: what another file says of this one; it goes before what the file says itself.
+        content: of the file, in one of the wrappings that `unwrap` knows.
+        hints: what the file cannot say.
+        beside: what another file says of this one; overrides what this one says.
 
     Raises:
-        CheckpointError: the layout is not one of those above.
+        CheckpointError: the layout is unknown.
     """
     found = unwrap(content)
     state, described = _take_network(found.state), beside.complete(found.described)
@@ -87,29 +73,11 @@ def read_foreign(
     return _read_ml_decoder(*parts, hints, described)
 
 
-def _take_network(state: State) -> State:
-    """Takes a network out of the module that trained it, as Lightning's do.
+def read_bare_backbone(content: object, beside: Description) -> Content | None:
+    """Reads a backbone, its tensors under timm's names; None if the file has a head of ours too.
 
-    What that module has beside it, weights of a loss and the like, is no part of the network.
-
-    Raises:
-        CheckpointError: the file holds several networks.
-    """
-    heads = [found for key in state if (found := _HEAD.fullmatch(key))]
-    if len(heads) > 1:
-        raise CheckpointError(
-            f"the checkpoint holds several networks, with {heads[0][0]} and {heads[1][0]}: "
-            "store the tensors of the one to serve"
-        )
-    return take(state, heads[0][1]) if heads else state
-
-
-def read_bare_backbone(content: object, beside: Description = NOTHING_BESIDE) -> Content | None:
-    """Reads a backbone, its tensors under timm's names; None where the file holds a head too.
-
-    Args:
-        content: as for `read_foreign`; a classifier of the backbone's own stays among them.
-        beside: as for `read_foreign`.
+    A classifier of the backbone's own stays among the tensors. `content` and `beside` are those
+    of `read_foreign`.
 
     Raises:
         CheckpointError: there is no dictionary of tensors.
@@ -122,23 +90,37 @@ def read_bare_backbone(content: object, beside: Description = NOTHING_BESIDE) ->
     return Content(state, beside.complete(found.described))
 
 
-def _read_ml_decoder(
-    head_keys: State, body: State, hints: Hints, described: Description
-) -> ForeignState:
-    head, head_state = read_ml_decoder(head_keys, hints.num_heads)
-    if not body:
-        return ForeignState(head_state, head, None, described.label_names)
-    body, name, prepared = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
-    config = NetworkConfig(backbone=name, input=prepared, head=head)
-    return _join(body, head_state, config, described.label_names)
+def _take_network(state: State) -> State:
+    """Takes a network out of the module that trained it, such as Lightning's.
+
+    Other tensors of that module, such as weights of a loss, are left out.
+    """
+    heads = [found for key in state if (found := _HEAD.fullmatch(key))]
+    if len(heads) > 1:
+        raise CheckpointError(
+            f"the checkpoint holds several networks, with {heads[0][0]} and {heads[1][0]}: "
+            "store the tensors of the one to serve"
+        )
+    return take(state, heads[0][1]) if heads else state
 
 
 def _join(
     body: State, head_state: State, config: NetworkConfig, label_names: tuple[str, ...] | None
-) -> ForeignState:
+) -> Weights:
     whole = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
     whole |= {f"head.{key}": tensor for key, tensor in head_state.items()}
-    return ForeignState(whole, config.head, config, label_names)
+    return Weights(whole, config, label_names)
+
+
+def _read_ml_decoder(
+    head_keys: State, body: State, hints: Hints, described: Description
+) -> Weights:
+    head, head_state = read_ml_decoder(head_keys, hints.num_heads)
+    if not body:
+        return Weights(head_state, head, described.label_names)
+    body, name, spec = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
+    config = NetworkConfig(backbone=name, input=spec, head=head)
+    return _join(body, head_state, config, described.label_names)
 
 
 def _read_ml_decoder_backbone(
@@ -148,29 +130,29 @@ def _read_ml_decoder_backbone(
     official = _OFFICIAL_TRESNET_MARK in state
     if official:
         state = rename_tresnet(state)
-    told = described.architecture
-    # Who names a model of timm's trained it with timm, which has sizes of its own.
-    of_timm = told is not None and timm.is_model(told)
+    architecture = described.architecture
+    # A file that names a timm model was trained with timm, which has its own sizes.
+    of_timm = architecture is not None and timm.is_model(architecture)
     if official or (_TRESNET_MARK in state and not of_timm):
         name = recognise(state, TRESNETS)
         if name is None:
             raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
         size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
         return state, name, _prepare(name, hints, described, (size, size))
-    name = hints.backbone or told
-    if name is None or (hints.backbone is None and not timm.is_model(name)):
+    name = hints.backbone or architecture
+    if name is None or (hints.backbone is None and not of_timm):
         fitting = recognise(state, RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
         )
-    prepared = _prepare(name, hints, described)
-    _check_backbone(name, prepared, state, encoder_width)
-    return state, name, prepared
+    spec = _prepare(name, hints, described, None)
+    _check_backbone(name, spec, state, encoder_width)
+    return state, name, spec
 
 
 def _prepare(
-    name: str, hints: Hints, described: Description, size: tuple[int, int] | None = None
+    name: str, hints: Hints, described: Description, size: tuple[int, int] | None
 ) -> InputConfig:
     """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
 
@@ -178,22 +160,22 @@ def _prepare(
         name: of the backbone.
         hints: the image size, perhaps.
         described: the preparation, perhaps.
-        size: (H, W) where neither tells; None takes the backbone's own.
+        size: (H, W) if neither gives it; None uses the backbone's own.
     """
-    told = {key: value for key, value in described.preparation.items() if value is not None}
+    known = {key: value for key, value in described.preparation.items() if value is not None}
     if hints.image_size is not None:
         size = (hints.image_size, hints.image_size)
-    elif told.keys() & {"input_size", "img_size"}:
+    elif known.keys() & {"input_size", "img_size"}:
         size = None
     try:
-        return input_config(name, size, told)
+        return input_config(name, size, known)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
 
 
-def _check_backbone(name: str, prepared: InputConfig, state: State, width: int) -> None:
+def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> None:
     try:
-        backbone = Backbone(name, (prepared.height, prepared.width))
+        backbone = Backbone(name, (spec.height, spec.width))
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
     if backbone.width != width:
@@ -210,25 +192,19 @@ def _check_backbone(name: str, prepared: InputConfig, state: State, width: int) 
         )
 
 
-def _read_query2label(
-    state: State, hints: Hints, label_names: tuple[str, ...] | None
-) -> ForeignState:
+def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
     body = take(state, "backbone.0.")
     head_keys = {k: v for k, v in state.items() if not k.startswith("backbone.")}
     if POSITIONS in state:
         head_keys[POSITIONS] = state[POSITIONS]
     head, head_state = read_query2label(head_keys, hints)
     if not body:
-        return ForeignState(head_state, head, None, label_names)
+        return Weights(head_state, head, label_names)
     body, name = _read_query2label_backbone(body)
     stride = CVT_STRIDE if name in CVTS else _STRIDE
-    size = (stride * head.grid[0], stride * head.grid[1])
-    if hints.image_size not in (None, *size):
-        raise CheckpointError(
-            f"the checkpoint's position table is for {size[0]} x {size[1]} pixels"
-        )
-    prepared = InputConfig(height=size[0], width=size[1], mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
-    config = NetworkConfig(backbone=name, input=prepared, head=head)
+    height, width = (stride * count for count in head.grid)
+    spec = InputConfig(height=height, width=width, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+    config = NetworkConfig(backbone=name, input=spec, head=head)
     return _join(body, head_state, config, label_names)
 
 

@@ -13,9 +13,10 @@ import torch
 
 from export.build import ExportRequest, build_bundle
 from export.graphs.graph import open_session
-from export.sources.trained import SourceHints, read_source
+from export.sources.trained import read_source
 from export.variants import trace_heads
 from models import load_checkpoint
+from models.checkpoints.description import Hints
 from models.heads.tokens import to_tokens
 from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
@@ -52,11 +53,10 @@ def test_bundle_of_a_whole_network_equals_torch(name: str, tmp_path: Path) -> No
     golden = read_golden(name)
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"label {i}" for i in range(golden.expected.shape[1])))
-    told = SourceHints(
-        write_official(golden, tmp_path / "official.pth"), label_names=names, **hints(golden)
-    )
-    bundle = build_bundle(ExportRequest(told, tmp_path / "model"))
-    network, spec = read_source(told).network, read_source(told).config.input
+    path, said = write_official(golden, tmp_path / "official.pth"), Hints(**hints(golden))
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model", hints=said, label_names=names))
+    source = read_source(path, said, names)
+    network, spec = source.network, source.config.input
     pixels = np.rint(golden.inputs[0].transpose(0, 2, 3, 1) * 255).astype(np.uint8)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
     with torch.inference_mode():

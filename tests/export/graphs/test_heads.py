@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from export import ExportError
 from export.build import ExportRequest, build_bundle
-from export.errors import ExportError, UnusableCheckpointError, VerificationError
 from export.graphs.graph import open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_label_encoder, trace_open_head
-from export.graphs.verify import FP32_TOLERANCE, verify_open_head
-from export.sources.trained import SourceHints
+from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
+from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.description import CheckpointError, Hints
 from models.config import (
     GapConfig,
     HeadConfig,
@@ -63,8 +64,8 @@ def make_pixels() -> np.ndarray:
 @pytest.mark.parametrize("kind", TRAINED)
 def test_bundle_of_a_trained_head_equals_torch(kind: str, tmp_path: Path) -> None:
     network = make_network(TRAINED[kind])
-    hints = SourceHints(write(network, tmp_path / "own.safetensors"))
-    bundle = build_bundle(ExportRequest(hints, tmp_path / "model"))
+    path = write(network, tmp_path / "own.safetensors")
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model"))
     head = bundle.card.trained_head
     assert head is not None
     assert (head.kind, head.num_labels) == (network.config.head.kind, 5)
@@ -76,8 +77,8 @@ def test_bundle_of_a_trained_head_equals_torch(kind: str, tmp_path: Path) -> Non
 
 def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
     network = make_network(OPEN)
-    hints = SourceHints(write(network, tmp_path / "own.safetensors"))
-    bundle = build_bundle(ExportRequest(hints, tmp_path / "model", precisions=frozenset({"fp16"})))
+    path = write(network, tmp_path / "own.safetensors")
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model", precisions=frozenset({"fp16"})))
     assert bundle.card.trained_head is None
     assert bundle.labels == ()
     assert bundle.precisions() == ("fp32", "fp16")
@@ -100,19 +101,19 @@ def test_open_heads_graphs_take_any_number_of_labels_tokens_and_images() -> None
         "label_encoder": optimise(trace_label_encoder(head)),
         "open_head": optimise(trace_open_head(head, 6)),
     }
-    assert verify_open_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE  # type: ignore[arg-type]
+    assert verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE  # type: ignore[arg-type]
     scorer = open_session(graphs["open_head"])
     assert [port.shape for port in scorer.get_inputs()] == [["B", "S", 256], ["L", 32]]
     head.pool.weight.data *= 1.01
     with pytest.raises(VerificationError, match="logits of 1 labels"):
-        verify_open_head(head, graphs, FP32_TOLERANCE)  # type: ignore[arg-type]
+        verify_head(head, graphs, FP32_TOLERANCE)  # type: ignore[arg-type]
 
 
 def test_single_label_mode_reaches_the_card(tmp_path: Path) -> None:
     path = write(make_network(TRAINED["gap"]), tmp_path / "own.safetensors")
     for single, activation in ((True, "softmax"), (False, "sigmoid")):
-        hints = SourceHints(path, single_label=single)
-        head = build_bundle(ExportRequest(hints, tmp_path / "model")).card.trained_head
+        hints = Hints(single_label=single)
+        head = build_bundle(ExportRequest(path, tmp_path / "model", hints=hints)).card.trained_head
         assert head is not None
         assert head.activation == activation
 
@@ -122,18 +123,19 @@ def test_what_does_not_fit_the_head_is_refused(tmp_path: Path) -> None:
     opened = write(make_network(OPEN), tmp_path / "open.safetensors")
     names = tmp_path / "names.txt"
     names.write_text("a\n")
-    for hints, reason in (
-        (SourceHints(trained, embedding_encoder="letters"), "takes no embeddings"),
-        (SourceHints(opened, label_names=names), "open labels"),
-        (SourceHints(opened, single_label=True), "no softmax"),
+    out, encoder = tmp_path / "model", Hints(embedding_encoder="letters")
+    for request, error, reason in (
+        (ExportRequest(trained, out, hints=encoder), CheckpointError, "takes no embeddings"),
+        (ExportRequest(opened, out, label_names=names), UnusableCheckpointError, "open labels"),
+        (ExportRequest(opened, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
     ):
-        with pytest.raises(UnusableCheckpointError, match=reason):
-            build_bundle(ExportRequest(hints, tmp_path / "model"))
-    assert build_bundle(ExportRequest(SourceHints(opened), tmp_path / "model"))
+        with pytest.raises(error, match=reason):
+            build_bundle(request)
+    assert build_bundle(ExportRequest(opened, tmp_path / "model"))
 
 
 def test_photos_cannot_measure_an_open_head(folder: Path, tmp_path: Path) -> None:
-    hints = SourceHints(write(make_network(OPEN), tmp_path / "own.safetensors"))
+    path = write(make_network(OPEN), tmp_path / "own.safetensors")
     with pytest.raises(ExportError, match="trained labels"):
-        build_bundle(ExportRequest(hints, tmp_path / "model", photos=folder))
-    assert build_bundle(ExportRequest(hints, tmp_path / "model"))
+        build_bundle(ExportRequest(path, tmp_path / "model", photos=folder))
+    assert build_bundle(ExportRequest(path, tmp_path / "model"))

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from export.build import ExportRequest, build_bundle
-from export.errors import VerificationError
 from export.graphs.graph import Graphs, hide_outputs, open_session
-from export.graphs.half import halve
-from export.graphs.verify import FP32_TOLERANCE, verify_maps
+from export.graphs.optimise import halve
+from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
-from export.sources.trained import SourceHints
 from export.variants import trace_heads
 from models.config import GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
 from models.heads.gap import Gap
@@ -50,10 +48,10 @@ def make_heads() -> dict[str, MLDecoder | ZeroShotMLDecoder]:
 def test_maps_of_any_labels_and_images_equal_torch(kind: str) -> None:
     head = make_heads()[kind]
     graphs = trace_heads(head, TOKENS, WIDTH, GRID)
-    assert 0 < verify_maps(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
+    assert 0 < verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
     head.layer.attention.value.weight.data[0] *= 2
     with pytest.raises(VerificationError, match="maps of"):
-        verify_maps(head, graphs, FP32_TOLERANCE)
+        verify_head(head, graphs, FP32_TOLERANCE)
 
 
 def test_heads_that_have_no_maps_are_exported_without() -> None:
@@ -101,9 +99,7 @@ def test_memory_leaves_the_int8_heads_logits_as_they_are(tmp_path: Path) -> None
 
 
 def test_bundle_of_a_decoder_has_maps_in_float32_alone(checkpoint: Path, tmp_path: Path) -> None:
-    request = ExportRequest(
-        SourceHints(checkpoint), tmp_path / "model", precisions=frozenset({"fp16"})
-    )
+    request = ExportRequest(checkpoint, tmp_path / "model", precisions=frozenset({"fp16"}))
     bundle = build_bundle(request)
     assert set(bundle.manifest.graphs["trained_head_maps"]) == {"fp32"}
     assert bundle.precisions() == ("fp32", "fp16")

@@ -2,18 +2,25 @@ from __future__ import annotations
 
 import resource
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from export.errors import ExportError
-from export.graphs.graph import Graphs, constant_names, open_session
-from export.graphs.optimise import compact_weights, optimise
+from export import ExportError
+from export.build import ExportRequest, build_bundle
+from export.graphs.graph import Chain, Graphs, constant_names, open_session
+from export.graphs.optimise import compact_weights, halve, optimise
 from export.graphs.trace import trace_head
+from export.graphs.verify import VerificationError
+from export.int8.search import signal_to_noise
+from models.checkpoints.checkpoint import write_checkpoint
+from models.heads.ml_decoder import MLDecoder
 from models.network import Network
-from tests.export.tiny_network import ENCODER_WIDTH, NUM_TOKENS
+from service.images.decode import PixelArray
+from tests.export.tiny_network import ENCODER_WIDTH, LABELS, NUM_TOKENS, make_network
 
 
 def test_what_depends_on_fixed_queries_alone_is_a_constant(
@@ -69,6 +76,37 @@ def test_compact_weights_halve_a_graph_and_leave_the_original(graphs: Graphs) ->
     assert graphs["encoder"].SerializeToString(deterministic=True) == before
     types = {tensor.data_type for tensor in compact.graph.initializer}
     assert TensorProto.FLOAT16 in types
+
+
+def test_weights_are_float16_and_the_boundary_is_not(graphs: Graphs) -> None:
+    for name, model in graphs.items():
+        half = halve(model)
+        assert half.graph.input[0].type == model.graph.input[0].type, name
+        assert half.graph.output[0].type == model.graph.output[0].type, name
+        types = {tensor.data_type for tensor in half.graph.initializer}
+        assert TensorProto.FLOAT not in types
+        assert half.ByteSize() < 0.65 * model.ByteSize()
+
+
+def test_logits_are_close_to_float32(graphs: Graphs, pixels: PixelArray) -> None:
+    half = {name: halve(model) for name, model in graphs.items()}
+    expected = Chain(graphs).predict(pixels)
+    assert signal_to_noise(expected, Chain(half).predict(pixels)) > 40
+
+
+def test_network_whose_values_float16_cannot_hold_has_no_such_variant(tmp_path: Path) -> None:
+    network, path = make_network(), tmp_path / "large.safetensors"
+    assert isinstance(network.head, MLDecoder)
+    layer, factor = network.head.layer, 1e7  # what it computes stays the same
+    layer.linear1.weight.data *= factor
+    layer.linear1.bias.data *= factor
+    layer.linear2.weight.data /= factor
+    write_checkpoint(path, network, LABELS, {})
+    out = tmp_path / "model"
+    with pytest.raises(VerificationError, match="fp16, which --precision may leave out: logits"):
+        build_bundle(ExportRequest(path, out, precisions=frozenset({"fp16"})))
+    assert not out.exists()
+    assert build_bundle(ExportRequest(path, out)).precisions() == ("fp32",)
 
 
 def _count_constant_nodes(model: onnx.ModelProto) -> int:

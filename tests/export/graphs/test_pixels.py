@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.graph import PixelArray, open_session, prelude_nodes
+from export.graphs.graph import open_session, prelude_nodes
 from export.graphs.optimise import optimise
 from export.graphs.pixels import feed_pixels, fold_scale
 from export.graphs.trace import PixelEncoder, trace_encoder
@@ -18,6 +18,7 @@ from export.int8 import quantise
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
 from models.config import InputConfig
+from service.images.decode import PixelArray
 
 _SIDE = 24
 _GREY = (0.5, 0.5, 0.5)

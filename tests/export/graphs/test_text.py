@@ -6,9 +6,9 @@ import logging
 import numpy as np
 import pytest
 
-from export.errors import VerificationError
 from export.graphs import text
 from export.graphs.text import INT8_COSINE, build_text_graph, embed_tokens, trace_text_encoder
+from export.graphs.verify import VerificationError
 from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import write_text_encoder
 

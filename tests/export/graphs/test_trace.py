@@ -7,10 +7,9 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from export.errors import TracingError
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import optimise
-from export.graphs.trace import PixelEncoder, trace_encoder, trace_head
+from export.graphs.trace import PixelEncoder, TracingError, trace_encoder, trace_head
 from export.graphs.verify import FP32_TOLERANCE
 from models.backbones.backbone import Backbone
 from models.config import InputConfig, MLDecoderConfig

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from export.errors import VerificationError
-from export.graphs.graph import Chain, GraphName, Graphs, PixelArray
-from export.graphs.half import halve
-from export.graphs.verify import FP32_TOLERANCE, make_noise, verify_graphs
+from export.graphs.graph import Chain, GraphName, Graphs
+from export.graphs.optimise import halve
+from export.graphs.verify import FP32_TOLERANCE, VerificationError, make_noise, verify_graphs
 from models.network import Network
+from service.images.decode import PixelArray
 from tests.export.tiny_network import INPUT
 
 

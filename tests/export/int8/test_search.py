@@ -1,21 +1,32 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.graph import Graphs, PixelArray
+from export.graphs.graph import Chain, FloatArray, Graphs, open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder, trace_head
+from export.int8 import quantise
+from export.int8.quantise import Quantiser
 from export.int8.search import (
+    AIMED_AGREEMENT,
     KEPT_FLOAT_STEPS,
+    LAYER,
+    NO_LAYER,
     find_int8,
+    rank_layers,
     signal_to_noise,
+    switch_layers,
     variation_to_noise,
 )
 from models.config import GapConfig, InputConfig
 from models.heads.gap import Gap
+from service.images.decode import PixelArray
 
 _SPEC = InputConfig(height=8, width=8)
 
@@ -61,34 +72,36 @@ def _count_float(graphs: Graphs) -> int:
     return sum(1 for node in nodes if node.op_type == "Conv" and node.input[1] in stored)
 
 
-def test_all_layers_are_in_int8_where_that_is_accurate_enough(
+def test_search_keeps_no_layer_in_float_when_int8_agrees(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
-    found = find_int8(bad_graphs, samples, lambda graphs: 0.1 * _count_float(graphs), 0.2)
+    found = find_int8(bad_graphs, samples, lambda graphs: AIMED_AGREEMENT - _count_float(graphs))
     assert found.kept_float == ()
-    assert found.loss == 0.0
+    assert found.agreement == AIMED_AGREEMENT
 
 
-def test_layers_at_the_giant_channel_are_kept_in_float_first(
+def test_search_keeps_the_layers_at_the_giant_channel_in_float_first(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
     convolutions = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"]
-    found = find_int8(bad_graphs, samples, lambda graphs: 2.0 - _count_float(graphs), 0.0)
-    assert found.loss == 0.0
+    found = find_int8(
+        bad_graphs, samples, lambda graphs: AIMED_AGREEMENT - 2 + _count_float(graphs)
+    )
+    assert found.agreement == AIMED_AGREEMENT
     assert {layer for _, layer in found.kept_float} == set(convolutions[1:3])
 
 
-def test_where_nothing_holds_the_limit_the_least_loss_is_taken(
+def test_search_returns_the_best_agreement_when_none_is_enough(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
     tried: list[int] = []
 
-    def measure_loss(graphs: Graphs) -> float:
+    def measure_agreement(graphs: Graphs) -> float:
         tried.append(_count_float(graphs))
-        return 5.0 if tried[-1] != 1 else 4.0
+        return 5.0 if tried[-1] != 1 else 6.0
 
-    found = find_int8(bad_graphs, samples, measure_loss, 1.0)
-    assert (found.loss, _count_float(found.graphs)) == (4.0, 1)
+    found = find_int8(bad_graphs, samples, measure_agreement)
+    assert (found.agreement, _count_float(found.graphs)) == (6.0, 1)
     assert len(tried) <= len(KEPT_FLOAT_STEPS)
 
 
@@ -98,7 +111,7 @@ def test_signal_to_noise_is_in_decibels() -> None:
     assert signal_to_noise(signal, signal) == np.inf
 
 
-def test_what_all_photos_have_in_common_hides_no_noise() -> None:
+def test_variation_to_noise_ignores_what_all_photos_share() -> None:
     logits = np.array([[-8, 5], [-7, 4], [-9, 6]], np.float32)
     assert (
         variation_to_noise(logits, logits + np.float32(1))
@@ -106,3 +119,62 @@ def test_what_all_photos_have_in_common_hides_no_noise() -> None:
         < signal_to_noise(logits, logits + np.float32(1))
     )
     assert variation_to_noise(logits, logits) == np.inf
+
+
+@pytest.fixture(scope="module")
+def quantiser(
+    graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
+) -> Quantiser:
+    feeds = ({"images": picture[np.newaxis]} for picture in pixels)
+    return Quantiser(graphs["encoder"], feeds, tmp_path_factory.mktemp("int8"))
+
+
+@pytest.fixture(scope="module")
+def tokens(quantiser: Quantiser, pixels: PixelArray) -> dict[int, FloatArray]:
+    """The encoder's tokens with each layer in 8 bits, and with none."""
+    exact, int8 = quantiser.read_float(), quantiser.round_layers()
+    session = open_session(switch_layers(exact, int8, quantiser.layers))
+    places = range(NO_LAYER, len(quantiser.layers))
+    feeds = {place: {"images": pixels, LAYER: np.array(place)} for place in places}
+    return {place: np.asarray(session.run(["tokens"], feeds[place])[0]) for place in places}
+
+
+def test_switch_rounds_nothing_without_a_layer(
+    tokens: dict[int, FloatArray], graphs: Graphs, pixels: PixelArray
+) -> None:
+    expected = Chain(graphs).encode(pixels)
+    assert signal_to_noise(expected, tokens[NO_LAYER]) > 90
+
+
+def test_switch_rounds_each_layer_alone_when_it_is_chosen(
+    tokens: dict[int, FloatArray], quantiser: Quantiser, graphs: Graphs, pixels: PixelArray
+) -> None:
+    exact = tokens[NO_LAYER]
+    noises = [signal_to_noise(exact, tokens[i]) for i in range(len(quantiser.layers))]
+    assert len(set(noises)) == len(quantiser.layers)
+    assert max(noises) < 85
+    all_in_int8 = Chain({**graphs, "encoder": quantiser.quantise()}).encode(pixels)
+    assert min(noises) > signal_to_noise(exact, all_in_int8)
+
+
+def test_ranking_quantises_each_graph_once(
+    quantiser: Quantiser,
+    graphs: Graphs,
+    pixels: PixelArray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = Chain(graphs).encode(pixels[:1])
+    head = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)
+    quantised = []
+    quantize_static = quantise.quantize_static
+
+    def count(*arguments: Any, **options: Any) -> None:
+        quantised.append(arguments)
+        quantize_static(*arguments, **options)
+
+    monkeypatch.setattr(quantise, "quantize_static", count)
+    ranked = rank_layers({"encoder": quantiser, "trained_head": head}, pixels[:2])
+    layers = {("encoder", layer) for layer in quantiser.layers}
+    assert set(ranked) == layers | {("trained_head", layer) for layer in head.layers}
+    assert len(quantised) == 2

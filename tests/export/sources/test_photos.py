@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.errors import UnusablePhotosError
-from export.sources.photos import read_batches, read_pixels, read_splits
+from export.sources.photos import UnusablePhotosError, read_batches, read_pixels, read_splits
 from models.data import DataError
 from service.bundle.card import InputContract
 from service.images.decode import decode_image

@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from export.errors import UnusableCheckpointError
-from export.sources.trained import SourceHints, read_source
+from export.sources.trained import UnusableCheckpointError, read_source
 from models.checkpoints.checkpoint import write_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError, Hints
 from models.checkpoints.layouts.state import unwrap
 from models.network import Network
 from tests.export.tiny_network import INPUT, LABELS
 
 
 def test_own_checkpoint_tells_everything(checkpoint: Path) -> None:
-    source = read_source(SourceHints(checkpoint))
+    source = read_source(checkpoint)
     assert source.label_names == LABELS
     assert source.training_data == "coloured noise"
     assert source.sha256 == hashlib.sha256(checkpoint.read_bytes()).hexdigest()
@@ -31,7 +30,7 @@ def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> N
     names = tmp_path / "names.txt"
     # As an editor on Windows writes it.
     names.write_bytes("\ufeffsea\r\n\r\n  meadow \r\nrose\r\n".encode())
-    source = read_source(SourceHints(checkpoint, label_names=names))
+    source = read_source(checkpoint, label_names=names)
     assert source.label_names == ("sea", "meadow", "rose")
 
 
@@ -52,9 +51,9 @@ def test_unfit_label_names_are_refused(
     names = tmp_path / "names.txt"
     names.write_bytes(content)
     with pytest.raises(UnusableCheckpointError, match=reason):
-        read_source(SourceHints(checkpoint, label_names=names))
+        read_source(checkpoint, label_names=names)
     names.write_bytes(b"a\nb\n" + b"c" * 200)
-    assert read_source(SourceHints(checkpoint, label_names=names)).label_names[1:] == (
+    assert read_source(checkpoint, label_names=names).label_names[1:] == (
         "b",
         "c" * 200,
     )
@@ -67,10 +66,10 @@ def test_unfit_names_in_a_checkpoint_are_refused(
     path = tmp_path / "own.safetensors"
     write_checkpoint(path, network, (*LABELS[:2], name), {})
     with pytest.raises(UnusableCheckpointError, match="label name") as refused:
-        read_source(SourceHints(path))
+        read_source(path)
     assert "\n" not in str(refused.value)
     write_checkpoint(path, network, LABELS, {})
-    assert read_source(SourceHints(path)).label_names == LABELS
+    assert read_source(path).label_names == LABELS
 
 
 @pytest.mark.parametrize(
@@ -102,16 +101,16 @@ def test_hints_that_contradict_the_checkpoint_are_refused(
     checkpoint: Path, hints: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
-        read_source(SourceHints(checkpoint, **hints))
-    assert read_source(SourceHints(checkpoint, num_heads=4, pre_norm=False))
+        read_source(checkpoint, Hints(**hints))
+    assert read_source(checkpoint, Hints(num_heads=4, pre_norm=False))
 
 
 def test_another_backbone_than_the_files_is_refused(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="test_efficientnet, not resnet50"):
-        read_source(SourceHints(checkpoint, backbone="resnet50"))
-    assert read_source(SourceHints(checkpoint, backbone="test_efficientnet"))
+        read_source(checkpoint, Hints(backbone="resnet50"))
+    assert read_source(checkpoint, Hints(backbone="test_efficientnet"))
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint file"):
-        read_source(SourceHints(tmp_path / "gone.pth"))
+        read_source(tmp_path / "gone.pth")

@@ -13,8 +13,8 @@ from google.protobuf import text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 
+from export import ExportError
 from export.__main__ import main
-from export.errors import ExportError
 from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError

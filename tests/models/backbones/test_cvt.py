@@ -11,7 +11,7 @@ from torch.nn import functional
 from models.backbones.backbone import Backbone
 from models.backbones.cvt import CVTS
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.layouts.backbones import recognise, rename_cvt
 from tests.models.checkpoints.test_layouts import State, make_query2label, to_official_query2label
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
 from tests.goldens import read_golden

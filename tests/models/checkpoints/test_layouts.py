@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
-from models.checkpoints.layouts import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints
 from models.checkpoints.layouts.backbones import TRESNETS, recognise, rename_tresnet
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig, Query2LabelConfig
 from models.network import Network

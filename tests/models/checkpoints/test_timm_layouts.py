@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.backbones.backbone import input_config
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
-from models.checkpoints.layouts import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints
 
 
 def compute(head: MLDecoder, features: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import write_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.pretrained import fill_backbone
 from models.config import GapConfig, HeadConfig, InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
@@ -154,7 +154,7 @@ def test_start_takes_the_preparation_from_our_file(tmp_path: Path) -> None:
 def test_start_refuses_a_missing_file_and_another_backbone(tmp_path: Path) -> None:
     network = build("test_efficientnet", 2)
     other = write(tmp_path / "resnet.safetensors", build("test_resnet", 1))
-    with pytest.raises(CheckpointError, match="has no test_efficientnet to start from"):
+    with pytest.raises(CheckpointError, match="made with test_resnet, not test_efficientnet"):
         start_from(network, other)
     with pytest.raises(CheckpointError, match="no checkpoint file at"):
         fingerprint(tmp_path / "absent.pth")

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, input_config
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head, write_open_head
 from models.data import DataError, read_labelled_folder
 from models.evaluate_open import evaluate_open

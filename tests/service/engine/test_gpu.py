@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from export.graphs.half import halve
+from export.graphs.optimise import halve
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle

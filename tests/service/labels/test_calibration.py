@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from export.accuracy.calibrate import MIN_POSITIVES, calibrate_labels, find_best_f1
+from service.labels.calibration import find_best_f1
 
 # Few distinct scores, so that ties are common.
 _scores = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.floats(0, 1))
@@ -63,15 +63,3 @@ def test_where_all_photos_have_the_label_all_are_predicted() -> None:
     best = find_best_f1(np.array([0.3, 0.2, 0.2]), np.array([1, 1, 1]))
     assert best.threshold == 0.2
     assert (best.precision, best.recall) == (1.0, 1.0)
-
-
-def test_label_with_few_positives_stays_uncalibrated() -> None:
-    targets = np.zeros((20, 2), np.int64)
-    targets[: MIN_POSITIVES - 1, 0] = 1
-    targets[:MIN_POSITIVES, 1] = 1
-    scores = np.linspace(1, 0, 20)[:, np.newaxis].repeat(2, axis=1)
-    rare, common = calibrate_labels(("rare", "common"), scores, targets)
-    assert (rare.name, rare.positives) == ("rare", MIN_POSITIVES - 1)
-    assert rare.threshold is rare.precision is rare.recall is None
-    assert common.threshold is not None
-    assert (common.precision, common.recall) == (1.0, 1.0)

@@ -13,7 +13,7 @@ from timm.layers.ml_decoder import add_ml_decoder_head
 from export.__main__ import main as export
 from models import load_checkpoint
 from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
-from models.checkpoints.layouts import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints
 from service.bundle.reader import load_bundle
 from tests.export.tiny_network import LABELS, make_network
 
@@ -32,7 +32,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise EntryNotFoundError(f"404 for {name}")
         return str(folder / name)
 
-    monkeypatch.setattr("models.checkpoints.hub.hf_hub_download", download)
+    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
     return folder
 
 
@@ -96,7 +96,7 @@ def test_no_network_is_one_line(
 ) -> None:
     write_timm_repository(hub)
     with monkeypatch.context() as patch:
-        patch.setattr("models.checkpoints.hub.hf_hub_download", fail(error))
+        patch.setattr("models.checkpoints.files.hf_hub_download", fail(error))
         assert export(["--checkpoint", REFERENCE, "--out", "out"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {REFERENCE} cannot be fetched")

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch.nn import functional
 
+from export import ExportError
 from export.__main__ import main
-from export.accuracy.accuracy import predict_open_logits
-from export.accuracy.open_calibrate import calibrate_label_sets
+from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
-from export.errors import ExportError, UnusablePhotosError
-from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, FloatArray, PixelArray, open_session
+from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, FloatArray, open_session
 from export.graphs.text import TextEmbedder
-from export.sources.open import OpenRequest, read_open_source
-from export.sources.photos import read_splits
-from export.sources.trained import SourceHints, read_source
+from export.open_labels import calibrate_label_sets
+from export.sources.open import OpenRequest, describe_head, read_open_source
+from export.sources.photos import UnusablePhotosError, read_splits
+from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.layouts import CheckpointError
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
 from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError
@@ -32,6 +32,7 @@ from models.text import TextEncoder, read_text_encoder
 from models.train_open.teacher import read_imagenet_names
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
+from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
@@ -110,7 +111,7 @@ def bundle(
     """Every precision, calibrated on pictures."""
     return build_bundle(
         ExportRequest(
-            SourceHints(checkpoint),
+            checkpoint,
             tmp_path_factory.mktemp("bundles") / "model",
             opened=replace(opened, photos=folder),
             photos=folder,
@@ -154,7 +155,7 @@ def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder
         for name in PIXELS_TO_OPEN_LOGITS
         for precision in [bundle.image_precision(name, bundle.default_precision("cpu"))]
     }
-    logits = predict_open_logits(served, embed(bundle, ["red"]), val, bundle.card.input)
+    logits = predict_logits(served, val, bundle.card.input, embed(bundle, ["red"]))
     targets = val.targets[:, LABELS.index("red")]
     expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
     (shapes,) = read_bundle_sets(bundle)
@@ -177,7 +178,7 @@ def test_a_label_keeps_its_own_threshold_and_takes_none_that_is_of_another_embed
         LabelSetRecord.model_validate({"name": f"set{i}", "labels": [label]})
         for i, label in enumerate(labels)
     )
-    source = read_source(SourceHints(checkpoint))
+    source = read_source(checkpoint)
     read = replace(read_open_source(opened, source), label_sets=records)
     graphs = {
         name: onnx.load_from_string(bundle.read_graph(name, "fp32"))
@@ -226,9 +227,7 @@ def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
     head = make_open_head(prototypes)
     path = write_head(tmp_path / "open.safetensors", head, checkpoint, text)
     request = replace(opened, checkpoint=path, label_sets=())
-    bundle = build_bundle(
-        ExportRequest(SourceHints(checkpoint), tmp_path / "model", opened=request)
-    )
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", opened=request))
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
     embeddings = text.embed_names(NAMES, TEMPLATE)
     with torch.inference_mode():
@@ -271,7 +270,7 @@ def test_open_head_of_another_encoder_or_text_encoder_is_refused(
     checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
 ) -> None:
     other = write_text_encoder(tmp_path / "other", seed=1)
-    source = read_source(SourceHints(checkpoint))
+    source = read_source(checkpoint)
     with pytest.raises(CheckpointError, match="another text encoder"):
         read_open_source(replace(opened, text_encoder=other), source)
     with pytest.raises(ExportError, match="holds no BERT encoder"):
@@ -310,12 +309,12 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
 def test_label_set_that_the_head_cannot_take_is_refused_before_the_trace(
     checkpoint: Path, opened: OpenRequest, tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
-    source, path = read_source(SourceHints(checkpoint)), tmp_path / "zoo.json"
+    source, path = read_source(checkpoint), tmp_path / "zoo.json"
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
     with pytest.raises(ExportError, match=f"zoo.json: {reason}"):
         read_open_source(replace(opened, label_sets=(path,)), source)
-    space = read_open_source(opened, source).describe().embedding_space
+    space = describe_head(read_open_source(opened, source).head.config).embedding_space
     path.write_text(json.dumps({**good, "embedding_space": space.fingerprint}))
     assert read_open_source(replace(opened, label_sets=(path,)), source).label_sets
 
@@ -325,7 +324,7 @@ def test_unusable_label_sets_and_photos_are_refused(
 ) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text('{"name": "bad", "labels": []}')
-    source = read_source(SourceHints(checkpoint))
+    source = read_source(checkpoint)
     trained = write_folder(tmp_path / "trained")
     index = json.loads((trained / "labels.json").read_text())
     index["label_names"] = ["green", "blue"]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.contradictions import check_hints
-from models.checkpoints.layouts import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints
 from models.evaluate import main
 from tests.models.test_average import LABELS, write_network
 from tests.support.photos import encode_picture, make_picture
@@ -33,11 +32,9 @@ CONTRADICTIONS = [
 def test_hint_that_does_not_fit_is_named(
     checkpoint: Path, said: dict[str, object], reason: str
 ) -> None:
-    config = read_checkpoint(checkpoint).config
-    assert config is not None
     with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
-        check_hints(checkpoint.name, config, Hints(**said))  # type: ignore[arg-type]
-    check_hints(checkpoint.name, config, Hints("test_efficientnet", 32, pre_norm=False))
+        read_checkpoint(checkpoint, Hints(**said))  # type: ignore[arg-type]
+    assert read_checkpoint(checkpoint, Hints("test_efficientnet", 32, pre_norm=False))
 
 
 @pytest.mark.parametrize(("said", "reason"), CONTRADICTIONS)

@@ -5,7 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.accuracy.accuracy import measure_map, predict_logits, to_scores
+from export.accuracy import (
+    MIN_POSITIVES,
+    calibrate_labels,
+    measure_map,
+    predict_logits,
+    to_scores,
+)
 from export.graphs.graph import Chain, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
 from service.bundle.card import InputContract
@@ -42,3 +48,15 @@ def test_scores_of_single_labels_are_a_softmax_and_rank_the_photos_so() -> None:
     photos = LabelledPhotos("made/up", (Path("a.png"),) * 3, np.array([[0, 1], [1, 0], [0, 1]]))
     assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
     assert measure_map(logits, photos, "sigmoid") < 100.0
+
+
+def test_label_with_few_positives_stays_uncalibrated() -> None:
+    targets = np.zeros((20, 2), np.int64)
+    targets[: MIN_POSITIVES - 1, 0] = 1
+    targets[:MIN_POSITIVES, 1] = 1
+    scores = np.linspace(1, 0, 20)[:, np.newaxis].repeat(2, axis=1)
+    rare, common = calibrate_labels(("rare", "common"), scores, targets)
+    assert (rare.name, rare.positives) == ("rare", MIN_POSITIVES - 1)
+    assert rare.threshold is rare.precision is rare.recall is None
+    assert common.threshold is not None
+    assert (common.precision, common.recall) == (1.0, 1.0)

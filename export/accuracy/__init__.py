@@ -1,1 +1,0 @@
-"""Accuracy: measures a bundle's scores and calibrates thresholds."""

@@ -1,0 +1,146 @@
+"""What is known of a network besides its tensors: said by a person, and by the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from models.config import (
+    DecoderConfig,
+    HeadConfig,
+    NetworkConfig,
+    Query2LabelConfig,
+    ZeroShotMLDecoderConfig,
+)
+
+State = dict[str, Tensor]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be read or used; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a person says of a checkpoint; None leaves it to the file or the authors' default.
+
+    Attributes:
+        backbone: timm name.
+        image_size: height and width in pixels.
+        num_heads: attention heads; the authors' default is 8 in ML-Decoder, 4 in Query2Label.
+        pre_norm: Query2Label with the norms before the attention.
+        plain_pixels: trained on pixels in 0..1, without mean and std.
+        single_label: a photo has exactly one label, so scores are a softmax.
+        embedding_encoder: name of the model whose embeddings an open head takes.
+        embedding_template: text that it embeds, `{}` for a label's name.
+    """
+
+    backbone: str | None = None
+    image_size: int | None = None
+    num_heads: int | None = None
+    pre_norm: bool | None = None
+    plain_pixels: bool = False
+    single_label: bool = False
+    embedding_encoder: str | None = None
+    embedding_template: str | None = None
+
+    def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
+        """Adds what no weight depends on to the configuration read from a file.
+
+        Raises:
+            CheckpointError: a hint contradicts the configuration, or would change nothing.
+        """
+        self._check(name, config)
+        changes: dict[str, object] = {}
+        if self.plain_pixels:
+            plain = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+            changes["input"] = config.input.model_copy(update=plain)
+        if self.single_label:
+            changes["activation"] = "softmax"
+        fields = ("embedding_encoder", "embedding_template")
+        embedding = {key: value for key in fields if (value := getattr(self, key)) is not None}
+        if embedding:
+            if not isinstance(config.head, ZeroShotMLDecoderConfig):
+                raise CheckpointError(f"{name} has trained labels, so it takes no embeddings")
+            changes["head"] = config.head.model_copy(update=embedding)
+        try:
+            return NetworkConfig.model_validate(dict(config) | changes)
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise CheckpointError(f"{name}: {reason}") from error
+
+    def _check(self, name: str, config: NetworkConfig) -> None:
+        if self.backbone not in (None, config.backbone):
+            raise CheckpointError(f"{name} was made with {config.backbone}, not {self.backbone}")
+        height, width, head = config.input.height, config.input.width, config.head
+        if self.image_size not in (None, height, width):
+            raise CheckpointError(
+                f"{name} was made for {height} x {width} pixels, not {self.image_size}"
+            )
+        num_heads = head.num_heads if isinstance(head, DecoderConfig) else None
+        if self.num_heads not in (None, num_heads):
+            raise CheckpointError(
+                f"{name} has {num_heads or 'no'} attention heads, not {self.num_heads}"
+            )
+        pre_norm = isinstance(head, Query2LabelConfig) and head.pre_norm
+        if self.pre_norm not in (None, pre_norm):
+            place = "before" if pre_norm else "behind"
+            raise CheckpointError(f"{name} has its norms {place} the attention")
+
+
+NO_HINTS = Hints()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a foreign checkpoint says of its network, in the file or in one beside it.
+
+    Attributes:
+        architecture: its name in its authors' words, or None.
+        label_names: N names, or None.
+        preparation: of photos, in timm's words: `input_size`, `img_size`, `mean`, `std`,
+            `interpolation`; the architecture's own if absent or None.
+    """
+
+    architecture: str | None = None
+    label_names: tuple[str, ...] | None = None
+    preparation: Mapping[str, object] = field(default_factory=dict)
+
+    def complete(self, other: Description) -> Description:
+        """Fills what this description leaves open from another one."""
+        return Description(
+            self.architecture or other.architecture,
+            self.label_names or other.label_names,
+            {**other.preparation, **self.preparation},
+        )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors under our names and what they are: the result of every layout reader.
+
+    Attributes:
+        state: tensors of the whole network, or of the head alone.
+        config: of the whole network, or of the head alone.
+        label_names: N names, or None if the file has none.
+        notes: how the network was trained, free text by key.
+    """
+
+    state: State
+    config: NetworkConfig | HeadConfig
+    label_names: tuple[str, ...] | None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_names(names: object) -> tuple[str, ...] | None:
+    """Returns names in the order of their numbers; None if these are not 0 to N - 1."""
+    if isinstance(names, list | tuple):
+        names = dict(enumerate(names))
+    if not isinstance(names, Mapping):
+        return None
+    numbered = {str(number): str(name) for number, name in names.items()}
+    numbers = [str(number) for number in range(len(names))]
+    return tuple(numbered[n] for n in numbers) if numbered.keys() == set(numbers) else None

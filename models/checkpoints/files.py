@@ -1,0 +1,161 @@
+"""Checkpoint files, local or on the Hugging Face hub, each read and hashed once.
+
+`hf-hub:owner/name` is downloaded at the first use and stays in the hub's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.utils import logging
+from numpy._core.multiarray import scalar as np_scalar
+from safetensors import SafetensorError
+from torch import nn
+
+from models.checkpoints.description import CheckpointError, Description, State, read_names
+
+_PREFIX = "hf-hub:"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_CONFIG = "config.json"
+
+# Plain data that other projects store beside their tensors: the best mAP as a numpy number
+# (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
+_PLAIN_DATA: list[Any] = [
+    argparse.Namespace,
+    np.dtype,
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    *((np_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointFile:
+    """A file's content.
+
+    Attributes:
+        name: without folders.
+        sha256: in hex.
+        content: `State` of a safetensors file, else the object that was pickled.
+        metadata: of a safetensors file, else empty.
+        description: from the repository on the hub, else empty.
+    """
+
+    name: str
+    sha256: str
+    content: Any
+    metadata: Mapping[str, str]
+    description: Description
+
+
+def read_file(checkpoint: Path | str) -> CheckpointFile:
+    """Reads a file: safetensors by its suffix, else pickled by torch, tensors and plain data only.
+
+    Raises:
+        CheckpointError: with a one-line reason.
+    """
+    description = _read_description(checkpoint)
+    path = locate(checkpoint)
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint file at {path}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read") from error
+    metadata, content = (
+        _parse_safetensors(path.name, data)
+        if path.suffix == ".safetensors"
+        else ({}, _unpickle(path.name, data))
+    )
+    return CheckpointFile(
+        path.name, hashlib.sha256(data).hexdigest(), content, metadata, description
+    )
+
+
+def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
+    """Writes a module's tensors as safetensors, atomically."""
+    state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
+    staging = path.with_suffix(".tmp")
+    staging.write_bytes(safetensors.torch.save(state, dict(metadata)))
+    staging.replace(path)
+
+
+def locate(checkpoint: Path | str) -> Path:
+    """Returns the local path of a checkpoint; downloads one on the hub.
+
+    Raises:
+        CheckpointError: the hub or the repository cannot be reached, or has no weights.
+    """
+    if not _is_on_hub(checkpoint):
+        return Path(checkpoint)
+    for name in _WEIGHTS:
+        if (path := _fetch(checkpoint, name)) is not None:
+            return path
+    raise CheckpointError(f"{checkpoint} holds neither {' nor '.join(_WEIGHTS)}")
+
+
+def _read_description(checkpoint: Path | str) -> Description:
+    path = _fetch(checkpoint, _CONFIG) if _is_on_hub(checkpoint) else None
+    if path is None:
+        return Description()
+    try:  # as timm writes it
+        found = json.loads(path.read_text(encoding="utf-8"))
+        name, preparation = found.get("architecture"), dict(found.get("pretrained_cfg") or {})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint} has a {_CONFIG} that is damaged") from error
+    name = name if isinstance(name, str) else None
+    return Description(name, read_names(found.get("label_names")), preparation)
+
+
+def _is_on_hub(checkpoint: Path | str) -> bool:
+    return str(checkpoint).startswith(_PREFIX)
+
+
+def _fetch(checkpoint: Path | str, name: str) -> Path | None:
+    """Returns a file of the repository, or None if it has none of this name."""
+    logging.set_verbosity_error()  # it would log each of its retries
+    try:
+        return Path(hf_hub_download(str(checkpoint).removeprefix(_PREFIX), name))
+    except LocalEntryNotFoundError as error:  # an EntryNotFoundError, but for want of a network
+        raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the library raises the errors of every layer below it
+        raise CheckpointError(f"{checkpoint} cannot be fetched") from error
+
+
+def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State]:
+    try:
+        state = safetensors.torch.load(data)
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{name} is damaged or not a safetensors file") from error
+    # `load` leaves out the metadata. The header is its length, 8 bytes, and then JSON.
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header.get("__metadata__", {}), state
+
+
+def _unpickle(name: str, data: bytes) -> object:
+    try:
+        with torch.serialization.safe_globals(_PLAIN_DATA):
+            content: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{name} is not a file of plain tensors (code in a pickle is refused): store "
+            "them alone, with torch.save(model.state_dict(), FILE)"
+        ) from error
+    except Exception as error:  # torch raises many types for damaged bytes
+        raise CheckpointError(f"{name} is damaged or not a torch checkpoint") from error
+    return content
