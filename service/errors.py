@@ -86,6 +86,7 @@ class Forbidden(RequestError):
 class RateLimited(RequestError):
     status, code, title = 429, "rate_limited", "Too many requests"
     detail = "Try again after the seconds in Retry-After."
+    retry_after_seconds: float | None = 1
 
     def __init__(self, retry_after_seconds: float) -> None:
         super().__init__()

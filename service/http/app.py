@@ -15,11 +15,11 @@ from starlette.middleware.cors import CORSMiddleware
 from service.errors import StartError
 from service.http.host import PipelineHost
 from service.http.open_inference import routes as open_inference
-from service.http.requests.budget import HoldBodies, open_budget
+from service.http.requests.body import HoldBodies, open_budget
 from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers
-from service.http.routes import health, info, labels, metrics, page, predict
-from service.http.routes.door import Door
+from service.http.routes import labels, page, predict, status
+from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import PageGuard, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.rates import RateLimiter
@@ -69,14 +69,14 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
-    app.add_middleware(Door, host=host, routes=predict.ROUTES)
+    app.add_middleware(DirectRouter, host=host, routes=predict.ROUTES)
     _add_guards(app, host.settings)
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    # For the OpenAPI document, for 405, and below a root path; else the door calls them directly.
+    # For the OpenAPI document, for 405, and below a root path; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
-    for routes in (labels, info, health, open_inference, page):
+    for routes in (labels, status, open_inference, page):
         app.include_router(routes.router)
     return app
 
@@ -111,7 +111,7 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     app.add_middleware(Access, metrics=app.state.metrics, host=host)
     if host.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
-        app.include_router(metrics.router)
+        app.include_router(status.metrics_router)
 
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:

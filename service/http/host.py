@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
@@ -105,3 +108,13 @@ class PipelineHost:
         """Fails the requests in the queue while it drains."""
         if self.opened is not None:
             self.opened.abort_waiting()
+
+
+async def get_host(request: Request) -> PipelineHost:
+    """Returns the host of the request's app. Async, so that FastAPI needs no thread for it."""
+    host: PipelineHost = request.app.state.host
+    return host
+
+
+Host = Annotated[PipelineHost, Depends(get_host)]
+"""A parameter of a route that FastAPI fills."""

@@ -22,7 +22,7 @@ from playwright.sync_api import (
 )
 
 from service.bundle.reader import Bundle
-from service.http.requests.multipart import MAX_TEXT_PARTS
+from service.http.requests.uploads import MAX_TEXT_PARTS
 from tests.e2e.server_process import ServerProcess
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

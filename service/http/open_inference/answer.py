@@ -1,45 +1,127 @@
-"""The inference answer: scores -> the outputs that were asked for.
+"""The answers of `/v2`: metadata, and scores as the requested outputs.
 
-In: predictions over every label of a selection. Out: the response: JSON, with the bytes of binary
-outputs behind it. `scores` is FP32 [B, L], `labels` names its L columns; with `classification`,
-`scores` is BYTES [B, n] of `score:column:label`, best first.
+`scores` is FP32 [B, L] and `labels` names its L columns; with `classification`, `scores` is
+BYTES [B, n] of `score:column:label`, best first.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from service.bundle.card import ModelCard
-from service.http.open_inference.request import HEADER_LENGTH, LABELS, InferRequest, Output
-from service.http.requests.uploads import BYTES, JSON
+from service.http.open_inference.request import (
+    HEADER_LENGTH,
+    IMAGE,
+    LABELS,
+    PIXELS,
+    SCORES,
+    InferRequest,
+    Output,
+)
+from service.http.requests.body import BYTES, JSON
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
 
+PLATFORM = "onnxruntime_onnx"
+EXTENSIONS = ("binary_tensor_data", "classification")
+
 ScoreArray = NDArray[np.float32]
 WrittenTensor = tuple[dict[str, Any], bytes]
-"""A tensor's JSON, and its bytes where it is binary."""
+"""A tensor's JSON, and its bytes if it is binary."""
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class ServerAnswer(_Answer):
+    """Answer of `/v2`."""
+
+    name: str = Field(examples=["ml-decoder-serve"])
+    version: str
+    extensions: list[str] = Field(examples=[list(EXTENSIONS)])
+
+
+class LiveAnswer(_Answer):
+    """Answer of `/v2/health/live`."""
+
+    live: Literal[True] = True
+
+
+class ReadyAnswer(_Answer):
+    """Answer of `/v2/health/ready`."""
+
+    ready: Literal[True] = True
+
+
+class ModelReadyAnswer(ReadyAnswer):
+    """Answer of `/v2/models/{name}/ready`."""
+
+    name: str
+
+
+class TensorAnswer(_Answer):
+    """A tensor of a model; -1 is any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelAnswer(_Answer):
+    """Answer of `/v2/models/{name}`."""
+
+    name: str = Field(examples=["ml-decoder-lite0"])
+    versions: list[str] = Field(examples=[["1.0.0"]])
+    platform: str = Field(examples=[PLATFORM])
+    inputs: list[TensorAnswer] = Field(
+        description=f"A request has one of them: `{IMAGE}` is files (base64 in JSON), `{PIXELS}` "
+        "is upright RGB of the model's size."
+    )
+    outputs: list[TensorAnswer] = Field(
+        description=f"`{SCORES}` of each photo, one column a label; `{LABELS}` names the columns."
+    )
+
+
+def describe_model(card: ModelCard) -> ModelAnswer:
+    """Returns the metadata of the bundle's model."""
+    pixels = [-1, card.input.height, card.input.width, 3]
+    return ModelAnswer(
+        name=card.name,
+        versions=[card.version],
+        platform=PLATFORM,
+        inputs=[
+            TensorAnswer(name=IMAGE, datatype="BYTES", shape=[-1]),
+            TensorAnswer(name=PIXELS, datatype="UINT8", shape=pixels),
+        ],
+        outputs=[
+            TensorAnswer(name=SCORES, datatype="FP32", shape=[-1, -1]),
+            TensorAnswer(name=LABELS, datatype="BYTES", shape=[-1]),
+        ],
+    )
 
 
 def write_infer_answer(
     asked: InferRequest, card: ModelCard, selection: Selection, predictions: Sequence[Prediction]
 ) -> Response:
-    """Returns the response.
+    """Returns the response: JSON, followed by the bytes of binary outputs.
 
     Args:
         asked: the request.
-        card: the model that answers.
-        selection: what the labels are from.
+        card: of the model.
+        selection: the labels.
         predictions: B predictions, each with every label of the selection.
     """
-    names = list_names(selection)
-    scores = collect_scores(names, predictions)
+    names = [part.labels.names[position] for part in selection.parts for position in part.chosen]
+    scores = _collect_scores(names, predictions)
     written = [_write_output(output, names, scores) for output in asked.outputs]
     head: dict[str, Any] = {
         "model_name": card.name,
@@ -49,7 +131,7 @@ def write_infer_answer(
     }
     if asked.id is not None:
         head["id"] = asked.id
-    # Of a hundred thousand scores json would take a second, and keep every thread waiting.
+    # `json` takes a second for 100,000 scores and stops all threads meanwhile.
     text = to_json(head)
     if not any(output.binary for output in asked.outputs):
         return Response(text, media_type=JSON)
@@ -60,12 +142,7 @@ def write_infer_answer(
     )
 
 
-def list_names(selection: Selection) -> list[str]:
-    """Returns the L names of the columns: the labels of each set in their order."""
-    return [part.labels.names[position] for part in selection.parts for position in part.chosen]
-
-
-def collect_scores(names: Sequence[str], predictions: Sequence[Prediction]) -> ScoreArray:
+def _collect_scores(names: Sequence[str], predictions: Sequence[Prediction]) -> ScoreArray:
     """Returns scores float32 [B, L], 0..1, in the order of the names."""
     columns = {name: column for column, name in enumerate(names)}
     scores = np.zeros((len(predictions), len(names)), np.float32)
@@ -79,19 +156,15 @@ def _write_output(output: Output, names: Sequence[str], scores: ScoreArray) -> W
     if output.name == LABELS:
         return _write_texts(output, [len(names)], list(names))
     if output.classes is not None:
-        classes = _classify(output.classes, names, scores)
-        shape = [len(classes), len(classes[0])]
-        return _write_texts(output, shape, [text for row in classes for text in row])
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : output.classes]
+        texts = [
+            f"{scores[row, column]:.6f}:{column}:{names[column]}"
+            for row, columns in enumerate(best)
+            for column in columns
+        ]
+        return _write_texts(output, list(best.shape), texts)
     raw = scores.astype("<f4").tobytes()
     return _write_tensor(output, "FP32", list(scores.shape), scores.ravel().tolist(), raw)
-
-
-def _classify(count: int, names: Sequence[str], scores: ScoreArray) -> list[list[str]]:
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-    return [
-        [f"{scores[row, column]:.6f}:{column}:{names[column]}" for column in columns]
-        for row, columns in enumerate(best)
-    ]
 
 
 def _write_texts(output: Output, shape: list[int], texts: list[str]) -> WrittenTensor:

@@ -1,48 +1,44 @@
-"""The inference request: a body -> photos or pixels, the question, and the outputs to send.
+"""An inference request of `/v2`: JSON, with the bytes of the tensors behind it if they are binary.
 
-In: JSON, or JSON with the tensors' bytes behind it (the binary tensor extension). Out: an
-`InferRequest`. Exactly one of the inputs `image` and `pixels` is given. Next: the pipeline, then
-`answer.py`.
+It has one input: `image` (BYTES, files of photos) or `pixels` (UINT8).
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+import numpy as np
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors
-from service.http.open_inference.tensors import (
-    IMAGE,
-    PIXELS,
-    InputTensor,
-    Text,
-    read_images,
-    read_pixels,
-)
-from service.http.requests.json import MOST_PARTS, parse_json
-from service.images.decode import DecodedImage
+from service.http.requests.json import MAX_PARTS, parse_json
+from service.http.requests.uploads import decode_base64
+from service.images.decode import DecodedImage, PixelArray
 from service.labels.question import Question, check_question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+IMAGE = "image"
+PIXELS = "pixels"
 SCORES = "scores"
 LABELS = "labels"
 OUTPUTS = (SCORES, LABELS)
 
-# Scores are asked for whole; classification cuts them off on the way out.
+# Every label is scored; `classification` keeps the best ones of the answer.
 _ALL_LABELS = 2**31 - 1
-_SHOWN_CHARACTERS = 80
+_MAX_DIMENSION = 2**31 - 1
+_MAX_CHARACTERS = 80
+_LENGTH = struct.Struct("<I")
 ValueT = TypeVar("ValueT", bool, int, str)
 
 
 class _Samples(dict[str, int]):
-    """Whole numbers by their digits: those that pixels are made of, and any other.
-
-    A photo has hundreds of thousands; Python code that reads each takes twice as long.
-    """
+    """Parses whole numbers, those of pixels by look-up: twice as fast as Python code for each."""
 
     def __missing__(self, digits: str) -> int:
         return int(digits)
@@ -51,15 +47,45 @@ class _Samples(dict[str, int]):
 _SAMPLES = _Samples((str(sample), sample) for sample in range(256))
 
 
+def _check_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair, which no answer could repeat
+        raise ValueError("not Unicode") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
+
+
+class InputTensor(BaseModel):
+    """An input. As the protocol says, unknown members are ignored.
+
+    Attributes:
+        name: `image` or `pixels`.
+        shape: the batch size first.
+        datatype: of the protocol.
+        parameters: `binary_data_size`, if the values are bytes behind the JSON.
+        data: values in row-major order, flat or nested; None if they are bytes.
+    """
+
+    name: Text
+    shape: Annotated[list[Dimension], Field(min_length=1, max_length=8)]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: Any = None
+
+
 class OutputTensor(BaseModel):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: Text
     parameters: dict[str, Any] = {}
 
 
 class InferBody(BaseModel):
-    """The JSON of a request; what is not known is ignored, as the protocol has it."""
+    """The JSON of a request."""
 
     id: Annotated[Text, Field(max_length=200)] | None = None
     parameters: dict[str, Any] = {}
@@ -84,13 +110,13 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """What is asked.
+    """A request that has been read.
 
     Attributes:
         id: the client's name for the request.
         photos: B files of photos, or their pixels.
         question: asks for every label of the sets.
-        outputs: what to send, in the client's order.
+        outputs: in the client's order.
     """
 
     id: str | None
@@ -100,47 +126,43 @@ class InferRequest:
 
 
 def parse_infer_request(
-    body: bytes, header_length: str | None, contract: InputContract, most: int
+    body: bytes, header_length: str | None, contract: InputContract, max_photos: int
 ) -> InferRequest:
     """Reads a request.
 
     Args:
         body: the whole body.
-        header_length: how many bytes of it are JSON, as the header says; None means all.
-        contract: what `pixels` have to be.
-        most: most photos in a request.
+        header_length: value of the header with the length of the JSON; None means all of the body.
+        contract: the height and width of `pixels`.
+        max_photos: most photos in a request.
 
     Raises:
-        RequestError: the request is malformed, or not what the model takes.
+        RequestError: the request is malformed, or does not fit the model.
     """
     head, raw = _split(body, header_length)
-    nested = most * contract.height * (contract.width + 1)  # the lists of `pixels`
-    numbers = most * contract.height * contract.width * 3
+    nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`
+    numbers = max_photos * contract.height * contract.width * 3
     try:
         asked = InferBody.model_validate(
-            parse_json(head, MOST_PARTS + nested, numbers, _SAMPLES.__getitem__)
+            parse_json(head, MAX_PARTS + nested, numbers, _SAMPLES.__getitem__)
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise InvalidTensors(f"'{place[:_SHOWN_CHARACTERS]}': {first['msg']}") from error
+        raise InvalidTensors(f"'{place[:_MAX_CHARACTERS]}': {first['msg']}") from error
     parameters = dict(asked.parameters)
     binary = _take(parameters, "binary_data_output", bool) or False
     question = _read_question(parameters)
-    return InferRequest(
-        asked.id,
-        _read_photos(asked.inputs, raw, contract, most),
-        question,
-        _read_outputs(asked, binary),
-    )
+    photos = _read_photos(asked.inputs, raw, contract, max_photos)
+    return InferRequest(asked.id, photos, question, _read_outputs(asked, binary))
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     if header_length is None:
         return body, memoryview(b"")
-    # Twenty digits are more than any body has; int() of a megabyte of them takes a while.
+    # No body is as long as 20 digits; `int` takes a while for a megabyte of them.
     if not (header_length.isascii() and header_length.isdecimal() and len(header_length) <= 20):
-        raise InvalidTensors(f"The header {HEADER_LENGTH} is a number of bytes")
+        raise InvalidTensors(f"The header {HEADER_LENGTH} must be a number of bytes")
     length = int(header_length)
     if length > len(body):
         raise InvalidTensors(f"The body is shorter than the header {HEADER_LENGTH} says")
@@ -148,30 +170,104 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
 
 
 def _read_photos(
-    inputs: list[InputTensor], raw: memoryview, contract: InputContract, most: int
+    inputs: list[InputTensor], raw: memoryview, contract: InputContract, max_photos: int
 ) -> tuple[bytes | DecodedImage, ...]:
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (IMAGE, PIXELS):
-            raise InvalidTensors(f"Input '{name[:_SHOWN_CHARACTERS]}' is unknown")
+            raise InvalidTensors(f"Input '{name[:_MAX_CHARACTERS]}' is unknown")
     if len(names) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
     (tensor,) = inputs
-    own = _take_bytes(tensor, raw)
-    if tensor.name == IMAGE:
-        return read_images(tensor, own, most)
-    pixels = read_pixels(tensor, own, contract, most)
-    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
-
-
-def _take_bytes(tensor: InputTensor, raw: memoryview) -> memoryview | None:
-    """Returns the bytes of the request's only tensor; None where its values are JSON."""
     size = _take(dict(tensor.parameters), "binary_data_size", int)
     if (size or 0) != len(raw):
         raise InvalidTensors("The bytes behind the JSON are not as many as 'binary_data_size' says")
     if size is not None and tensor.data is not None:
         raise InvalidTensors("An input has both 'data' and binary data")
-    return None if size is None else raw
+    binary = None if size is None else raw
+    datatype = "BYTES" if tensor.name == IMAGE else "UINT8"
+    if tensor.datatype != datatype:
+        raise InvalidTensors(f"Input '{tensor.name}' must have datatype {datatype}")
+    if tensor.name == IMAGE:
+        return _read_images(tensor, binary, max_photos)
+    pixels = _read_pixels(tensor, binary, contract, max_photos)
+    return tuple(DecodedImage(each, contract.width, contract.height) for each in pixels)
+
+
+def _read_images(tensor: InputTensor, raw: memoryview | None, max_photos: int) -> tuple[bytes, ...]:
+    """Returns files of photos: base64 in JSON; binary, each has its length before it."""
+    if len(tensor.shape) > 2 or tensor.shape[1:] not in ([], [1]):
+        raise InvalidTensors(f"Input '{IMAGE}' must have shape [B] or [B, 1]")
+    _check_batch(tensor, max_photos)
+    if raw is not None:
+        photos = _split_elements(raw)
+        _check_size(tensor, len(photos))
+        return photos
+    texts = _flatten(tensor.data)
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidTensors(f"The values of input '{IMAGE}' must be base64 texts")
+    _check_size(tensor, len(texts))
+    return tuple(decode_base64(text) for text in texts)
+
+
+def _read_pixels(
+    tensor: InputTensor, raw: memoryview | None, contract: InputContract, max_photos: int
+) -> PixelArray:
+    """Returns uint8 [B, H, W, 3]."""
+    size = [contract.height, contract.width, 3]
+    if tensor.shape[1:] != size:
+        raise InvalidTensors(f"Input '{PIXELS}' must have shape [B, {', '.join(map(str, size))}]")
+    _check_batch(tensor, max_photos)
+    values = _read_numbers(tensor) if raw is None else np.frombuffer(raw, np.uint8)
+    _check_size(tensor, values.size)
+    return values.reshape(tensor.shape)
+
+
+def _read_numbers(tensor: InputTensor) -> PixelArray:
+    # NumPy would accept texts too, and pad each to the length of the longest.
+    values = _flatten(tensor.data, levels=len(tensor.shape) - 1)
+    kinds = set(map(type, values))
+    if list in kinds:
+        raise InvalidTensors("The values are not nested evenly")
+    if kinds - {int} or (values and not 0 <= min(values) <= max(values) <= 255):
+        raise InvalidTensors(f"The values of input '{PIXELS}' must be whole numbers from 0 to 255")
+    return np.array(values, np.uint8)
+
+
+def _split_elements(raw: memoryview) -> tuple[bytes, ...]:
+    elements = []
+    while raw:
+        if len(raw) < _LENGTH.size:
+            raise InvalidTensors("The binary data ends within a length")
+        (length,) = _LENGTH.unpack(raw[: _LENGTH.size])
+        raw = raw[_LENGTH.size :]
+        if length > len(raw):
+            raise InvalidTensors("The binary data ends within a value")
+        elements.append(bytes(raw[:length]))
+        raw = raw[length:]
+    return tuple(elements)
+
+
+def _flatten(data: object, *, levels: int = 1) -> list[Any]:
+    """Removes up to `levels` levels of lists; unevenly nested values keep some."""
+    if not isinstance(data, list):
+        raise InvalidTensors("An input has neither 'data' nor binary data")
+    for _ in range(levels):
+        if not all(isinstance(value, list) for value in data):
+            break
+        data = list(chain.from_iterable(data))
+    return data
+
+
+def _check_batch(tensor: InputTensor, max_photos: int) -> None:
+    if not 1 <= tensor.shape[0] <= max_photos:
+        raise InvalidTensors(f"A request takes 1 to {max_photos} photos")
+
+
+def _check_size(tensor: InputTensor, count: int) -> None:
+    wanted = math.prod(tensor.shape)
+    if count != wanted:
+        raise InvalidTensors(f"Input '{tensor.name}' has {count} values, and by its shape {wanted}")
 
 
 def _read_question(parameters: dict[str, Any]) -> Question:
@@ -192,9 +288,9 @@ def _read_outputs(asked: InferBody, binary: bool) -> tuple[Output, ...]:
     names = [output.name for output in asked.outputs]
     for name in names:
         if name not in OUTPUTS:
-            raise InvalidTensors(f"Output '{name[:_SHOWN_CHARACTERS]}' is unknown")
+            raise InvalidTensors(f"Output '{name[:_MAX_CHARACTERS]}' is unknown")
         if names.count(name) > 1:
-            raise InvalidTensors(f"Output '{name}' is asked for more than once")
+            raise InvalidTensors(f"Output '{name}' is requested more than once")
     return tuple(_read_output(output, binary) for output in asked.outputs)
 
 
@@ -204,22 +300,22 @@ def _read_output(output: OutputTensor, binary: bool) -> Output:
     classes = _take(parameters, "classification", int)
     _refuse_rest(parameters)
     if classes is not None and (classes < 1 or output.name != SCORES):
-        raise InvalidTensors(f"'classification' is 1 or more, and of output '{SCORES}'")
+        raise InvalidTensors(f"'classification' must be 1 or more, and of output '{SCORES}'")
     return Output(output.name, classes, binary if own is None else own)
 
 
 def _take(parameters: dict[str, Any], name: str, kind: type[ValueT]) -> ValueT | None:
     value = parameters.pop(name, None)
-    if value is None or type(value) is kind:  # not isinstance: true is no number here
+    if value is None or type(value) is kind:  # not isinstance: true is not a number here
         return value
-    word: Mapping[type, Literal["true or false", "a whole number", "a text"]] = {
+    words: Mapping[type, Literal["true or false", "a whole number", "a text"]] = {
         bool: "true or false",
         int: "a whole number",
         str: "a text",
     }
-    raise InvalidTensors(f"Parameter '{name}' is {word[kind]}")
+    raise InvalidTensors(f"Parameter '{name}' must be {words[kind]}")
 
 
 def _refuse_rest(parameters: dict[str, Any]) -> None:
     for name in parameters:
-        raise InvalidTensors(f"Parameter '{name[:_SHOWN_CHARACTERS]}' is unknown")
+        raise InvalidTensors(f"Parameter '{name[:_MAX_CHARACTERS]}' is unknown")

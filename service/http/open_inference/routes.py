@@ -1,8 +1,4 @@
-"""Open inference: the Open Inference Protocol v2, for clients of Triton, KServe and their like.
-
-In: tensors with photos or pixels. Out: tensors with the scores of every label. Model and version
-are those of the bundle. Next: `open_inference/`, then `pipeline.py`.
-"""
+"""The routes of `/v2`. The model and its version are those of the bundle."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from service import errors
 from service.errors import UnknownModel, UnsupportedMediaType
-from service.http.open_inference.answer import write_infer_answer
-from service.http.open_inference.metadata import (
+from service.http.host import Host
+from service.http.open_inference.answer import (
     EXTENSIONS,
     LiveAnswer,
     ModelAnswer,
@@ -23,6 +19,7 @@ from service.http.open_inference.metadata import (
     ReadyAnswer,
     ServerAnswer,
     describe_model,
+    write_infer_answer,
 )
 from service.http.open_inference.request import (
     HEADER_LENGTH,
@@ -30,14 +27,13 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.uploads import BYTES, JSON, read_body
+from service.http.requests.body import BYTES, JSON, Body, finish_or_leave
 from service.http.responses.openapi import document_answer, document_tensors
 from service.http.responses.problems import PREFIX, document_errors
-from service.http.routes.dependencies import Host
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
+from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -46,11 +42,11 @@ from service.scheduling.tasks import run_together
 SERVER_NAME = "ml-decoder-serve"
 
 _ANSWERS = document_answer(
-    "The outputs; the bytes of binary ones lie behind the JSON.",
+    "The outputs; the bytes of binary ones follow the JSON.",
     *(JSON, BYTES),
     headers={
         HEADER_LENGTH: {
-            "description": "How many bytes of it are the JSON, where others follow.",
+            "description": "How many bytes are JSON, if others follow.",
             "schema": {"type": "integer"},
         }
     },
@@ -63,18 +59,14 @@ _MODEL_ERRORS = (
 )
 _INFER_ERRORS = (
     *(errors.InvalidTensors, errors.UnknownModel),
-    # The body is read whatever its Content-Type says: Triton's clients send none.
+    # Any Content-Type is read: Triton's clients send none.
     *(problem for problem in REQUEST_PROBLEMS if problem is not UnsupportedMediaType),
     *IMAGE_PROBLEMS,
 )
 
 
 async def find_model(host: Host, name: Annotated[str, Path(max_length=200)]) -> Pipeline:
-    """Returns the pipeline of the model that the path names.
-
-    Raises:
-        UnknownModel: it serves another one.
-    """
+    """Returns the pipeline if the path names its model."""
     pipeline = host.pipeline
     if name != pipeline.bundle.card.name:
         raise UnknownModel
@@ -85,11 +77,7 @@ Model = Annotated[Pipeline, Depends(find_model)]
 
 
 async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
-    """Checks that the path names the version that is served.
-
-    Raises:
-        UnknownModel: it is another one.
-    """
+    """Refuses a path with another version."""
     if version != pipeline.bundle.card.version:
         raise UnknownModel
 
@@ -110,9 +98,9 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
 
     `label_set` takes several names with commas between; `min_version` is that of `/predict`.
     The output parameter `classification` asks for the best labels instead of all scores.
-    A photo that cannot be used fails the whole request, and the error names it.
+    A photo that cannot be used fails the whole request; the error names the photo.
     """
-    body = await read_body(request, host.settings)
+    body = await Body(request, host.settings).read()
     asked = await asyncio.to_thread(
         parse_infer_request,
         body,
@@ -121,7 +109,7 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
         limit_images(host.settings),
     )
     selection, predictions = await finish_or_leave(request, _score(pipeline, asked))
-    # Thousands of labels take a while, in which the event loop has to answer others.
+    # Thousands of labels would block the event loop.
     return await asyncio.to_thread(
         write_infer_answer, asked, pipeline.bundle.card, selection, predictions
     )
@@ -150,7 +138,7 @@ async def ready(host: Host) -> ReadyAnswer:
 
 
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
-    # The whole path, not a prefix of inclusion: logs and metrics show what stands here.
+    # Logs and metrics show this path: a prefix given to `include_router` would be missing.
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
     of_model.get(
         "",
@@ -176,22 +164,16 @@ router.include_router(_make_model_router("/models/{name}/versions/{version}", ch
 
 
 async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, list[Prediction]]:
+    async def score(number: int, photo: bytes | DecodedImage) -> Prediction:
+        try:
+            return await pipeline.predict(photo, selection, deadline)
+        except errors.ImageError as error:
+            if len(asked.photos) > 1:
+                place = f"Photo {number} of {len(asked.photos)}."
+                error.detail = " ".join(filter(None, (place, error.detail)))
+            raise
+
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(asked.question, deadline)
-    works = (
-        _score_one(pipeline, asked, index, selection, deadline)
-        for index in range(len(asked.photos))
-    )
+    works = (score(number, photo) for number, photo in enumerate(asked.photos, 1))
     return selection, await run_together(works)
-
-
-async def _score_one(
-    pipeline: Pipeline, asked: InferRequest, index: int, selection: Selection, deadline: float
-) -> Prediction:
-    try:
-        return await pipeline.predict(asked.photos[index], selection, deadline)
-    except errors.ImageError as error:
-        if len(asked.photos) > 1:
-            place = f"Photo {index + 1} of {len(asked.photos)}."
-            error.detail = " ".join(filter(None, (place, error.detail)))
-        raise

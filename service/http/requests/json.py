@@ -1,7 +1,7 @@
-"""JSON bodies: bytes -> an object whose members are given once, while others are answered.
+"""JSON bodies: objects without repeated members, NaN or infinities, and of bounded size.
 
-In: a body that is JSON, and how much may be in it. Out: its object. Next: `uploads.py` and
-`open_inference/request.py`, which know what the members mean.
+Parsed by the standard library: `pydantic_core.from_json` ignores repeated members and lets no other
+thread run until its end, which may be seconds.
 """
 
 from __future__ import annotations
@@ -11,14 +11,45 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from service.errors import MalformedBody
+from starlette.requests import Request
 
-# No object that is read here has as many; each one that is unknown costs an error of its own.
-_MOST_MEMBERS = 100
-MOST_PARTS = 500_000
-"""Lists, objects and texts in the JSON of a body, far more than its labels need. While they are
-parsed no other thread runs, and 20 MB of nothing else take seconds."""
+from service.errors import MalformedBody, UnsupportedMediaType
+from service.http.requests.body import JSON, Body
+from service.labels.definition import MAX_EMBEDDING_VALUES
+from service.settings import Settings
+
+MAX_PARTS = 500_000
+"""Lists, objects and texts of a body. Parsing 20 MB of nothing else stops all threads for seconds;
+other values are parsed by Python code, between whose calls threads switch."""
+# More than any object of ours: each unknown member costs an error message.
+_MAX_MEMBERS = 100
 _QUICK_BYTES = 65536
+
+
+async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
+    """Reads a body that may hold a label set.
+
+    Raises:
+        RequestError: the body is too large, too slow, malformed or of another type.
+        QueueFull: the bodies of other requests fill the memory.
+        starlette.requests.ClientDisconnect: the client left before the body was complete.
+    """
+    body = Body(request, settings)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise UnsupportedMediaType((JSON,))
+    # A label may be an object of three members, one of them a text or a list of numbers.
+    max_parts = MAX_PARTS + 6 * settings.max_labels_per_set
+    max_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set
+    return await parse_aside(await body.read(), max_parts, max_numbers)
+
+
+async def parse_aside(
+    body: bytes, max_parts: int = MAX_PARTS, max_numbers: int = 0
+) -> dict[str, Any]:
+    """Calls `parse_json`, in a thread if the body is long."""
+    if len(body) <= _QUICK_BYTES:
+        return parse_json(body, max_parts, max_numbers)
+    return await asyncio.to_thread(parse_json, body, max_parts, max_numbers)
 
 
 def _read_int(digits: str) -> int:
@@ -29,40 +60,29 @@ def _read_float(digits: str) -> float:
     return float(digits)
 
 
-async def parse_aside(
-    body: bytes, most_parts: int = MOST_PARTS, most_numbers: int = 0
-) -> dict[str, Any]:
-    """Returns what `parse_json` does, and has a thread do what takes longer.
-
-    Raises:
-        MalformedBody: `parse_json` says why.
-    """
-    if len(body) <= _QUICK_BYTES:
-        return parse_json(body, most_parts, most_numbers)
-    # Parsing megabytes takes a while, in which the event loop has to answer others.
-    return await asyncio.to_thread(parse_json, body, most_parts, most_numbers)
-
-
 def parse_json(
     body: bytes,
-    most_parts: int = MOST_PARTS,
-    most_numbers: int = 0,
+    max_parts: int = MAX_PARTS,
+    max_numbers: int = 0,
     read_int: Callable[[str], int] = _read_int,
 ) -> dict[str, Any]:
-    """Returns a JSON object; nothing in it is given twice.
+    """Returns the JSON object of a body.
 
     Args:
         body: all of it.
-        most_parts: lists, objects and texts that it may hold.
-        most_numbers: values that it may hold beside so many.
-        read_int: turns the digits of a whole number into it. Python code, as by default, lets
-            other threads run between two numbers; what is none takes less time.
+        max_parts: most lists, objects and texts.
+        max_numbers: most values beside those.
+        read_int: parses whole numbers. Threads can switch between two calls only if it is Python
+            code; C code takes half the time.
 
     Raises:
-        MalformedBody: this is no JSON, or no object, or something in it is given twice, or it
-            holds too much.
+        MalformedBody: it is not JSON or not an object, repeats a member, or holds too much.
     """
-    _check_marks(body, most_parts, most_numbers)
+    # Marks in texts count too: no valid body has so many.
+    if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:
+        raise MalformedBody(f"The JSON has more than {max_parts} lists, objects and texts")
+    if body.count(b",") > max_parts + max_numbers:
+        raise MalformedBody(f"The JSON has more than {max_parts + max_numbers} values")
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -78,22 +98,14 @@ def parse_json(
     return value
 
 
-def _check_marks(body: bytes, most_parts: int, most_numbers: int) -> None:
-    """Bounds what is in a body by the marks around it, those in texts included."""
-    if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > most_parts:
-        raise MalformedBody(f"The JSON has more than {most_parts} lists, objects and texts")
-    if body.count(b",") > most_parts + most_numbers:
-        raise MalformedBody(f"The JSON has more than {most_parts + most_numbers} values")
-
-
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > _MOST_MEMBERS:
-        raise MalformedBody("An object of the body has too many members")
+    if len(pairs) > _MAX_MEMBERS:
+        raise MalformedBody(f"An object of the body has more than {_MAX_MEMBERS} members")
     members = dict(pairs)
     if len(members) != len(pairs):
         raise MalformedBody("An object of the body has a member twice")
     for name in members:
-        name.encode()  # a lone surrogate has no UTF-8 and raises a ValueError here
+        name.encode()  # raises a ValueError for a lone surrogate
     return members
 
 

@@ -1,280 +1,230 @@
-"""Uploads: the body of a request -> still encoded images and the other fields.
-
-In: a request whose body is multipart, one raw image, or JSON with base64. Out: an
-`Upload`. Bytes are counted while they arrive, whatever Content-Length says, and the
-body has to be complete in time. Next: `parameters.py` for the fields, `pipeline.py` for
-the images.
-"""
+"""The body of a prediction: multipart, one bare image, or JSON with base64."""
 
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    PushMultipartParser,
+    parse_options_header,
+)
+from starlette.requests import Request
 
 from service.errors import (
-    BodyTimeout,
     BodyTooLarge,
     MalformedBody,
     MissingField,
+    RepeatedField,
     TooManyImages,
     UnknownField,
-    UnsupportedContentEncoding,
     UnsupportedMediaType,
 )
-from service.http.requests.budget import HeldBody
-from service.http.requests.json import MOST_PARTS, parse_aside
-from service.http.requests.multipart import Form, FormShape, read_multipart
-from service.labels.definition import MAX_EMBEDDING_VALUES
-from service.scheduling.timeouts import finish_within
+from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body
+from service.http.requests.json import parse_aside
+from service.http.requests.parameters import LIST_PARAMETERS
+from service.labels.question import Question
 from service.settings import Settings
 
-MULTIPART = "multipart/form-data"
-JSON = "application/json"
-BYTES = "application/octet-stream"
-RAW_IMAGE = "image/*"
-URL_FIELD = "url"
-_MOST_DIGITS = 18
-
-ReadT = TypeVar("ReadT")
+MAX_TEXT_BYTES = 4096
+MAX_TEXT_PARTS = 2048
+_URL_FIELD = "url"
 
 
 @dataclass(frozen=True)
 class UploadShape:
-    """What the body of a route may hold.
+    """The body that a route takes, beside the fields of `Question`.
 
     Attributes:
-        form: the fields; JSON bodies have the same names as multipart bodies.
-        takes_raw_image: whether one bare image is a body too.
-        takes_url: whether a JSON body may have `url` in the place of the image.
+        max_images: most images.
+        batch: whether the route takes several images, in `images`. Others take one, in `image`,
+            as the whole body, or by its `url` in JSON.
     """
 
-    form: FormShape
-    takes_raw_image: bool
-    takes_url: bool = False
+    max_images: int = 1
+    batch: bool = False
+
+    @property
+    def image_field(self) -> str:
+        """The field of the images, in forms and in JSON."""
+        return "images" if self.batch else "image"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every known field of a form, the image's first."""
+        return (self.image_field, *sorted(Question.model_fields))
 
     @property
     def media_types(self) -> tuple[str, ...]:
         """The Content-Types that the route reads."""
-        return (MULTIPART, RAW_IMAGE, JSON) if self.takes_raw_image else (MULTIPART, JSON)
-
-
-@dataclass(frozen=True)
-class Base64Image:
-    """An image as it stood in JSON."""
-
-    text: str
-
-    def decode(self) -> bytes:
-        """Returns the image's bytes.
-
-        Raises:
-            MalformedBody: this is not standard base64 (RFC 4648, section 4).
-        """
-        try:
-            return base64.b64decode(self.text, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise MalformedBody("The image is not standard base64 without a prefix") from error
-
-
-@dataclass(frozen=True)
-class RawImage:
-    """An image as it stood in a multipart part or as the whole body."""
-
-    data: bytes
-
-    def decode(self) -> bytes:
-        """Returns the image's bytes."""
-        return self.data
-
-
-# Base64 is decoded per image, so that one bad text of a batch costs only itself.
-UploadedImage = RawImage | Base64Image
+        return (MULTIPART, JSON) if self.batch else (MULTIPART, RAW_IMAGE, JSON)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a request brings.
+    """The content of a body.
 
     Attributes:
-        images: at least one, or none where there is a `url`.
-        fields: the others, not yet validated.
-        url: where its only image is; `fetching.py` gets it.
+        images: at least one, as bytes or as base64; none if there is a `url`. Each is decoded for
+            itself (`decode_base64`), so that invalid base64 fails one image of a batch only.
+        fields: the other fields, not yet checked.
+        url: where the only image is.
     """
 
-    images: tuple[UploadedImage, ...]
+    images: list[bytes | str]
     fields: dict[str, Any] = field(default_factory=dict)
     url: str | None = None
 
 
-async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request, within the size and the time of `settings`.
+def decode_base64(image: bytes | str) -> bytes:
+    """Returns the bytes of an image; bytes are returned as they are.
 
     Raises:
-        RequestError: the body is too large, too slow, malformed, of another type, or does
-            not hold what the route takes.
-        QueueFull: the bodies of other requests fill the memory.
-        starlette.requests.ClientDisconnect: the client left before the body was complete.
+        MalformedBody: the text is not standard base64 (RFC 4648, section 4).
     """
-    _refuse_encoding(request)
-    return await _finish_in_time(_read_body(request, shape, settings.max_body_bytes), settings)
-
-
-async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads a JSON object that may hold a label set, within the size and the time of `settings`.
-
-    Raises:
-        RequestError: the body is too large, too slow, malformed or of another type.
-        QueueFull: the bodies of other requests fill the memory.
-        starlette.requests.ClientDisconnect: the client left before the body was complete.
-    """
-    _refuse_encoding(request)
-    if _media_type(request.headers.get("content-type", "")) != JSON:
-        raise UnsupportedMediaType((JSON,))
-    # A label may be an object of three members, one of them a text or a list of numbers.
-    most_parts = MOST_PARTS + 6 * settings.max_labels_per_set
-    most_numbers = MAX_EMBEDDING_VALUES * settings.max_labels_per_set
-    return await parse_aside(await read_body(request, settings), most_parts, most_numbers)
-
-
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """Reads a body of any type, within the size and the time of `settings`.
-
-    Raises:
-        RequestError: the body is compressed, too large or too slow.
-        starlette.requests.ClientDisconnect: the client left before the body was complete.
-    """
-    _refuse_encoding(request)
-    chunks = _CountedBody(request, settings.max_body_bytes)
-    return await _finish_in_time(_join(chunks), settings)
-
-
-async def _finish_in_time(reading: Coroutine[Any, Any, ReadT], settings: Settings) -> ReadT:
+    if isinstance(image, bytes):
+        return image
     try:
-        return await finish_within(settings.body_timeout_seconds, reading)
-    except TimeoutError as error:
-        raise BodyTimeout(settings.body_timeout_seconds) from error
+        return base64.b64decode(image, validate=True)
+    except ValueError as error:
+        raise MalformedBody("The image is not standard base64 without a prefix") from error
 
 
-def _refuse_encoding(request: Request) -> None:
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedContentEncoding
+async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
+    """Reads the body of a request.
 
-
-async def _read_body(request: Request, shape: UploadShape, max_bytes: int) -> Upload:
+    Raises:
+        RequestError: the body is too large, too slow, malformed, of another type, or does not fit
+            the shape.
+        QueueFull: the bodies of other requests fill the memory.
+        starlette.requests.ClientDisconnect: the client left before the body was complete.
+    """
+    body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
-    media_type = _media_type(content_type)
-    if not media_type and not _has_body(request):
-        raise MissingField(shape.form.image_field)
-    chunks = _CountedBody(request, max_bytes)
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type == MULTIPART:
-        return _from_form(await read_multipart(chunks, content_type, shape.form), shape.form)
+        return await read_form(body, content_type, shape)
     if media_type == JSON:
-        return _from_json(await parse_aside(await _join(chunks)), shape)
-    if media_type.startswith("image/") and shape.takes_raw_image:
-        return Upload((RawImage(await _join(chunks)),))
+        return _read_json(await parse_aside(await body.read()), shape)
+    if media_type.startswith("image/") and not shape.batch:
+        return Upload([await body.read()])
+    length = request.headers.get("content-length", "0")
+    if not media_type and length == "0" and "transfer-encoding" not in request.headers:
+        raise MissingField(shape.image_field)
     raise UnsupportedMediaType(shape.media_types)
 
 
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
+async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
+    """Reads a `multipart/form-data` body; stops at the first part too many.
 
-
-def _has_body(request: Request) -> bool:
-    return (
-        "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
-    )
-
-
-class _CountedBody:
-    """The chunks of a body as they arrive, none of them empty, counted while they do."""
-
-    def __init__(self, request: Request, limit: int) -> None:
-        """Reads the body of `request`, within so many bytes."""
-        declared = request.headers.get("content-length", "")
-        # Python refuses to read thousands of digits, be they zeros.
-        digits = declared.lstrip("0")
-        if digits.isdecimal() and (len(digits) > _MOST_DIGITS or int(digits) > limit):
-            raise BodyTooLarge(limit)
-        self._receive = request.receive
-        self._held: HeldBody = request.state.held_body
-        self._limit = limit
-        self._received = 0
-        self._ended = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._ended:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            self._ended = not message.get("more_body", False)
-            if chunk := self._count(message.get("body", b"")):
-                return chunk
-        raise StopAsyncIteration
-
-    def _count(self, chunk: bytes) -> bytes:
-        self._received += len(chunk)
-        if self._received > self._limit:
-            raise BodyTooLarge(self._limit)
-        self._held.grow(len(chunk))
-        return chunk
-
-
-async def _join(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
-
-
-def _from_form(form: Form, shape: FormShape) -> Upload:
+    Raises:
+        RequestError: the body is malformed, or has an unknown part, or too many or too large parts.
+    """
+    boundary = parse_options_header(content_type)[1].get("boundary")
+    if not boundary:
+        raise MalformedBody("The multipart Content-Type names no boundary")
+    form = _Form(shape)
+    try:
+        # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
+        parser = PushMultipartParser(boundary, header_charset="latin-1")
+        async for chunk in chunks:
+            for event in parser.parse(chunk):
+                if isinstance(event, MultipartSegment):
+                    form.begin_part(event.name.encode("latin-1").decode("utf-8", "replace"))
+                elif event is not None:
+                    form.add(event)
+                else:
+                    form.end_part()
+        parser.close()
+    except MultipartError as error:
+        raise MalformedBody("The multipart body is malformed, or its end is missing") from error
     if not form.images:
         raise MissingField(shape.image_field)
-    images = tuple(RawImage(image) for image in form.images)
-    fields: dict[str, Any] = {}
-    for name, values in form.texts.items():
-        texts = [_decode_text(value) for value in values]
-        fields[name] = texts if name in shape.list_fields else texts[0]
-    return Upload(images, fields)
+    return Upload(form.images, form.fields)
 
 
-def _decode_text(value: bytes) -> str:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedBody("A text field is not UTF-8") from error
+class _Form:
+    """Collects the parts of a form.
+
+    The name alone decides what a part is: clients send images without a filename, texts with one.
+    """
+
+    def __init__(self, shape: UploadShape) -> None:
+        self.images: list[bytes | str] = []
+        self.fields: dict[str, Any] = {}
+        self._shape = shape
+        self._image_field = shape.image_field
+        self._texts = 0
+        self._name = ""
+        # Most images come in one piece, which is not copied.
+        self._pieces: list[bytes | bytearray] = []
+        self._length = 0
+
+    def begin_part(self, name: str) -> None:
+        self._name, self._pieces, self._length = name, [], 0
+        if name == self._image_field:
+            if len(self.images) == self._shape.max_images:
+                raise TooManyImages(self._shape.max_images)
+            return
+        if name not in Question.model_fields:
+            raise UnknownField(name, self._shape.fields)
+        if name in self.fields and name not in LIST_PARAMETERS:
+            raise RepeatedField(name)
+        self._texts += 1
+        if self._texts > MAX_TEXT_PARTS:
+            raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
+
+    def add(self, piece: bytes | bytearray) -> None:
+        self._length += len(piece)
+        if self._length > MAX_TEXT_BYTES and self._name != self._image_field:
+            raise BodyTooLarge(MAX_TEXT_BYTES, "A text field")
+        self._pieces.append(piece)
+
+    def end_part(self) -> None:
+        content = b"".join(self._pieces)
+        if self._name == self._image_field:
+            self.images.append(content)
+            return
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedBody("A text field is not UTF-8") from error
+        if self._name in LIST_PARAMETERS:
+            self.fields.setdefault(self._name, []).append(text)
+        else:
+            self.fields[self._name] = text
 
 
-def _from_json(fields: dict[str, Any], upload: UploadShape) -> Upload:
-    shape = upload.form
-    known = (*shape.names, URL_FIELD) if upload.takes_url else shape.names
+def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
+    known = shape.fields if shape.batch else (*shape.fields, _URL_FIELD)
     for name in fields:
         if name not in known:
             raise UnknownField(name, known)
-    if URL_FIELD in fields:
-        return _from_url(fields, shape)
-    if shape.image_field not in fields:
-        raise MissingField(shape.image_field)
-    value = fields.pop(shape.image_field)
-    texts = value if shape.takes_list else [value]
-    if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-        kind = "a list of base64 texts" if shape.takes_list else "a base64 text"
-        raise MalformedBody(f"Field '{shape.image_field}' is not {kind}")
-    if not texts:
-        raise MissingField(shape.image_field)
-    if len(texts) > shape.max_images:
+    if _URL_FIELD in fields:
+        if shape.image_field in fields:
+            raise MalformedBody(f"Give either '{shape.image_field}' or '{_URL_FIELD}'")
+        url = fields.pop(_URL_FIELD)
+        if not isinstance(url, str):
+            raise MalformedBody(f"Field '{_URL_FIELD}' is not a text")
+        return Upload([], fields, url)
+    return Upload(_take_images(fields, shape), fields)
+
+
+def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str]:
+    name = shape.image_field
+    if name not in fields:
+        raise MissingField(name)
+    value = fields.pop(name)
+    images = value if shape.batch else [value]
+    if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
+        kind = "a list of base64 texts" if shape.batch else "a base64 text"
+        raise MalformedBody(f"Field '{name}' is not {kind}")
+    if not images:
+        raise MissingField(name)
+    if len(images) > shape.max_images:
         raise TooManyImages(shape.max_images)
-    return Upload(tuple(Base64Image(text) for text in texts), fields)
-
-
-def _from_url(fields: dict[str, Any], shape: FormShape) -> Upload:
-    if shape.image_field in fields:
-        raise MalformedBody(f"Give either '{shape.image_field}' or '{URL_FIELD}'")
-    url = fields.pop(URL_FIELD)
-    if not isinstance(url, str):
-        raise MalformedBody(f"Field '{URL_FIELD}' is not a text")
-    return Upload((), fields, url)
+    return images

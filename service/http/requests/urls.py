@@ -1,10 +1,8 @@
-"""Fetching: a URL that a client sent -> the bytes behind it, without becoming its tool.
+"""Fetches the image of a URL that a client sent, from the public internet only.
 
-In: a URL. Out: at most so many bytes, within so many seconds. The URL may lead to addresses of the
-public internet only: each host is resolved once, every address that it has is checked, and the
-connection goes to the very address that was checked, redirects included. What fails says nothing
-of the target: an answer that did would let clients map a network that they cannot reach. Next:
-`pipeline.py`, which decodes the bytes.
+Each host is resolved once, all its addresses are checked, and the connection goes to an address
+that was checked, redirects included. Errors say nothing of the target: they would let clients map
+a network that they cannot reach.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 import httpcore2 as httpcore
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
-from service.http.requests.budget import HeldBody
+from service.http.requests.body import HeldBody
 
 MAX_REDIRECTS = 3
 _MOST_CHARACTERS = 2000
@@ -34,8 +32,8 @@ _HEADERS = (
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"ml-decoder-serve"),
 )
-# All that is given out of IPv6 for the public internet; there is more that Python's tables take for
-# public, such as a translator's own prefix to the IPv4 addresses of its network (RFC 8215).
+# All public IPv6 addresses. Python's tables call more public, such as the prefix by which a network
+# translates to its own IPv4 addresses (RFC 8215).
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 # IPv6 addresses that carry an IPv4 one in their last 32 bits (RFC 6052, section 2.1).
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -45,7 +43,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Fetcher:
-    """Fetches what public https URLs lead to; belongs to one event loop."""
+    """Fetches images by public https URLs; belongs to one event loop."""
 
     def __init__(
         self,
@@ -56,37 +54,32 @@ class Fetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Connects to nothing.
 
         Args:
             max_bytes: most bytes of an image.
-            timeout_seconds: for all of one fetch, redirects included.
-            places: fetches at the same time; more are refused.
-            network: what opens connections.
-            resolve: host and port -> its IP addresses; None asks the system.
+            timeout_seconds: for a whole fetch, redirects included.
+            places: most fetches at the same time; more are refused.
+            network: opens connections.
+            resolve: host and port -> IP addresses; None asks the system.
         """
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
         self._places = places
-        # Reading the system's certificates takes the time of several predictions.
+        # Reading the system's certificates takes as long as several predictions.
         self._context = httpcore.default_ssl_context()
         self._network = _PublicNetwork(
-            network or httpcore.AnyIOBackend(), resolve or _LookUps(places).resolve
+            network or httpcore.AnyIOBackend(), resolve or _Resolver(places).resolve
         )
 
     async def fetch(self, url: str, held: HeldBody) -> bytes:
-        """Returns the bytes behind a URL.
-
-        Args:
-            url: what the client sent.
-            held: what the request holds in memory; the bytes are counted there too.
+        """Returns the bytes of a URL, counted in `held` too.
 
         Raises:
-            UrlNotUsable: the URL is not https, leads to an address that is not public, or
-                its origin does not answer with an image's bytes.
+            UrlNotUsable: the URL is not https or not public, or its origin returns no image.
             OriginTimeout: it takes too long.
             BodyTooLarge: it has too many bytes.
-            QueueFull: too many fetches are going on, or other requests fill the memory.
+            QueueFull: too many fetches run, or other requests fill the memory.
         """
         if self._places == 0:
             raise QueueFull("too many fetches")
@@ -102,7 +95,7 @@ class Fetcher:
             self._places += 1
 
     async def _follow(self, url: str, held: HeldBody) -> bytes:
-        # One connection for one fetch: none is kept that was checked some time ago.
+        # A new pool for each fetch: a kept connection's address was checked too long ago.
         connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
         async with connections as pool:
             for _ in range(1 + MAX_REDIRECTS):
@@ -135,7 +128,7 @@ class Fetcher:
 
 
 class _PublicNetwork(httpcore.AsyncNetworkBackend):
-    """Opens connections to public addresses, and to those only."""
+    """Opens connections to public addresses only."""
 
     def __init__(self, network: httpcore.AsyncNetworkBackend, resolve: Resolve) -> None:
         self._network = network
@@ -160,10 +153,10 @@ class _PublicNetwork(httpcore.AsyncNetworkBackend):
 
 
 def check_url(url: str) -> httpcore.URL:
-    """Returns the parts of an https URL to its standard port, without user and password.
+    """Returns the parts of a URL.
 
     Raises:
-        UrlNotUsable: the URL is something else.
+        UrlNotUsable: it is not https, has another port than 443, or a user or password.
     """
     if len(url) > _MOST_CHARACTERS or not _URL_CHARACTERS.fullmatch(url):
         raise UrlNotUsable
@@ -181,7 +174,7 @@ def check_url(url: str) -> httpcore.URL:
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an IP address, and any that it carries, is one of the public internet."""
+    """Returns whether an IP address, and any address embedded in it, is public."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -207,19 +200,18 @@ def _unwrap(address: Address) -> list[Address]:
     return carried
 
 
-class _LookUps:
-    """Looks names up as the system does, in threads of their own.
+class _Resolver:
+    """Resolves names as the system does, in threads of its own.
 
-    A name server that does not answer keeps a thread for longer than anyone waits; of the threads
-    that read bodies and write answers none would be left.
+    A name server that does not answer blocks a thread beyond the timeout; in the default pool these
+    would use up the threads that parse bodies and write answers.
     """
 
     def __init__(self, places: int) -> None:
-        """Looks up so many names at the same time; more wait."""
-        self._threads = ThreadPoolExecutor(places, thread_name_prefix="look-up")
+        self._threads = ThreadPoolExecutor(places, thread_name_prefix="resolver")
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Returns the IP addresses of a host."""
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
         return [str(address[0]) for *_, address in found]

@@ -1,10 +1,4 @@
-"""OpenAPI: the parts of `/docs` that FastAPI cannot see for itself.
-
-In: error classes of a route, or the shape of its body. Out: pieces of an OpenAPI
-document. Bodies are read by `uploads.py` and the parameters of a prediction by `parameters.py`,
-not by FastAPI, so they are written down here; error answers are taken from the table in
-`problems.py`.
-"""
+"""Parts of the OpenAPI document that FastAPI cannot see: bodies, parameters and errors."""
 
 from __future__ import annotations
 
@@ -16,9 +10,9 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from service.http.requests.multipart import FormShape
+from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
-from service.http.requests.uploads import BYTES, JSON, MULTIPART, RAW_IMAGE, URL_FIELD, UploadShape
+from service.http.requests.uploads import UploadShape
 from service.http.responses.problems import PROBLEM_JSON, ErrorType, describe_type, document_headers
 from service.labels.question import Question
 
@@ -26,7 +20,7 @@ _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
 
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
-"""Of FastAPI's `responses`: the header of an answer with a label set."""
+"""For FastAPI's `responses`: the header of an answer with a label set."""
 TAG_AND_PLACE = {
     "headers": {**TAG["headers"], "Location": {"description": "The set's path.", "schema": _TEXT}}
 }
@@ -34,18 +28,17 @@ TAG_AND_PLACE = {
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI, without its guess that what takes a parameter may answer 422 in its own shape."""
+    """FastAPI, without its own 422 for each route with a parameter: ours are problems."""
 
-    def openapi(self) -> dict[str, Any]:
-        """Returns the document."""
+    def openapi(self) -> dict[str, Any]:  # noqa: D102
         if self.openapi_schema is None:
             document = super().openapi()
             for path in document["paths"].values():
                 for operation in path.values():
                     if "HTTPValidationError" in str(operation["responses"].get("422")):
                         del operation["responses"]["422"]
-            for guess in ("HTTPValidationError", "ValidationError"):
-                document["components"]["schemas"].pop(guess, None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(name, None)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -60,29 +53,40 @@ def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
 
 def document_predict(shape: UploadShape) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with the parameters and the body of a predict route."""
+    fields = Question.model_json_schema()["properties"]
     parameters = [
         _document_parameter(name, "query", schema, schema["description"])
-        for name, schema in Question.model_json_schema()["properties"].items()
+        for name, schema in fields.items()
     ]
+
+    def describe(image: dict[str, Any]) -> dict[str, Any]:
+        if shape.batch:
+            image = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
+        return {
+            "type": "object",
+            "required": [shape.image_field],
+            "additionalProperties": False,
+            "properties": {shape.image_field: image, **fields},
+        }
+
     binary = {"type": "string", "format": "binary", "description": "The image's bytes."}
     base64 = {"type": "string", "contentEncoding": "base64", "description": "The image's bytes."}
-    json = _object_schema(shape.form, base64)
-    if shape.takes_url:
-        json["properties"][URL_FIELD] = {
+    # Without `explode`, `/docs` sends a list as one field, its values joined by commas.
+    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
+    content = {
+        MULTIPART: {"schema": describe(binary), "encoding": encoding},
+        JSON: {"schema": describe(base64)},
+    }
+    if not shape.batch:
+        content[RAW_IMAGE] = {"schema": binary}
+        json = content[JSON]["schema"]
+        json["properties"]["url"] = {
             "type": "string",
             "format": "uri",
             "maxLength": 2000,
-            "description": "In the place of the image, where the service is set to fetch images.",
+            "description": "Instead of the image, if the service is set to fetch images.",
         }
-        json["oneOf"] = [{"required": json.pop("required")}, {"required": [URL_FIELD]}]
-    # Else `/docs` sends a list as one field, its values joined by commas.
-    encoding = {name: {"style": "form", "explode": True} for name in sorted(LIST_PARAMETERS)}
-    content = {
-        MULTIPART: {"schema": _object_schema(shape.form, binary), "encoding": encoding},
-        JSON: {"schema": json},
-    }
-    if shape.takes_raw_image:
-        content[RAW_IMAGE] = {"schema": binary}
+        json["oneOf"] = [{"required": json.pop("required")}, {"required": ["url"]}]
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
 
 
@@ -109,8 +113,8 @@ def document_json(
 
     Args:
         model: shape of the body.
-        optional: a field that the path stands in for.
-        example: a body that works; without one, `/docs` makes one up from the shape.
+        optional: a field whose value is in the path.
+        example: a valid body; without one, `/docs` makes one up from the shape.
     """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     if optional is not None:
@@ -126,13 +130,13 @@ def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
 
     Args:
         model: shape of the JSON.
-        header: the one that tells its length.
+        header: the header with its length.
     """
     extra = document_json(model)
-    body = "The JSON, and behind it the bytes of the tensors."
+    body = "The JSON, followed by the bytes of the tensors."
     binary = {"type": "string", "format": "binary", "description": body}
     extra["requestBody"]["content"][BYTES] = {"schema": binary}
-    length = "How many bytes of the body are the JSON; all of them where it is not sent."
+    length = "How many bytes of the body are JSON; all of them without this header."
     extra["parameters"] = [_document_parameter(header, "header", {"type": "integer"}, length)]
     return extra
 
@@ -140,12 +144,12 @@ def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
 def document_answer(
     description: str, *media_types: str, headers: Mapping[str, Any] | None = None
 ) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for a good answer that no model describes.
+    """Returns FastAPI's `responses` for a 200 that no model describes.
 
     Args:
-        description: what it is, as Markdown.
-        *media_types: its Content-Types.
-        headers: those of its own, as OpenAPI has them.
+        description: in Markdown.
+        *media_types: Content-Types of the answer.
+        headers: in the form of OpenAPI.
     """
     content = {
         kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
@@ -163,7 +167,7 @@ def _document_parameter(
 
 
 def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    # The document's components are FastAPI's own, so what is referred to is written out.
+    # FastAPI alone writes the document's components, so references to others are inlined.
     if isinstance(value, dict):
         if value.get("$ref") == reference:
             return inner
@@ -171,20 +175,6 @@ def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: 
     if isinstance(value, list):
         return [_inline(part, reference, inner) for part in value]
     return value
-
-
-def _object_schema(shape: FormShape, image: dict[str, Any]) -> dict[str, Any]:
-    many = {"type": "array", "minItems": 1, "maxItems": shape.max_images, "items": image}
-    parameters = Question.model_json_schema()["properties"]
-    return {
-        "type": "object",
-        "required": [shape.image_field],
-        "additionalProperties": False,
-        "properties": {
-            shape.image_field: many if shape.takes_list else image,
-            **parameters,
-        },
-    }
 
 
 def _document_status(errors: list[ErrorType]) -> dict[str, Any]:

@@ -1,30 +1,31 @@
-"""Direct routes: endpoints that read their requests and write their answers themselves.
+"""Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction.
 
-In: a request that `door.py` (below a root path, the framework's router) has found a route for. Out:
-the endpoint's answer. FastAPI documents such a route and does nothing else for it: resolving
-dependencies and wrapping the answer would cost more than everything else that a prediction does in
-Python. Next: `predict.py`.
+FastAPI documents their routes, answers 405, and leads requests to them below a root path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import Request
 from fastapi.params import Security
 from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import ServiceError
+from service.http.host import PipelineHost
+from service.http.responses.problems import answer_error
 
 
 class DirectRoute(APIRoute):
-    """Passes a request by the route's guards and hands it to the endpoint.
+    """Calls the endpoint with the request, after the route's guards.
 
     A guard is a dependency that takes the request alone and returns nothing. Security classes are
-    for the documentation.
+    documentation.
     """
 
     def __init__(self, *args: Any, **parameters: Any) -> None:  # noqa: ANN401 - FastAPI's own
-        """Prepares the route as FastAPI does, and collects its guards."""
         super().__init__(*args, **parameters)
         self._guards = [
             depends.dependency
@@ -32,8 +33,7 @@ class DirectRoute(APIRoute):
             if depends.dependency is not None and not isinstance(depends, Security)
         ]
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)  # 405
             return
@@ -42,3 +42,29 @@ class DirectRoute(APIRoute):
             await guard(request)
         response = await self.endpoint(request)
         await response(scope, receive, send)
+
+
+class DirectRouter:
+    """ASGI middleware: sends predictions to their routes, past the framework.
+
+    While the queue is full it refuses them with 429 before their bodies are read.
+    """
+
+    def __init__(self, app: ASGIApp, host: PipelineHost, routes: Iterable[APIRoute]) -> None:
+        """Takes `routes` that answer POST and have no parameters in their paths."""
+        self._app = app
+        self._host = host
+        self._routes = {route.path: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route  # for the metrics
+        try:
+            if self._host.ready:
+                self._host.pipeline.queue.check_room()
+            await route.handle(scope, receive, send)
+        except ServiceError as error:
+            await answer_error(Request(scope), error)(scope, receive, send)

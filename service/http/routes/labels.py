@@ -1,8 +1,4 @@
-"""Labels: label sets in, to be asked for by `label_set` in `/predict`.
-
-In: the definition of a label set. Out: the set as it was registered; 201 and 200 say that it
-is durable. Next: `catalogue.py`.
-"""
+"""`/labels`: registers label sets, which `/predict` uses by name. 201 and 200 mean durable."""
 
 from __future__ import annotations
 
@@ -15,9 +11,10 @@ from pydantic import ValidationError
 
 from service import errors
 from service.errors import InvalidLabelSet, InvalidParameters, InvalidValue, list_values
+from service.http.host import Host
+from service.http.requests.body import finish_or_leave
 from service.http.requests.conditions import demand_version, is_known, make_tag
-from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.uploads import read_json_object
+from service.http.requests.json import read_json_object
 from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
@@ -31,7 +28,6 @@ from service.http.responses.schemas import (
     answer_label_set,
     summarise_label_set,
 )
-from service.http.routes.dependencies import Host
 from service.http.security.keys import ADMINISTRATE, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
@@ -75,15 +71,15 @@ _BODY_PROBLEMS = (
 )
 
 _ON_READING = document_conditions(
-    if_none_match="The `ETag` that the client has; where it is still right, the answer is 304."
+    if_none_match="The `ETag` that the client has; if it is still valid, the answer is 304."
 )
 _IF_MATCH = (
-    "The `ETag` of the version that may go, or `*` for any; where the set is in another, or there "
-    "is none, the answer is 412."
+    "The `ETag` of the version to replace, or `*` for any; if the set has another one or does not "
+    "exist, the answer is 412."
 )
 _ON_REPLACING = document_conditions(
     if_match=_IF_MATCH,
-    if_none_match="`*`: write only where there is no set of this name, else 412.",
+    if_none_match="`*`: write only if there is no set of this name, else 412.",
 )
 _ON_DELETING = document_conditions(if_match=_IF_MATCH)
 
@@ -119,7 +115,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
         HTTPStatus.CREATED.value: TAG_AND_PLACE,
         HTTPStatus.OK.value: {
             "model": LabelSetAnswer,
-            "description": "It was there already.",
+            "description": "It was registered before.",
             **TAG,
         },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetExists),
@@ -127,10 +123,10 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
 async def register_label_set(request: Request, host: Host) -> Response:
-    """Registers a label set; the same set once more is no error, another one is.
+    """Registers a label set; the same set may be sent again, another one of its name may not.
 
-    A label is a bare name, or an object with a `prompt` that is encoded instead of the name,
-    or with an `embedding` of its own; and, if wanted, a `threshold`.
+    A label is a bare name, or an object with a `prompt` that is encoded instead of the name, or
+    with an `embedding`; it may have a `threshold`.
     """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
@@ -168,7 +164,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
         HTTPStatus.OK.value: TAG,
         HTTPStatus.CREATED.value: {
             "model": LabelSetAnswer,
-            "description": "There was none.",
+            "description": "There was no such set.",
             **TAG_AND_PLACE,
         },
         **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
@@ -181,9 +177,9 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
-    What `GET` tells of a set may be changed and sent back: a `threshold` beside `calibrated: false`
-    is dropped, `version`, `origin`, `read_only` and `num_labels` say nothing, and a label with
-    `own_embedding: true` is refused unless its `embedding` is given again.
+    The answer of `GET` may be changed and sent back: a `threshold` beside `calibrated: false` is
+    dropped, `version`, `origin`, `read_only` and `num_labels` are ignored, and a label with
+    `own_embedding: true` must have its `embedding` again.
     """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
@@ -218,7 +214,7 @@ async def _replace(
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
     if "if-match" in request.headers or "if-none-match" in request.headers:
-        await catalogue.refresh()  # another process may have written what the client has seen
+        await catalogue.refresh()  # the client may have seen another process's version
     return demand_version(request, catalogue, name)
 
 
@@ -236,7 +232,7 @@ def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> 
 
 
 async def _answer(labels: LabelSet, *, created: bool = False) -> Response:
-    # Thousands of labels take a while, in which the event loop has to answer others.
+    # Thousands of labels would block the event loop.
     content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
     headers = {"ETag": make_tag(labels)}
     if created:

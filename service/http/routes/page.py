@@ -1,8 +1,6 @@
-"""Page: the playground at `/` and the API reference at `/docs`, all of it from this host.
+"""The playground at `/` and the API reference at `/docs`; their files come from this host only.
 
-In: nothing. Out: HTML, styles, scripts and sample photos from `http/page/`, as they lie there;
-Swagger UI from the package `fastapi_offline`, which holds its files and no more than that. Next:
-`page/app.js`, where the playground begins.
+Swagger UI's files are those of the package `fastapi_offline`.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ router = APIRouter(include_in_schema=False)
 
 
 class PageFiles(StaticFiles):
-    """The files of one folder, with the headers that keep a page to itself."""
+    """The files of a folder, with headers that restrict the page to its own host."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Answers with one file of the folder, whole, 404 or 304."""
-        # A server may ignore it (RFC 9110, section 14.2): these files are small, and Starlette
-        # would answer an unknown unit with an error.
+        """Returns a whole file, 404 or 304."""
+        # A server may ignore `Range` (RFC 9110, section 14.2); Starlette answers an unknown unit
+        # with an error.
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
@@ -61,7 +59,7 @@ async def show_reference(request: Request) -> Response:
     return await _PAGE_FILES.get_response("docs.html", request.scope)
 
 
-# Routes in place of mounts, below which the app's own prefix and the methods of a path are lost.
+# Routes, because mounts lose the app's root path and the methods of a path.
 @router.api_route("/page/{path:path}", methods=_METHODS)
 async def send_page_file(request: Request, path: str) -> Response:
     """Sends a file of both pages."""

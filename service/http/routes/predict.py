@@ -1,13 +1,7 @@
-"""Predict: photos in, labels out.
-
-In: one photo (`/predict`) or several (`/predict/batch`) and what is asked of them. Out:
-their labels. A client that leaves takes its work with it. Next: `pipeline.py`.
-"""
+"""`/predict` and `/predict/batch`: the labels of one photo, or of several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -15,15 +9,9 @@ from fastapi import APIRouter, Request, Response
 from service import errors
 from service.errors import ImageError, MalformedBody, UrlInputOff
 from service.http.host import PipelineHost
-from service.http.requests.disconnects import finish_or_leave
-from service.http.requests.multipart import FormShape
-from service.http.requests.parameters import (
-    LIST_PARAMETERS,
-    SINGLE_PARAMETERS,
-    add_fields,
-    read_parameters,
-)
-from service.http.requests.uploads import JSON, Upload, UploadedImage, UploadShape, read_upload
+from service.http.requests.body import JSON, finish_or_leave
+from service.http.requests.parameters import add_fields, read_parameters
+from service.http.requests.uploads import Upload, UploadShape, decode_base64, read_upload
 from service.http.responses.openapi import document_predict, document_problems
 from service.http.responses.prediction_json import write_batch, write_prediction
 from service.http.responses.problems import describe_problem
@@ -43,13 +31,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH_IMAGES = 16
 
-_ONE_IMAGE = UploadShape(
-    FormShape("image", 1, SINGLE_PARAMETERS, LIST_PARAMETERS), takes_raw_image=True, takes_url=True
-)
-_MANY_IMAGES = UploadShape(
-    FormShape("images", MAX_BATCH_IMAGES, SINGLE_PARAMETERS, LIST_PARAMETERS, takes_list=True),
-    takes_raw_image=False,
-)
+_ONE_IMAGE = UploadShape()
 REQUEST_PROBLEMS = (
     errors.Unauthorized,
     errors.RateLimited,
@@ -98,13 +80,12 @@ router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PRE
 async def predict(request: Request) -> Response:
     """Labels one image: a form field, the bare body, or base64 in JSON.
 
-    Where the service is set to fetch images, `url` may take the place of `image` in JSON.
+    If the service is set to fetch images, JSON may have a `url` instead of the `image`.
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
-    most = host.settings.max_candidate_labels
-    question = await add_fields(parameters, upload.fields, most)
+    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
     work = _label_one(request, pipeline, upload, question)
     selection, prediction = await finish_or_leave(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
@@ -115,28 +96,27 @@ async def predict(request: Request) -> Response:
     "/predict/batch",
     response_model=BatchAnswer,
     responses=document_problems(*REQUEST_PROBLEMS),
-    openapi_extra=document_predict(_MANY_IMAGES),
+    openapi_extra=document_predict(UploadShape(MAX_BATCH_IMAGES, batch=True)),
 )
 async def predict_batch(request: Request) -> Response:
     """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
 
-    An image that cannot be used costs only itself: its entry holds the problem. Whatever
-    concerns the whole request, a full queue for example, fails the whole request.
+    An image that cannot be used fails alone: its entry holds the problem. A problem of the whole
+    request, such as a full queue, fails the whole request.
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
-    form = replace(_MANY_IMAGES.form, max_images=limit_images(host.settings))
-    upload = await read_upload(request, replace(_MANY_IMAGES, form=form), host.settings)
-    most = host.settings.max_candidate_labels
-    question = await add_fields(parameters, upload.fields, most)
-    work = _label_all(pipeline, upload.images, question)
+    shape = UploadShape(limit_images(host.settings), batch=True)
+    upload = await read_upload(request, shape, host.settings)
+    question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    work = _label_all(pipeline, upload, question)
     selection, results = await finish_or_leave(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
 
 
 def limit_images(settings: Settings) -> int:
-    """Returns the most images of a request: what the queue never has places for is not busy."""
+    """Returns the most images of a request: never more than the queue has places."""
     return min(MAX_BATCH_IMAGES, settings.queue_size)
 
 
@@ -144,7 +124,7 @@ async def _label_one(
     request: Request, pipeline: Pipeline, upload: Upload, question: Question
 ) -> tuple[Selection, Prediction]:
     if upload.url is None:
-        data = upload.images[0].decode()
+        data = decode_base64(upload.images[0])
     else:
         fetcher: Fetcher | None = request.app.state.fetcher
         if fetcher is None:
@@ -156,21 +136,17 @@ async def _label_one(
 
 
 async def _label_all(
-    pipeline: Pipeline, images: Sequence[UploadedImage], question: Question
+    pipeline: Pipeline, upload: Upload, question: Question
 ) -> tuple[Selection, list[Prediction | ImageFailure]]:
+    async def label(image: bytes | str) -> Prediction | ImageFailure:
+        try:
+            return await pipeline.predict(decode_base64(image), selection, deadline)
+        except (ImageError, MalformedBody) as error:
+            return ImageFailure(error=describe_problem(error))
+
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(question, deadline)
-    trying = (_try_one(pipeline, image, selection, deadline) for image in images)
-    return selection, await run_together(trying)
-
-
-async def _try_one(
-    pipeline: Pipeline, image: UploadedImage, selection: Selection, deadline: float
-) -> Prediction | ImageFailure:
-    try:
-        return await pipeline.predict(image.decode(), selection, deadline)
-    except (ImageError, MalformedBody) as error:
-        return ImageFailure(error=describe_problem(error))
+    return selection, await run_together(label(image) for image in upload.images)
 
 
 ROUTES = tuple(route for route in router.routes if isinstance(route, DirectRoute))

@@ -159,7 +159,7 @@ def test_json_may_hold_as_many_pixels_as_there_may_be_and_little_else(
     client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(request, "MOST_PARTS", 100)
+        patch.setattr(request, "MAX_PARTS", 100)
         nested = pixels_input(*[PHOTO] * 16, bundle=open_bundle)
         flat = nested | {"data": np.array(nested["data"]).ravel().tolist()}
         for tensor in (nested, flat):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
-from service.http.requests.json import MOST_PARTS, parse_json
+from service.http.requests.json import MAX_PARTS, parse_json
 from tests.support.serving import (
     PHOTO,
     assert_problem,
@@ -86,7 +86,7 @@ def test_any_json_is_answered_or_a_problem(
 def test_millions_of_lists_and_texts_are_refused_before_they_are_parsed(
     client: TestClient, method: str, path: str, member: str, value: str
 ) -> None:
-    times = 2 * MOST_PARTS // (len(value) // 2)
+    times = 2 * MAX_PARTS // (len(value) // 2)
     body = f'{{"{member}": [{",".join([value] * times)}]}}'
     headers = {"Content-Type": "application/json"}
     response = client.request(method, path, content=body, headers=headers)
@@ -106,7 +106,7 @@ def test_millions_of_lists_and_texts_are_refused_before_they_are_parsed(
 def test_millions_of_numbers_are_refused_where_no_label_set_is(
     client: TestClient, path: str, member: str, value: str
 ) -> None:
-    body = f'{{"{member}": [{",".join([value] * 2 * MOST_PARTS)}]}}'
+    body = f'{{"{member}": [{",".join([value] * 2 * MAX_PARTS)}]}}'
     response = client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert "values" in response.text
@@ -117,7 +117,7 @@ def test_millions_of_numbers_are_refused_where_no_label_set_is(
 )
 def test_others_run_while_numbers_are_parsed(number: str, times: int) -> None:
     body = f'{{"a": [{",".join([number] * times)}]}}'.encode()
-    assert count_turns(lambda: parse_json(body, most_numbers=times)) > 10
+    assert count_turns(lambda: parse_json(body, max_numbers=times)) > 10
 
 
 @pytest.mark.parametrize(("length", "in_loop"), [(1000, True), (100_000, False)])

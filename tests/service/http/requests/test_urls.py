@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
-from service.http.requests.budget import BodyBudget, HeldBody
+from service.http.requests.body import BodyBudget, HeldBody
 from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, assert_still_serving, serve_app

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.http.requests import uploads
+from service.http.requests import json as json_bodies
 from service.labels.store import database as database_module
 from service.labels.store.store import LabelStore
 from tests.support.serving import (
@@ -397,7 +397,7 @@ def test_json_may_hold_as_many_embeddings_as_a_set_and_little_else(
     own = {"embedding": vector, "threshold": 0.5}
     labels: list[Any] = [{"name": f"label {i}", **own} for i in range(50)]
     with monkeypatch.context() as patch:
-        patch.setattr(uploads, "MOST_PARTS", 5)  # the set, its list, its name and two keys
+        patch.setattr(json_bodies, "MAX_PARTS", 5)  # the set, its list, its name and two keys
         register(client, {"name": "most", "labels": labels})
         more = client.post("/labels", json={"name": "more", "labels": [*labels, []]})
         assert "lists" in assert_problem(more, 400, "malformed_body")["detail"]

@@ -1,4 +1,4 @@
-"""Tests of `/info`."""
+"""Tests of `/info`; health and metrics have theirs in `test_app.py` and `telemetry`."""
 
 from __future__ import annotations
 

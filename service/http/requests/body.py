@@ -1,0 +1,170 @@
+"""What the server receives of a request: its body, within limits, and the client's disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    QueueFull,
+    StartError,
+    UnsupportedContentEncoding,
+)
+from service.settings import Settings
+
+MULTIPART = "multipart/form-data"
+JSON = "application/json"
+BYTES = "application/octet-stream"
+RAW_IMAGE = "image/*"
+
+_MAX_DIGITS = 18
+_UNWATCHED_SECONDS = 0.05
+ResultT = TypeVar("ResultT")
+
+
+class BodyBudget:
+    """The bytes that the bodies of all requests of an event loop may still take in memory.
+
+    `max_body_bytes` limits one body; this stops a thousand clients that each stay below it.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.free_bytes = limit_bytes
+
+
+def open_budget(settings: Settings) -> BodyBudget:
+    """Raises StartError if the largest body would never have room."""
+    held, body = settings.max_held_bytes, settings.max_body_bytes
+    if held < body:
+        raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
+    return BodyBudget(held)
+
+
+class HeldBody:
+    """The bytes of the budget that one request takes."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held_bytes = 0
+
+    def grow(self, count: int) -> None:
+        """Takes `count` bytes more.
+
+        Raises:
+            QueueFull: other requests hold them.
+        """
+        if count > self._budget.free_bytes:
+            raise QueueFull("too many bytes of bodies in memory")
+        self._budget.free_bytes -= count
+        self._held_bytes += count
+
+    def release(self) -> None:
+        """Returns all bytes to the budget."""
+        self._budget.free_bytes += self._held_bytes
+        self._held_bytes = 0
+
+
+class HoldBodies:
+    """ASGI middleware: a request holds the bytes of its body until it is answered."""
+
+    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        held = HeldBody(self._budget)
+        scope.setdefault("state", {})["held_body"] = held
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            held.release()
+
+
+class Body:
+    """The chunks of a request's body, none of them empty.
+
+    Both the constructor and the iteration raise RequestError. The iteration also raises QueueFull
+    if other requests fill the memory, and ClientDisconnect.
+    """
+
+    def __init__(self, request: Request, settings: Settings) -> None:
+        """Checks the headers; reads nothing."""
+        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise UnsupportedContentEncoding
+        self._limit = settings.max_body_bytes
+        # `int` refuses thousands of digits, even zeros.
+        digits = request.headers.get("content-length", "").lstrip("0")
+        if digits.isdecimal() and (len(digits) > _MAX_DIGITS or int(digits) > self._limit):
+            raise BodyTooLarge(self._limit)
+        self._receive = request.receive
+        self._held: HeldBody = request.state.held_body
+        self._timeout_seconds = settings.body_timeout_seconds
+        self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        self._received = 0
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._ended:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    message = await self._receive()
+            except TimeoutError as error:
+                raise BodyTimeout(self._timeout_seconds) from error
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._ended = not message.get("more_body", False)
+            if chunk := message.get("body", b""):
+                self._received += len(chunk)
+                # The bytes count, whatever Content-Length says.
+                if self._received > self._limit:
+                    raise BodyTooLarge(self._limit)
+                self._held.grow(len(chunk))
+                return bytes(chunk)
+        raise StopAsyncIteration
+
+    async def read(self) -> bytes:
+        """Returns all chunks as one."""
+        return b"".join([chunk async for chunk in self])
+
+
+async def finish_or_leave(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Returns the result of `work`, which it cancels if the client disconnects.
+
+    The body must have been read. A disconnect is noticed after 0.05 s at the earliest: most work
+    ends before, and a task for each request would take 3 % of its processor time.
+
+    Raises:
+        starlette.requests.ClientDisconnect: the client disconnected.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    watches: list[asyncio.Task[None]] = []
+    timer = loop.call_later(
+        _UNWATCHED_SECONDS,
+        lambda: watches.append(loop.create_task(_cancel_at_disconnect(request, task))),
+    )
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if any(watch.done() for watch in watches) and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+
+
+async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()

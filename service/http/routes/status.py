@@ -1,0 +1,53 @@
+"""What the service says of itself: health, the model card, and metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from service.errors import Draining, NotReady, Unauthorized
+from service.http.host import Host
+from service.http.responses.openapi import document_answer, document_problems
+from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
+from service.http.security.keys import PREDICT
+
+router = APIRouter()
+metrics_router = APIRouter()
+
+
+@router.get(
+    "/info",
+    tags=["model"],
+    dependencies=[*PREDICT],
+    responses=document_problems(NotReady, Draining, Unauthorized),
+)
+async def info(host: Host) -> InfoAnswer:
+    """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
+    return answer_info(host.pipeline)
+
+
+@router.head("/livez", include_in_schema=False)
+@router.get("/livez", tags=["health"])
+async def live() -> HealthAnswer:
+    """Says that the process answers, ready or not."""
+    return HealthAnswer(status="alive")
+
+
+@router.head("/readyz", include_in_schema=False)
+@router.get("/readyz", tags=["health"], responses=document_problems(NotReady, Draining))
+async def ready(host: Host) -> HealthAnswer:
+    """Says whether predictions are answered now."""
+    host.check_ready()
+    return HealthAnswer(status="ready")
+
+
+# Not async: with several workers it reads many files, which would block the event loop.
+@metrics_router.get(
+    "/metrics",
+    tags=["health"],
+    response_class=Response,
+    responses=document_answer("Prometheus' text format.", "text/plain"),
+)
+def metrics(request: Request) -> Response:
+    """Writes the metrics of this process, or of all workers that share them."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

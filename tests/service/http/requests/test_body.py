@@ -1,0 +1,264 @@
+"""Tests of what is received: bodies within limits of size, memory and time; disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from service.bundle.reader import Bundle
+from service.errors import BodyTimeout, QueueFull, StartError
+from service.http.requests import body as body_module
+from service.http.requests.body import Body, BodyBudget, HeldBody, finish_or_leave
+from service.settings import Settings
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
+
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+def make_request(receive: Receive) -> Request:
+    state = {"held_body": HeldBody(BodyBudget(100))}
+    return Request({"type": "http", "headers": [], "state": state}, receive)
+
+
+def make_leaving(left: asyncio.Event) -> Request:
+    """Returns a request whose body has been read and whose client leaves on `left`."""
+
+    async def receive() -> Message:
+        await left.wait()
+        return DISCONNECT
+
+    return make_request(receive)
+
+
+def read(request: Request, timeout_seconds: float = 30) -> Any:
+    return Body(request, Settings(body_timeout_seconds=timeout_seconds)).read()
+
+
+def test_held_bytes_are_free_again_when_they_are_released() -> None:
+    budget = BodyBudget(100)
+    one, other = HeldBody(budget), HeldBody(budget)
+    one.grow(60)
+    other.grow(40)
+    with pytest.raises(QueueFull):
+        other.grow(1)
+    one.release()
+    other.grow(60)
+    one.release()  # it holds nothing any more
+    other.release()
+    assert budget.free_bytes == 100
+
+
+def test_body_without_room_is_refused_and_nothing_leaks(tiny_bundle: Bundle) -> None:
+    room = 4000 + len(PHOTO)
+    limits = {"max_held_bytes": room, "max_body_bytes": room}
+    with serve_app(tiny_bundle.path, **limits) as client:
+        for _ in range(3):
+            headers = {"Content-Type": "image/png"}
+            other = HeldBody(client.app.state.budget)  # type: ignore[attr-defined]
+            other.grow(1)
+            large = client.post("/predict", content=bytes(room), headers=headers)
+            assert_problem(large, 429, "queue_full")
+            assert int(large.headers["retry-after"]) > 0
+            other.release()
+            assert send_image(client, b"junk").status_code == 400
+            assert_still_serving(client)
+        assert client.app.state.budget.free_bytes == room  # type: ignore[attr-defined]
+
+
+def test_less_for_all_bodies_than_for_one_stops_the_start(tiny_bundle: Bundle) -> None:
+    limits = {"max_held_bytes": 999, "max_body_bytes": 1000}
+    with pytest.raises(StartError, match="max_held_bytes"), serve_app(tiny_bundle.path, **limits):
+        pass
+
+
+@pytest.mark.anyio
+async def test_body_that_stops_arriving_is_refused_in_time() -> None:
+    chunks = iter([b"a", b""])
+
+    async def receive() -> Message:
+        chunk = next(chunks, None)
+        if chunk is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": chunk, "more_body": True}
+
+    with pytest.raises(BodyTimeout, match=r"0\.05 seconds"):
+        await read(make_request(receive), timeout_seconds=0.05)
+
+
+@pytest.mark.anyio
+async def test_time_of_a_body_counts_from_its_beginning() -> None:
+    async def receive() -> Message:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"a", "more_body": True}
+
+    with pytest.raises(BodyTimeout):
+        await read(make_request(receive), timeout_seconds=0.1)
+
+
+@pytest.mark.anyio
+async def test_cancelled_reader_is_no_timeout() -> None:
+    reading = asyncio.create_task(read(make_leaving(asyncio.Event())))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+@pytest.mark.anyio
+async def test_client_that_leaves_ends_the_reading() -> None:
+    left = asyncio.Event()
+    left.set()
+    with pytest.raises(ClientDisconnect):
+        await read(make_leaving(left))
+
+
+@pytest.fixture(params=[0.0, 30.0], ids=["watched", "unwatched"])
+def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the client is watched from the first turn of the event loop on, or never."""
+    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", request.param)
+    return request.param == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("watched")
+async def test_work_of_a_client_that_stays_is_finished() -> None:
+    async def work() -> int:
+        await asyncio.sleep(0.01)
+        return 7
+
+    assert await finish_or_leave(make_leaving(asyncio.Event()), work()) == 7
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("watched")
+async def test_error_of_the_work_comes_through() -> None:
+    async def work() -> int:
+        await asyncio.sleep(0.01)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await finish_or_leave(make_leaving(asyncio.Event()), work())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("gives_up", ["client", "server"])
+async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) -> None:
+    started, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    answering = asyncio.create_task(finish_or_leave(make_leaving(left), work()))
+    await started.wait()
+    if gives_up == "client":
+        left.set()
+    else:
+        answering.cancel()
+    with pytest.raises(ClientDisconnect if gives_up == "client" else asyncio.CancelledError):
+        await answering
+    assert cancelled.is_set()
+
+
+@pytest.mark.anyio
+async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> None:
+    left = asyncio.Event()
+    left.set()
+
+    async def work() -> int:
+        await asyncio.sleep(0.2)
+        return 7
+
+    if not watched:  # it ends before anybody looks
+        assert await finish_or_leave(make_leaving(left), work()) == 7
+        return
+    with pytest.raises(ClientDisconnect):
+        await finish_or_leave(make_leaving(left), work())
+
+
+@pytest.mark.anyio
+async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    gate = asyncio.Event()
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    answering = asyncio.create_task(finish_or_leave(make_request(messages.get), work()))
+    for _ in range(3):
+        await messages.put({"type": "http.request", "body": b"", "more_body": False})
+        await asyncio.sleep(0.01)
+    assert messages.empty()
+    gate.set()
+
+    assert await answering == 7
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
+    *, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starlette's BaseHTTPMiddleware, which any app may add, receives so."""
+    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    left, gate = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Message:
+        async with anyio.create_task_group() as group:
+            group.start_soon(left.wait)
+        return DISCONNECT
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    answering = asyncio.create_task(finish_or_leave(make_request(receive), work()))
+    await asyncio.sleep(0.02)
+    (left if leaves else gate).set()
+
+    if leaves:
+        with pytest.raises(ClientDisconnect):
+            await answering
+    else:
+        assert await answering == 7
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("turns", range(-1, 5))
+async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many turns of the event loop lie between the two; -1: it leaves after the answer."""
+    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    loop, left, gate = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    unexpected: list[dict[str, object]] = []
+    others = asyncio.all_tasks()
+    loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    answering = asyncio.create_task(finish_or_leave(make_leaving(left), work()))
+    await asyncio.sleep(0.02)
+    for event in (gate, left) if turns < 0 else (left, gate):
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    (result,) = await asyncio.gather(answering, return_exceptions=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert result == 7 or isinstance(result, ClientDisconnect)
+    assert unexpected == []
+    assert asyncio.all_tasks() == others
