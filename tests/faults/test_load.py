@@ -1,4 +1,4 @@
-"""Overload and impatience: refused fast, dropped in time, and nobody else notices."""
+"""Overload, disconnects, deadlines and shutdown under load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.photos import encode_picture, make_picture
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
 
 QUEUE_SIZE = 4
-# One thread, so that one photo that holds the engine holds all of it.
+# One thread, so that one photo blocks the whole engine.
 ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batch-size", "1")
 
 
@@ -33,7 +33,7 @@ ALONE = ("--queue-size", str(QUEUE_SIZE), "--intra-op-threads", "1", "--max-batc
 def run_alone(
     bundle: Bundle, folder: Path, *flags: str, at_once: int = 1
 ) -> Iterator[tuple[FaultyProcess, httpx.Client, ThreadPoolExecutor]]:
-    """Starts such a server; yields it, a client, and threads for so many requests at once."""
+    """Yields a server, a client, and threads for `at_once` requests at the same time."""
     with (
         FaultyProcess(bundle, folder, *ALONE, *flags) as server,
         server.open_client() as client,
@@ -45,8 +45,8 @@ def run_alone(
 def occupy(
     server: FaultyProcess, client: httpx.Client, clients: ThreadPoolExecutor, **asked: Any
 ) -> Future[httpx.Response]:
-    """Sends a photo that holds the engine; returns when it does."""
-    # Not any run: what an earlier photo's said may be read only now.
+    """Sends a photo that blocks the engine; returns when it does."""
+    # The next such line: those of earlier photos may be read only now.
     holds = server.stderr.count("run holds")
     held = clients.submit(send_image, client, make_fault("HOLD"), **asked)
     server.wait_for_line(rf"(?s)(run holds.*?){{{holds + 1}}}")
@@ -61,7 +61,7 @@ def post(photo: bytes, request_id: str) -> bytes:
     )
 
 
-def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
+def test_burst_over_the_queue_is_refused_at_once_and_the_rest_is_answered(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     surplus = 30
@@ -72,7 +72,7 @@ def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
     ):
         held = occupy(server, client, clients)
         burst = [clients.submit(send_image, client) for _ in range(surplus + QUEUE_SIZE)]
-        # The engine stands still, so whatever is answered now was refused.
+        # The engine is blocked, so every answer now is a refusal.
         refused = list(islice(as_completed(burst), surplus))
         for future in refused:
             assert_problem(future.result(), 429, "queue_full")
@@ -86,7 +86,7 @@ def test_burst_over_the_queue_is_refused_at_once_and_what_was_taken_is_answered(
         assert list(again) == [200] * QUEUE_SIZE
 
 
-def test_work_whose_deadline_passed_is_dropped_and_never_run(
+def test_request_is_dropped_and_never_run_after_its_deadline(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     with run_alone(open_bundle, tmp_path, "--deadline-ms", "700", at_once=4) as (
@@ -174,7 +174,7 @@ def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_p
         assert "Traceback" not in server.stderr
 
 
-def test_second_sigterm_refuses_what_is_in_flight_and_exits_0(
+def test_second_sigterm_refuses_requests_in_flight_and_exits_0(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     with run_alone(open_bundle, tmp_path) as (server, client, clients):
@@ -191,7 +191,7 @@ def begin_upload(server: ServerProcess) -> socket.socket:
     """Sends the head of a prediction and little of its body; returns once both are read."""
     connection = socket.create_connection(server.find_address(), timeout=60)
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
-    # Whoever is told to go on has been heard.
+    # The server has read the head if it answers 100.
     connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9000\r\n\r\n")
     assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
     connection.sendall(b"abc")
@@ -224,7 +224,7 @@ def test_upload_that_is_not_complete_in_time_is_refused_and_a_second_sigterm_sho
         assert "status=503" in server.stderr
 
 
-def test_sigterm_under_load_completes_what_is_in_flight_and_exits_0(open_bundle: Bundle) -> None:
+def test_sigterm_under_load_completes_requests_in_flight_and_exits_0(open_bundle: Bundle) -> None:
     # One thread decodes one photo after the other, so when the first answer is logged the
     # others are still waiting. No limit is so short that a slow machine could reach it.
     photo = encode_picture(make_picture(1, 1500, 1200), "PNG", compress_level=1)

@@ -1,1 +1,1 @@
-"""Fuzzing: bytes that nobody would think of, for the decoder alone and for the whole server."""
+"""Fuzzing of the decoder alone and of the whole server."""

@@ -1,7 +1,7 @@
-"""Spoilt bodies for a real server: `python -m tests.fuzz.bodies --bodies 20000 --seed 0`.
+"""Sends mutated bodies to a real server: `python -m tests.fuzz.bodies --bodies 20000 --seed 0`.
 
-In: good requests of every kind, each spoilt at random. Out: how often each status was answered;
-exit code 1 if one of them was a server error, or if a good request is not answered at the end.
+Prints the count of each status; exits with 1 after a server error, or if a good request fails at
+the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2 as httpx
 
 from tests.e2e.server_process import ServerProcess
-from tests.fuzz.seeds import make_seeds, spoil
+from tests.fuzz.seeds import make_seeds, mutate
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import write_open_bundle
 
@@ -52,21 +52,21 @@ def make_requests(images: list[bytes]) -> list[Request]:
     return requests + writing * (len(requests) // 8)
 
 
-def send_spoilt(client: httpx.Client, count: int, chance: random.Random) -> Counter[int]:
-    """Sends spoilt requests and returns how often each status came."""
+def send_mutated(client: httpx.Client, count: int, rng: random.Random) -> Counter[int]:
+    """Sends mutated requests; returns the count of each status."""
     images = make_seeds()
     requests = make_requests(images)
     bodies = [body for *_, body in requests]
     statuses: Counter[int] = Counter()
     for _ in range(count):
-        method, path, content_type, body = chance.choice(requests)
-        spoilt = spoil(body, bodies, chance)
+        method, path, content_type, body = rng.choice(requests)
+        mutated = mutate(body, bodies, rng)
         response = client.request(
-            method, path, content=spoilt, headers={"Content-Type": content_type}
+            method, path, content=mutated, headers={"Content-Type": content_type}
         )
         statuses[response.status_code] += 1
         if response.status_code >= _SERVER_ERROR:
-            sys.stdout.write(f"{method} {path} {content_type}: {response.text} {spoilt!r}\n")
+            sys.stdout.write(f"{method} {path} {content_type}: {response.text} {mutated!r}\n")
     return statuses
 
 
@@ -83,7 +83,7 @@ def main() -> None:
             ServerProcess("serve", "--bundle", str(bundle.path), *flags) as server,
             server.open_client() as client,
         ):
-            statuses = send_spoilt(client, arguments.bodies, random.Random(arguments.seed))
+            statuses = send_mutated(client, arguments.bodies, random.Random(arguments.seed))
             good = client.post("/predict", files={"image": make_photo()})
     for status, count in sorted(statuses.items()):
         print(f"{status}: {count}")

@@ -1,7 +1,7 @@
-"""A fuzz target: whatever the bytes, the decoder gives pixels or an error of its own.
+"""A fuzz target: for any bytes, the decoder returns pixels or raises an `ImageError`.
 
-`python -m tests.fuzz.decoder -runs=20000` runs it under atheris (the extra `fuzz`), which looks for
-bytes that reach new code; every flag is libFuzzer's. Bytes that fail are written to `crash-*`.
+`python -m tests.fuzz.decoder -runs=20000` runs it under atheris (the extra `fuzz`), which
+searches for bytes that reach new code; flags are libFuzzer's. Failing bytes are written to `crash-*`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_PIXELS = 1_000_000
 
 
 def decode_any(data: bytes) -> None:
-    """Decodes bytes both ways; raises nothing but what nobody expects."""
+    """Decodes bytes with both contracts; only bugs raise."""
     for contract in (_SQUASH, _CROP):
         try:
             pixels = decode_image(data, contract, _MAX_PIXELS).pixels
@@ -37,8 +37,8 @@ def decode_any(data: bytes) -> None:
 
 
 def main() -> None:
-    """Starts with good files, unless the command line names a corpus."""
-    warnings.simplefilter("ignore")  # Pillow tells what it repairs
+    """Starts from good files, unless the command line names a corpus."""
+    warnings.simplefilter("ignore")  # Pillow warns of repairs
     with tempfile.TemporaryDirectory() as folder:
         for number, seed in enumerate(make_seeds()):
             (Path(folder) / str(number)).write_bytes(seed)

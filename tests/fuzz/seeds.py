@@ -1,4 +1,4 @@
-"""Seeds: one small good file of every kind that is read, for a fuzzer to spoil."""
+"""Seeds of a fuzzer: one small good file of every supported kind, and mutations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.photos import encode_picture, make_picture
 _MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),
           "GIF": ("P",), "BMP": ("1", "L", "P", "RGB"), "WEBP": ("RGB", "RGBA"),
           "HEIF": ("RGB", "RGBA"), "AVIF": ("RGB", "RGBA")}  # fmt: skip
-# Numbers at which lengths and sizes go wrong.
+# Numbers at the edges of lengths and sizes.
 _EDGES = (
     b"\0\0\0\0",
     b"\xff\xff\xff\xff",
@@ -41,25 +41,25 @@ def make_seeds() -> list[bytes]:
     return seeds + [encode_picture(picture, kind, **moving) for kind in ("GIF", "PNG", "WEBP")]
 
 
-def spoil(data: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:
-    """Returns `data` with one to six random wounds."""
+def mutate(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    """Returns `data` with one to six random mutations."""
     body = bytearray(data)
-    for _ in range(chance.randint(1, 6)):
-        at = chance.randrange(len(body) + 1)
-        match chance.randrange(7):
+    for _ in range(rng.randint(1, 6)):
+        at = rng.randrange(len(body) + 1)
+        match rng.randrange(7):
             case 0:
-                body[at : at + 1] = bytes([chance.randrange(256)])
+                body[at : at + 1] = bytes([rng.randrange(256)])
             case 1:
-                body[at : at + 4] = chance.choice(_EDGES)
+                body[at : at + 4] = rng.choice(_EDGES)
             case 2:
-                del body[at : at + chance.randint(1, 64)]
+                del body[at : at + rng.randint(1, 64)]
             case 3:
-                body[at:at] = chance.randbytes(chance.randint(1, 64))
+                body[at:at] = rng.randbytes(rng.randint(1, 64))
             case 4:
-                body[at:at] = body[at : at + chance.randint(1, 200)]
+                body[at:at] = body[at : at + rng.randint(1, 200)]
             case 5:
-                other = chance.choice(others)
-                begin = chance.randrange(len(other))
+                other = rng.choice(others)
+                begin = rng.randrange(len(other))
                 body[at : at + 100] = other[begin : begin + 100]
             case _:
                 del body[at:]

@@ -39,7 +39,7 @@ def shared_client(open_bundle: Bundle) -> Iterator[TestClient]:
 
 @pytest.fixture
 def client(shared_client: TestClient) -> Iterator[TestClient]:
-    """The app; whatever a test does to it, a good request has to be answered afterwards."""
+    """The app; after each test it must still answer a good request."""
     yield shared_client
     assert len(infer(shared_client, image_input())["scores"]["data"]) == 5
 
@@ -106,7 +106,7 @@ def score_by_infer(outputs: dict[str, Any], row: int = 0) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "image/png"])
-def test_tensors_are_read_whatever_their_content_type_says(client: TestClient, kind: str) -> None:
+def test_tensors_are_read_with_every_content_type(client: TestClient, kind: str) -> None:
     body = json.dumps({"inputs": [image_input()]})
     response = client.post(INFER, content=body, headers={"Content-Type": kind})
     assert response.status_code == 200, response.text
@@ -155,7 +155,7 @@ def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: 
         assert infer(client, tensor)["scores"]["data"] == pytest.approx(by_photo, abs=TOLERANCE)
 
 
-def test_json_may_hold_as_many_pixels_as_there_may_be_and_little_else(
+def test_json_may_have_as_many_pixels_as_a_request_and_little_else(
     client: TestClient, open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -168,7 +168,7 @@ def test_json_may_hold_as_many_pixels_as_there_may_be_and_little_else(
         assert_error(post(client, flat, parameters={"x": [0.5] * 5000}), 400, "values")
 
 
-def test_others_run_while_numbers_that_no_pixel_is_are_parsed(open_bundle: Bundle) -> None:
+def test_other_threads_run_while_large_numbers_are_parsed(open_bundle: Bundle) -> None:
     body = b'{"inputs": [%b]}' % b",".join([b"9" * 4000] * 5000)
 
     def parse() -> None:
@@ -178,9 +178,7 @@ def test_others_run_while_numbers_that_no_pixel_is_are_parsed(open_bundle: Bundl
     assert count_turns(parse) > 10
 
 
-def test_texts_in_the_place_of_pixels_fill_no_memory(
-    client: TestClient, open_bundle: Bundle
-) -> None:
+def test_texts_instead_of_pixels_fill_no_memory(client: TestClient, open_bundle: Bundle) -> None:
     texts = ["x" * 50_000, *"a" * (16 * 16 * 3 - 1)]
     tensor = pixels_input(PHOTO, bundle=open_bundle, data=texts)
     tracemalloc.start()
@@ -211,7 +209,7 @@ def test_binary_photos_and_pixels_get_the_same_scores(
         assert response.json()["outputs"][0]["data"] == pytest.approx(wanted, abs=TOLERANCE)
 
 
-def test_outputs_are_binary_where_that_is_asked(client: TestClient) -> None:
+def test_outputs_are_binary_if_requested(client: TestClient) -> None:
     wanted = infer(client, image_input())
     asked = [
         {"name": "labels", "parameters": {"binary_data": True}},
@@ -232,7 +230,7 @@ def test_outputs_are_binary_where_that_is_asked(client: TestClient) -> None:
         assert parts["labels"] == pack(*names)
 
 
-def test_only_the_outputs_that_are_asked_for_come(client: TestClient) -> None:
+def test_only_requested_outputs_are_sent(client: TestClient) -> None:
     assert list(infer(client, image_input(), outputs=[{"name": "labels"}])) == ["labels"]
 
 
@@ -255,7 +253,7 @@ def test_more_classes_than_labels_are_all_of_them(client: TestClient) -> None:
     assert infer(client, image_input(), outputs=asked)["scores"]["shape"] == [1, 5]
 
 
-def test_id_comes_back_and_none_where_none_was_given(client: TestClient) -> None:
+def test_id_is_returned_if_it_was_given(client: TestClient) -> None:
     assert post(client, image_input(), id="mine-1").json()["id"] == "mine-1"
     assert "id" not in post(client, image_input()).json()
 
@@ -271,7 +269,7 @@ def test_label_set_is_a_parameter_and_several_are_joined_by_commas(client: TestC
     assert score_by_infer(outputs) == pytest.approx(wanted, abs=TOLERANCE)
 
 
-def test_registered_set_is_served_in_the_version_that_is_demanded(client: TestClient) -> None:
+def test_registered_set_is_served_in_the_required_version(client: TestClient) -> None:
     made = client.put("/labels/zoo", json={"labels": ["panda"]}).json()
     parameters = {"label_set": "zoo", "min_version": int(made["version"])}
     assert infer(client, image_input(), parameters=parameters)["labels"]["data"] == ["panda"]
@@ -295,7 +293,7 @@ def test_unknown_model_version_and_path_are_404(client: TestClient, path: str) -
 
 
 @pytest.mark.parametrize("path", [f"/v2/models/{'x' * 201}", f"{MODEL}/versions/{'1' * 201}"])
-def test_name_that_is_far_too_long_is_refused_as_documented(client: TestClient, path: str) -> None:
+def test_overlong_name_is_refused_as_documented(client: TestClient, path: str) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     template = "/v2/models/{name}" + ("/versions/{version}" if "versions" in path else "")
     for route in ("", "/ready"):
@@ -429,7 +427,7 @@ def test_no_input_duplicate_inputs_and_both_kinds_are_refused(
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"5", b'{"inputs": NaN}', b"[" * 200_000, b'{"a": 1, "a": 2}']
 )
-def test_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
+def test_body_that_is_not_a_json_object_is_refused(client: TestClient, body: bytes) -> None:
     assert_error(client.post(INFER, content=body), 400)
 
 
@@ -457,7 +455,7 @@ def test_bad_header_length_is_refused(client: TestClient, length: str) -> None:
     assert_error(client.post(INFER, content=text + raw, headers=headers), 400)
 
 
-def test_binary_size_has_to_be_that_of_what_came(client: TestClient) -> None:
+def test_binary_size_must_be_that_of_the_bytes(client: TestClient) -> None:
     raw = pack(PHOTO)
     for size in (len(raw) - 1, len(raw) + 1, 0):
         tensor = binary_input(raw, [1], parameters={"binary_data_size": size})
@@ -468,7 +466,7 @@ def test_binary_size_has_to_be_that_of_what_came(client: TestClient) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=200), length=st.integers(-5, 300), shape=st.lists(st.integers()))
-def test_random_bytes_get_an_error_and_nothing_else(
+def test_random_bytes_get_an_error(
     client: TestClient, raw: bytes, length: int, shape: list[int]
 ) -> None:
     head = {"inputs": [binary_input(raw, shape)]}
@@ -490,7 +488,7 @@ def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient
 
 
 class FullPipeline(Pipeline):
-    """Has no place in its queue for pixels."""
+    """Its queue is full for pixels."""
 
     async def predict(self, photo: bytes | DecodedImage, *arguments: Any) -> Prediction:
         if isinstance(photo, DecodedImage):
@@ -523,7 +521,7 @@ def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:
         assert_error(post(client, image_input()), 503)
 
 
-def test_more_photos_than_the_queue_has_places_are_not_told_to_come_back(
+def test_more_photos_than_the_queue_has_places_are_an_error_of_the_request(
     open_bundle: Bundle,
 ) -> None:
     with serve_app(open_bundle.path, label_store="memory", queue_size=3) as client:

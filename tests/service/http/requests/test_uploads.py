@@ -55,7 +55,7 @@ def test_content_decides_over_the_declared_type(client: TestClient) -> None:
     assert labels_of(part) == labels_of(raw) != []
 
 
-def test_body_over_the_limit_is_413_however_it_comes(client: TestClient) -> None:
+def test_body_over_the_limit_is_413_in_every_form(client: TestClient) -> None:
     large = b"x" * (MAX_BODY_BYTES + 1)
     image = {"Content-Type": "image/png"}
     assert_problem(client.post("/predict", content=large, headers=image), 413, "body_too_large")
@@ -86,6 +86,8 @@ def test_repeated_and_contradicting_parameters_are_422(client: TestClient) -> No
 def test_too_many_parts_and_huge_text_fields_are_refused(client: TestClient) -> None:
     many = send_image(client, data={"include": ["cat"] * (MAX_TEXT_PARTS + 1)})
     assert_problem(many, 400, "malformed_body")
+    unknown = send_image(client, data={f"x{i}": "1" for i in range(1001)})
+    assert_problem(unknown, 422, "unknown_field")
     long = send_image(client, data={"include": "x" * 10_000})
     assert_problem(long, 413, "body_too_large")
 
@@ -96,6 +98,8 @@ def test_too_many_parts_and_huge_text_fields_are_refused(client: TestClient) -> 
         b'{"image": "',
         b"[" * 250_000,
         b'{"a":' * 40_000,
+        b"",
+        b"\xef\xbb\xbf{}",
         b'{"image": "AAAA", "threshold": NaN}',
         b'{"image": "AAAA", "threshold": -Infinity}',
         b'{"image": "AAAA", "image": "AAAA"}',
@@ -110,15 +114,27 @@ def test_too_many_parts_and_huge_text_fields_are_refused(client: TestClient) -> 
         b'{"image": "AAA"}',
         b'{"image": "data:image/png;base64,AAAA"}',
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_malformed_json_is_400(client: TestClient, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
-    assert_problem(client.post("/predict", content=body, headers=headers), 400, "malformed_body")
+    response = client.post("/predict", content=body, headers=headers)
+    assert_problem(response, 400, "malformed_body")
+    assert len(response.content) < 10_000
+    for path in ("/predict/batch", "/labels"):
+        response = client.post(path, content=body, headers=headers)
+        assert response.status_code in (400, 422)
+        assert_problem(response, response.status_code, response.json()["code"])
 
 
 @pytest.mark.parametrize(
-    "member", [b'"include": ["\\ud800"]', b'"threshold": "NaN"', b'"top_k": {"a": []}']
+    "member",
+    [
+        b'"include": ["\\ud800"]',
+        b'"threshold": "NaN"',
+        b'"threshold": 1e400',
+        b'"top_k": {"a": []}',
+    ],
 )
 def test_odd_json_values_are_422(client: TestClient, member: bytes) -> None:
     body = b'{"image": "AAAA", ' + member + b"}"
@@ -127,7 +143,7 @@ def test_odd_json_values_are_422(client: TestClient, member: bytes) -> None:
     assert_problem(response, 422, "invalid_parameters")
 
 
-def test_member_that_is_given_twice_is_told_apart_from_broken_json(client: TestClient) -> None:
+def test_repeated_member_and_broken_json_have_different_messages(client: TestClient) -> None:
     headers = {"Content-Type": "application/json"}
     twice = client.post("/predict", content=b'{"top_k": 1, "top_k": 2}', headers=headers)
     assert "twice" in assert_problem(twice, 400, "malformed_body")["detail"]
@@ -166,7 +182,7 @@ def read(body: bytes, chunk_size: int = 1000, content_type: str = CONTENT_TYPE) 
     st.lists(st.text(max_size=20), max_size=3),
     st.integers(1, 300),
 )
-def test_parts_come_back_whole_however_the_body_is_cut(
+def test_parts_are_whole_for_every_cut_of_the_body(
     images: list[bytes], texts: list[str], chunk_size: int
 ) -> None:
     # Content that contains the boundary is another body, not another cut of this one.

@@ -39,7 +39,7 @@ def redirect(url: str, status: str = "302 Found") -> list[bytes]:
 
 
 class FakeNetwork(httpcore.AsyncNetworkBackend):
-    """Names with their addresses, addresses with their answers; remembers who was called."""
+    """Names with their addresses, addresses with their answers; records the connections."""
 
     def __init__(self, names: dict[str, list[str]], answers: dict[str, list[Any]]) -> None:
         self.names = names
@@ -63,7 +63,7 @@ class FakeNetwork(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncMockStream):
-    """Pieces of bytes; a number in the place of a piece stands for ever."""
+    """Pieces of bytes; a number instead of a piece never ends."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         if self._buffer and not isinstance(self._buffer[0], bytes):
@@ -82,7 +82,7 @@ def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, places: int = 4
 
 
 def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:
-    """Fetches for a request that may hold far more."""
+    """Fetches for a request with room for far more bytes."""
     return fetcher.fetch(url, HeldBody(BodyBudget(10 * MAX_BYTES)))
 
 
@@ -121,7 +121,7 @@ async def test_image_comes_from_the_address_that_was_checked() -> None:
         "https://a.example/" + "x" * 2000,
     ],
 )
-async def test_what_is_no_plain_https_url_is_refused_before_any_look_up(url: str) -> None:
+async def test_other_urls_than_plain_https_are_refused_before_any_lookup(url: str) -> None:
     network = serving(reply(PHOTO))
     with pytest.raises(UrlNotUsable):
         await fetch(make_fetcher(network), url)
@@ -181,7 +181,7 @@ async def test_redirect_is_followed_and_checked_like_the_first_url() -> None:
     ["https://inside.example/", "http://a.example/", "file:///etc/passwd", "https://127.0.0.1/",
      "https://a.example:22/", "//inside.example/", "", "https://[", "https://user@a.example/"],
 )  # fmt: skip
-async def test_redirect_to_what_is_not_allowed_is_refused(target: str) -> None:
+async def test_redirect_to_a_forbidden_target_is_refused(target: str) -> None:
     network = serving(*[redirect(target) for _ in range(MAX_REDIRECTS + 1)])
     network.names |= {"inside.example": ["10.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
     with pytest.raises(UrlNotUsable):
@@ -238,12 +238,12 @@ async def test_origin_without_an_image_is_refused(answer: list[bytes]) -> None:
     ],
     ids=["declared", "declared and never sent", "undeclared"],
 )
-async def test_huge_image_is_refused_before_it_is_whole(answer: list[bytes]) -> None:
+async def test_huge_image_is_refused_before_its_end(answer: list[bytes]) -> None:
     with pytest.raises(BodyTooLarge):
         await fetch(make_fetcher(serving(answer)), "https://a.example/")
 
 
-async def test_what_is_fetched_is_counted_among_the_bodies_in_memory() -> None:
+async def test_fetched_bytes_count_as_body_in_memory() -> None:
     network = serving(reply(PHOTO), reply(PHOTO), reply(PHOTO))
     budget = BodyBudget(2 * len(PHOTO) - 1)
     first, second = HeldBody(budget), HeldBody(budget)
@@ -275,7 +275,7 @@ async def test_fetches_beyond_the_places_are_refused_and_places_come_back() -> N
     assert await fetch(fetcher, "https://a.example/") == PHOTO
 
 
-async def test_name_server_that_does_not_answer_holds_up_nobody_else(
+async def test_name_server_that_does_not_answer_blocks_no_other_fetch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = threading.Event()

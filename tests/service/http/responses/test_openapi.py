@@ -1,4 +1,4 @@
-"""Tests of the OpenAPI document: it says what the routes do."""
+"""The OpenAPI document agrees with the routes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PREDICT_KEY, ADMIN_KEY = "predict-key-000001", "admin-key-00000001"
 
 
 class CountingLimiter:
-    """Notes who was counted."""
+    """Records the callers."""
 
     def __init__(self) -> None:
         self.callers: list[str] = []
@@ -57,7 +57,7 @@ def client(limiter: CountingLimiter) -> TestClient:
     return TestClient(app)
 
 
-def test_route_asks_for_the_key_that_it_was_declared_with(client: TestClient) -> None:
+def test_route_requires_its_kind_of_key(client: TestClient) -> None:
     known, admin = {"X-API-Key": PREDICT_KEY}, {"X-API-Key": ADMIN_KEY}
 
     assert client.post("/change", headers=known).status_code == 403
@@ -68,7 +68,7 @@ def test_route_asks_for_the_key_that_it_was_declared_with(client: TestClient) ->
     assert client.post("/predict", headers=known).text == "/predict"
 
 
-def test_route_counts_callers_only_where_it_was_declared_to(
+def test_route_counts_callers_only_if_it_is_limited(
     client: TestClient, limiter: CountingLimiter
 ) -> None:
     client.post("/change", headers={"X-API-Key": ADMIN_KEY})
@@ -96,7 +96,7 @@ def full_client(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict?top_k=0", "/predict/batch"])
-def test_prediction_is_refused_whatever_it_holds(full_client: TestClient, path: str) -> None:
+def test_prediction_is_refused_when_the_queue_is_full(full_client: TestClient, path: str) -> None:
     for content in (b"", b"junk", b"x" * 3_000_000):
         response = full_client.post(path, content=content, headers={"X-Request-ID": "abc"})
         assert_problem(response, 429, "queue_full")
@@ -111,14 +111,14 @@ def test_pages_of_permitted_origins_may_read_the_refusal(full_client: TestClient
     assert response.headers["access-control-allow-origin"] == ORIGIN
 
 
-def test_refusals_are_counted_under_their_route(full_client: TestClient) -> None:
+def test_refusals_are_counted_with_their_route(full_client: TestClient) -> None:
     assert send_image(full_client).status_code == 429
     metrics = full_client.get("/metrics").text
     assert 'ml_decoder_rejected_total{reason="queue_full"} 1.0' in metrics
     assert 'request_seconds_count{method="POST",path="/predict",status="429"} 1.0' in metrics
 
 
-def test_what_needs_no_place_is_answered(full_client: TestClient) -> None:
+def test_other_requests_are_answered_when_the_queue_is_full(full_client: TestClient) -> None:
     for path in ("/labels", "/info", "/readyz", "/docs"):
         assert full_client.get(path).status_code == 200
     assert_problem(full_client.get("/predict"), 405, "method_not_allowed")
@@ -132,7 +132,7 @@ def test_predictions_are_answered_below_a_root_path_too(tiny_bundle: Bundle) -> 
             assert response.status_code == 200, response.text
 
 
-def test_prediction_that_is_no_post_is_left_to_the_framework(tiny_bundle: Bundle) -> None:
+def test_prediction_that_is_not_a_post_is_405(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path) as client:
         assert_problem(client.put("/predict", content=PHOTO), 405, "method_not_allowed")
         assert_still_serving(client)

@@ -119,7 +119,7 @@ def test_other_values_are_named(client: TestClient, value: str) -> None:
     assert problem["errors"][0]["reason"] == "Input should be true, false or 'overlay'"
 
 
-def test_info_tells_what_can_be_explained(client: TestClient) -> None:
+def test_info_says_which_labels_can_be_explained(client: TestClient) -> None:
     info = client.get("/info").json()
     assert (info["head"]["maps"], info["open_head"]["maps"]) == (True, True)
 

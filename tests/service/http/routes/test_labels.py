@@ -1,4 +1,4 @@
-"""Tests of `/labels`, and of `/predict` over label sets: what is registered is asked for."""
+"""Tests of `/labels`, and of `/predict` over registered label sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shared_open_client(
 
 @pytest.fixture
 def client(shared_open_client: TestClient) -> Iterator[TestClient]:
-    """The app with an empty store; it has to serve whatever a test did to it."""
+    """The app with an empty store; it must still work after each test."""
     yield shared_open_client
     for entry in shared_open_client.get("/labels").json()["label_sets"]:
         if not entry["read_only"]:
@@ -69,7 +69,7 @@ def scores_of(client: TestClient, **params: Any) -> dict[str, float]:
     return dict(labels_of(send_image(client, params={"top_k": 1000, **params})))
 
 
-def test_registered_set_is_told_back_and_listed(client: TestClient) -> None:
+def test_registered_set_is_returned_and_listed(client: TestClient) -> None:
     response = register(client, PETS)
 
     body = response.json()
@@ -125,7 +125,7 @@ def test_several_sets_answer_as_each_of_them_alone(client: TestClient) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_label_that_stands_in_two_sets_is_answered_once_from_the_first(client: TestClient) -> None:
+def test_label_of_two_sets_is_answered_once_from_the_first(client: TestClient) -> None:
     register(client, {"name": "mine", "labels": ["dog", "yak"]})
 
     first = send_image(client, params={"label_set": ["mine", "trained"], "top_k": 99}).json()
@@ -196,7 +196,7 @@ def test_same_set_once_more_is_200_and_another_of_its_name_409(client: TestClien
     assert client.get("/labels/pets").json() == first.json()
 
 
-def test_set_that_many_register_at_once_is_made_once(client: TestClient) -> None:
+def test_set_registered_many_times_at_once_is_made_once(client: TestClient) -> None:
     with ThreadPoolExecutor(8) as threads:
         same = list(threads.map(lambda _: client.post("/labels", json=PETS), range(8)))
         bodies = [{"name": "zoo", "labels": [f"yak {i}"]} for i in range(8)]
@@ -220,34 +220,34 @@ def test_put_makes_replaces_and_changes_nothing_twice(client: TestClient) -> Non
     assert set(scores_of(client, label_set="pets")) == {"toad"}
 
 
-def test_what_is_told_of_a_set_can_be_changed_and_written_back(client: TestClient) -> None:
+def test_answer_of_a_set_can_be_changed_and_written_back(client: TestClient) -> None:
     made = register(client, PETS)
-    told = client.get("/labels/pets").json()
+    answer = client.get("/labels/pets").json()
 
-    for written in (client.put("/labels/pets", json=told), client.post("/labels", json=told)):
+    for written in (client.put("/labels/pets", json=answer), client.post("/labels", json=answer)):
         assert (written.status_code, written.headers["etag"]) == (200, made.headers["etag"])
-    told["labels"].append("yak")
-    changed = client.put("/labels/pets", json=told).json()["labels"]
+    answer["labels"].append("yak")
+    changed = client.put("/labels/pets", json=answer).json()["labels"]
     assert [label["calibrated"] for label in changed] == [False, True, False]
 
 
-def test_embedding_is_not_lost_when_what_is_told_is_written_back(client: TestClient) -> None:
+def test_embedding_is_not_lost_when_the_answer_is_written_back(client: TestClient) -> None:
     vector = [0.5] * EMBEDDING_WIDTH
     register(client, {"name": "pets", "labels": [{"name": "quux", "embedding": vector}, "newt"]})
-    told = client.get("/labels/pets").json()
+    answer = client.get("/labels/pets").json()
     before = scores_of(client, label_set="pets")
 
-    assert [label["own_embedding"] for label in told["labels"]] == [True, False]
-    refused = client.put("/labels/pets", json=told)
+    assert [label["own_embedding"] for label in answer["labels"]] == [True, False]
+    refused = client.put("/labels/pets", json=answer)
     (error,) = assert_problem(refused, 422, "invalid_parameters")["errors"]
     assert error["name"] == "labels.0"
     assert "embedding of its own, which is not told" in error["reason"]
     assert scores_of(client, label_set="pets") == pytest.approx(before, abs=TOLERANCE)
-    told["labels"][0]["embedding"] = vector
-    same = client.put("/labels/pets", json=told)
-    assert (same.status_code, same.json()["version"]) == (200, told["version"])
-    told["labels"][0] = {"name": "quux"}
-    texts = client.put("/labels/pets", json=told).json()
+    answer["labels"][0]["embedding"] = vector
+    same = client.put("/labels/pets", json=answer)
+    assert (same.status_code, same.json()["version"]) == (200, answer["version"])
+    answer["labels"][0] = {"name": "quux"}
+    texts = client.put("/labels/pets", json=answer).json()
     assert texts["labels"][0]["own_embedding"] is False
 
 
@@ -281,7 +281,7 @@ def test_conditions_guard_against_lost_updates(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("there_is_one", [False, True])
-def test_of_many_who_write_on_the_same_condition_one_succeeds(
+def test_one_of_many_writes_with_the_same_condition_succeeds(
     client: TestClient, *, there_is_one: bool
 ) -> None:
     if there_is_one:
@@ -299,7 +299,7 @@ def test_of_many_who_write_on_the_same_condition_one_succeeds(
     assert statuses == [200 if there_is_one else 201] + [412] * 7
 
 
-def test_all_of_many_succeed_who_demand_any_version(client: TestClient) -> None:
+def test_all_of_many_writes_on_any_version_succeed(client: TestClient) -> None:
     register(client, PETS)
 
     def put(number: int) -> int:
@@ -326,7 +326,7 @@ def test_lines_of_a_condition_are_one_list(client: TestClient) -> None:
         tag = client.put("/labels/pets", json=PETS).headers["etag"]
 
 
-def test_conditions_are_asked_of_what_another_process_wrote(
+def test_conditions_apply_to_the_version_of_another_process(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     shared = {"label_store": str(tmp_path / "shared.db"), "label_poll_seconds": 60.0}
@@ -390,7 +390,7 @@ def test_own_embeddings_take_the_place_of_texts(client: TestClient) -> None:
     assert both["newt"] == pytest.approx(alone["newt"], abs=TOLERANCE)
 
 
-def test_json_may_hold_as_many_embeddings_as_a_set_and_little_else(
+def test_json_may_have_as_many_embeddings_as_a_set_and_little_else(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = [0.5] * EMBEDDING_WIDTH
@@ -488,7 +488,7 @@ def test_embeddings_of_another_space_are_409(client: TestClient) -> None:
     assert_problem(client.post("/labels", json=body), 409, "other_embeddings")
 
 
-def test_body_that_is_no_json_object_is_refused(client: TestClient) -> None:
+def test_body_that_is_not_a_json_object_is_refused(client: TestClient) -> None:
     assert_problem(client.post("/labels", content=b"x"), 415, "unsupported_media_type")
     headers = {"Content-Type": "application/json"}
     for content in (b"", b"[]", b"{", b'{"a": 1, "a": 2}'):
@@ -500,7 +500,7 @@ def test_body_that_is_no_json_object_is_refused(client: TestClient) -> None:
     assert_problem(other, 422, "invalid_parameters")
 
 
-def test_many_wrong_labels_are_told_in_a_short_answer(client: TestClient) -> None:
+def test_many_wrong_labels_get_a_short_answer(client: TestClient) -> None:
     response = client.post("/labels", json={"name": "x", "labels": [""] * 40})
     assert len(assert_problem(response, 422, "invalid_parameters")["errors"]) == 10
 
@@ -517,18 +517,18 @@ def test_many_wrong_labels_are_told_in_a_short_answer(client: TestClient) -> Non
         ("a", "labels", "Input should be a valid list"),
     ],
 )
-def test_wrong_label_is_named_by_its_place_and_nothing_else_is_told(
+def test_wrong_label_is_named_by_its_place_alone(
     client: TestClient, labels: object, name: str, reason: str
 ) -> None:
     response = client.post("/labels", json={"name": "x", "labels": labels})
-    (told,) = assert_problem(response, 422, "invalid_parameters")["errors"]
-    assert told["name"] == name
-    assert told["reason"].startswith(reason)
+    (error,) = assert_problem(response, 422, "invalid_parameters")["errors"]
+    assert error["name"] == name
+    assert error["reason"].startswith(reason)
     assert_still_serving(client)
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "x" * 101, "caf\u00e9"])
-def test_name_that_no_set_can_have_is_refused_with_the_rule(client: TestClient, name: str) -> None:
+def test_invalid_name_of_a_set_is_refused_with_the_rule(client: TestClient, name: str) -> None:
     body = {"labels": ["a"]}
     answers = {
         "path": client.put(f"/labels/{name}", json=body),
@@ -536,9 +536,9 @@ def test_name_that_no_set_can_have_is_refused_with_the_rule(client: TestClient, 
         "query": send_image(client, params={"label_set": name}),
     }
     for where, answer in answers.items():
-        (told,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
-        assert told["where"] == where
-        assert "1 to 100 letters, digits or ._- of ASCII" in told["reason"]
+        (error,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
+        assert error["where"] == where
+        assert "1 to 100 letters, digits or ._- of ASCII" in error["reason"]
     for method in ("GET", "DELETE"):
         assert_problem(client.request(method, f"/labels/{name}"), 422, "invalid_parameters")
     assert_still_serving(client)
@@ -619,13 +619,13 @@ def test_full_disk_refuses_registrations_and_predictions_go_on(
         sa.event.remove(sa.pool.Pool, "checkout", fill)
 
 
-def test_own_write_can_be_demanded(client: TestClient) -> None:
+def test_version_of_an_own_write_can_be_required(client: TestClient) -> None:
     version = register(client, PETS).json()["version"]
     found = scores_of(client, label_set="pets", min_version=version)
     assert set(found) == {"red panda", "axolotl"}
 
 
-def test_info_tells_the_embedding_space(client: TestClient) -> None:
+def test_info_has_the_embedding_space(client: TestClient) -> None:
     head = client.get("/info").json()["open_head"]
     assert head["embedding_space"]["fingerprint"] == SPACE.fingerprint
     assert head["encodes_text"] is True
@@ -719,7 +719,7 @@ def test_draining_waits_for_a_change(
 
     with serve_app(open_bundle.path, label_store="memory") as client, ThreadPoolExecutor() as aside:
         register(client, PETS)
-        for name in ("check", "delete"):  # what is asked first of the store
+        for name in ("check", "delete"):  # the first calls of the store
             monkeypatch.setattr(LabelStore, name, wait_and(getattr(LabelStore, name)))
         changing = aside.submit(client.request, *change.split(), json=body)
         assert arrived.wait(SECONDS)

@@ -1,4 +1,4 @@
-"""The page's files: what is served, with which headers, and what is not."""
+"""The files of the pages and their headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = {"/": "index.html", "/docs": "docs.html"}
 
 
 class Reader(HTMLParser):
-    """Collects what a page loads, and whatever a strict policy would refuse."""
+    """Collects what a page loads, and everything that a strict policy would refuse."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_every_file_is_served_as_its_type_and_known_again(client: TestClient) ->
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_page_that_its_client_holds_is_not_sent_again(client: TestClient, path: str) -> None:
+def test_page_in_the_cache_of_the_client_is_not_sent_again(client: TestClient, path: str) -> None:
     whole = client.get(path)
     for method in ("GET", "HEAD"):
         held = {"If-None-Match": f'"other", {whole.headers["etag"]}'}
@@ -107,9 +107,7 @@ def test_every_file_takes_get_and_head_alone(client: TestClient, path: str) -> N
 
 @pytest.mark.parametrize("asked", ["foo=1-2", "bytes=a-b", "bytes=9999999-", "bytes=0-1", "junk"])
 @pytest.mark.parametrize("path", ["/", "/page/app.js"])
-def test_file_is_sent_whole_whatever_range_is_asked_for(
-    client: TestClient, path: str, asked: str
-) -> None:
+def test_file_is_sent_whole_for_every_range(client: TestClient, path: str, asked: str) -> None:
     response = client.get(path, headers={"Range": asked})
     assert response.status_code == 200
     assert response.headers["accept-ranges"] == "none"
