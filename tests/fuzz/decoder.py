@@ -1,7 +1,7 @@
 """A fuzz target: for any bytes, the decoder returns pixels or raises an `ImageError`.
 
 `python -m tests.fuzz.decoder -runs=20000` runs it under atheris (the extra `fuzz`), which
-searches for bytes that reach new code; flags are libFuzzer's. Failing bytes are written to `crash-*`.
+searches for bytes that reach new code; libFuzzer's flags apply. Failing bytes go to `crash-*`.
 """
 
 from __future__ import annotations
