@@ -11,8 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +63,7 @@ _OVERSAMPLING = 1.5
 _MAX_DOUBLED = 2.5
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Jpeg:
+class Jpeg(NamedTuple):
     """A JPEG file and its header; a damaged header has width, height and components 0."""
 
     data: bytes

@@ -98,21 +98,16 @@ class BatchQueue(Generic[ItemT, ResultT]):
     @property
     def is_full(self) -> bool:
         """Whether another item would be refused."""
-        return self.places_taken >= self._size
+        return len(self._items) + self._count_aside() >= self._size
 
-    def make_refusal(self) -> QueueFull:
-        """Returns the error for an item that finds the queue full, with `Retry-After`."""
-        full = QueueFull("the queue is full")
-        full.retry_after_seconds = self._drain_rate.estimate_seconds(
-            self._size, time.perf_counter()
-        )
-        return full
+    def estimate_wait(self) -> float:
+        """Returns the seconds, 1 to 60, that a full queue takes to drain."""
+        return self._drain_rate.estimate_seconds(self._size, time.perf_counter())
 
     def check_room(self) -> None:
         """Raises QueueFull, with `retry_after_seconds`, if every place is taken."""
         if self.is_full:
-            # A variable would keep the error, its frames and the photo in them as a cycle.
-            raise self.make_refusal()
+            raise _make_refusal(self.estimate_wait())
 
     def put(
         self, item: ItemT, deadline: float, *, admitted: bool = False
@@ -216,6 +211,13 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._under_way += len(taken)
         self._returning = max(0, self._returning - len(taken))
         return taken
+
+
+def _make_refusal(seconds: float) -> QueueFull:
+    # Made apart: a variable in `check_room` would keep the error, its frames and their photo.
+    full = QueueFull("the queue is full")
+    full.retry_after_seconds = seconds
+    return full
 
 
 def fail_items(batch: Iterable[QueuedItem[ItemT, ResultT]], error: Exception) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from service.errors import QueueFull
 from service.http.host import PipelineHost
-from service.http.responses.problems import PROBLEM_JSON, describe_type, list_headers
+from service.http.responses.problems import PROBLEM_JSON, describe_type
 from service.http.security.browsers import EVERYWHERE
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics
@@ -50,7 +51,7 @@ class Shedder:
         if not queue.is_full or any(name == b"origin" for name, _ in scope["headers"]):
             return None
         request_id = choose_request_id(read_request_id(scope)).encode()
-        retry_after = list_headers(queue.make_refusal())["Retry-After"].encode()
+        retry_after = b"%d" % math.ceil(queue.estimate_wait())
         headers = [*_HEADERS, (b"retry-after", retry_after), (RAW_REQUEST_ID, request_id)]
         refusal = Refusal(QueueFull.status, headers, _BODY % request_id)
         seconds = time.perf_counter() - started

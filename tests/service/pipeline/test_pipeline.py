@@ -281,7 +281,7 @@ async def test_drain_rate_counts_answers_only(
         await asyncio.gather(*both)
         with pytest.raises(InvalidImage):
             await pipeline.predict(b"junk", selection)
-        pipeline.queue.make_refusal()
+        pipeline.queue.estimate_wait()
     assert notes == ["start", "answer", "answer", "start", "7 items"]
 
 
