@@ -31,21 +31,13 @@ _MAX_NAMES = 10
 
 
 class ServiceError(Exception):
-    """Base of all errors of the service; its message is for logs, its attributes are for clients.
+    """Base of all errors of the service; its message is for logs, its attributes are for clients."""
 
-    Attributes:
-        status: HTTP status.
-        code: stable name for programs.
-        title: one sentence for all errors of the class.
-        detail: a sentence about this error, if there is more to say.
-        retry_after_seconds: when a client may try again; None if a retry does not help.
-    """
-
-    status = 500
-    code = "internal_error"
-    title = "Internal error"
-    detail: str | None = None
-    retry_after_seconds: float | None = None
+    status = 500  # of HTTP
+    code = "internal_error"  # stable name for programs
+    title = "Internal error"  # the same sentence for all errors of a class
+    detail: str | None = None  # a sentence about this error, if there is more to say
+    retry_after_seconds: float | None = None  # None if a retry does not help
 
     def describe(self) -> str:
         """Returns all that a client may read, as one line."""
@@ -187,16 +179,10 @@ class OriginTimeout(UrlError):
 
 @dataclass(frozen=True)
 class InvalidValue:
-    """An invalid value of a request.
+    """An invalid value of a request, and the reason why it is invalid."""
 
-    Attributes:
-        where: `query`, `path` or `body`.
-        name: of the parameter; in a list with its place: `labels.0.threshold`.
-        reason: why it is invalid.
-    """
-
-    where: str
-    name: str
+    where: str  # `query`, `path` or `body`
+    name: str  # of the parameter; in a list with its place: `labels.0.threshold`
     reason: str
 
 
@@ -214,9 +200,7 @@ class InvalidParameters(RequestError):
 def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
     """Returns the first ten of pydantic's error dictionaries as values that a client may see.
 
-    Args:
-        pydantic_errors: from `ValidationError.errors()` of pydantic or FastAPI.
-        where: where the values are; None if `loc` begins with it, as FastAPI's does.
+    Without `where`, each `loc` begins with it, as FastAPI's do.
     """
     found = list(pydantic_errors)
     # An invalid item also makes its list too short, which is no news.

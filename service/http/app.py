@@ -48,12 +48,8 @@ def create_app(
 ) -> FastAPI:
     """Makes the app; the pipeline opens in the background when the app starts.
 
-    Args:
-        host: opens the pipeline; by default, with the settings of the environment.
-        tracer_provider: receives the traces; by default, as the settings say.
-
-    Raises:
-        StartError: a setting is invalid, or OpenTelemetry is missing for traces.
+    By default, settings come from the environment and traces go where these say. Raises
+    `StartError` if a setting is invalid, or OpenTelemetry is missing.
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)

@@ -26,11 +26,9 @@ class PipelineHost:
     """Opens one pipeline, hands it out, and drains it.
 
     Attributes:
-        settings: of the pipeline.
         failure: why the pipeline cannot be opened, or broke; one line for the operator.
         watchers: get every batch and prediction of the pipeline.
         opened: the pipeline, ready or not; None while it loads.
-        draining: whether the service is shutting down.
     """
 
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
@@ -43,12 +41,7 @@ class PipelineHost:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline.
-
-        Raises:
-            NotReady: it is loading, or it failed.
-            Draining: the service is shutting down.
-        """
+        """The pipeline; raises `NotReady` if it is not open, `Draining` during shutdown."""
         if self.draining:
             raise Draining("the service is shutting down")
         if self.opened is None:

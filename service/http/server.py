@@ -55,11 +55,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts listening, and logs the addresses with their real ports.
-
-        Raises:
-            StartError: it cannot listen there.
-        """
+        """Starts listening, or raises `StartError`; logs the addresses with their real ports."""
         try:
             await super().startup(sockets)
         except SystemExit as end:  # uvicorn's answer to an OSError
@@ -147,12 +143,9 @@ def _freeze_memory() -> None:
 
 
 def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
-    """Serves until SIGTERM or Ctrl+C; returns after an orderly stop.
+    """Serves until SIGTERM or Ctrl+C.
 
-    Raises:
-        StartError: the service cannot start as configured.
-        BundleError: the bundle is missing, damaged or inconsistent.
-        ServiceBroken: the service broke while it ran.
+    Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it broke since.
     """
 
     def open_and_freeze(settings: Settings) -> Pipeline:

@@ -35,11 +35,7 @@ class Explanation:
 
 
 class Explainer:
-    """Computes the maps of a bundle's labels; safe to use from several threads.
-
-    Raises:
-        BundleError: a graph is damaged or does not fit the format.
-    """
+    """Computes the maps of a bundle's labels; safe to use from several threads."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._contract = bundle.card.input
@@ -59,16 +55,10 @@ class Explainer:
         memories: Sequence[NDArray[np.float32]],
         photo: tuple[int, int],
     ) -> tuple[Explanation, ...]:
-        """Explains the first `MOST_EXPLAINED` labels, each by itself.
+        """Explains the first `MAX_EXPLAINED` labels; raises `InferenceFailed`.
 
-        Args:
-            labels: the answer, best first.
-            selection: what the labels are from.
-            memories: float32 [S, D] for each part of the selection.
-            photo: width and height of the upright photo, pixels.
-
-        Raises:
-            InferenceFailed: ONNX Runtime failed.
+        `memories` are float32 [S, D], one for each part of the selection; `photo` is width and
+        height of the upright photo, pixels.
         """
         labels = labels[:MAX_EXPLAINED]
         rows: dict[int, list[int]] = defaultdict(list)  # part -> rows of the labels that it answers

@@ -30,9 +30,7 @@ class Graphs:
 def open_graphs(settings: Settings) -> Graphs:
     """Loads the bundle, opens engine and encoders at the same time, and warms the engine up.
 
-    Raises:
-        BundleError: the bundle is missing, damaged or inconsistent.
-        StartError: a setting cannot be met.
+    Raises `BundleError` if the bundle is unusable, `StartError` if a setting cannot be met.
     """
     bundle = load_bundle(settings.bundle)
     with ThreadPoolExecutor(1, thread_name_prefix="open") as pool:
@@ -50,11 +48,7 @@ def open_graphs(settings: Settings) -> Graphs:
 
 
 def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
-    """Opens the encoders of labels; None if the bundle has no open head.
-
-    Raises:
-        BundleError: a graph or the tokenizer cannot be used.
-    """
+    """Opens the encoders of labels; None if the bundle has no open head."""
     return open_encoding(
         bundle,
         threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),

@@ -29,10 +29,8 @@ def draw_overlay(
 ) -> bytes:
     """Returns a PNG file with the photo's proportions; its longest side is `LONGEST_SIDE`.
 
-    Args:
-        values: float32 [rows, columns], 0..1, over the part of the photo that the model sees.
-        photo: width and height of the upright photo, pixels.
-        contract: how the photo becomes the model's input.
+    `values` are float32 [rows, columns], 0..1, over the part that the model sees; `photo` is width
+    and height of the upright photo, pixels.
     """
     width, height = photo
     shrink = LONGEST_SIDE / max(width, height)

@@ -45,17 +45,12 @@ _MAX_CPU_RUN_SECONDS = 600.0
 
 
 def open_pipeline(settings: Settings) -> Pipeline:
-    """Opens the graphs of a bundle, warm, and the label sets.
-
-    Raises:
-        BundleError: the bundle is missing, damaged or inconsistent.
-        StartError: a setting cannot be met.
-    """
+    """Opens a bundle's graphs and the label sets; raises `BundleError` or `StartError`."""
     return build_pipeline(settings, open_graphs(settings))
 
 
 def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
-    """Opens the label sets; raises as `open_pipeline`."""
+    """Opens the label sets for graphs that are open."""
     catalogue = open_catalogue(settings, graphs.bundle, graphs.encoding)
     return Pipeline(settings, graphs.bundle, graphs.engine, catalogue)
 
@@ -63,9 +58,8 @@ def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
 class Pipeline:
     """All stages of one model; `start` and all later calls belong to one event loop.
 
-    Attributes:
-        queue: the waiting photos, also those in side threads.
-        watchers: get every batch and prediction; set them before `start`.
+    `watchers`, set before `start`, get every batch and prediction. `queue` counts photos in side
+    threads too.
     """
 
     def __init__(
@@ -102,21 +96,13 @@ class Pipeline:
         return self._admission.state
 
     async def start(self) -> None:
-        """Loads the label sets and starts taking requests.
-
-        Raises:
-            StartError: a label set of the bundle or the folder cannot be used.
-        """
+        """Loads the label sets and starts taking requests; raises `StartError`."""
         await self.catalogue.start()
         self._batcher.start()
         self._admission.open()
 
     def taking(self) -> AbstractContextManager[None]:
-        """Marks work on a request, which draining waits for.
-
-        Raises:
-            UnavailableError: the pipeline is not taking requests.
-        """
+        """Marks work that draining waits for; raises `UnavailableError` if not ready."""
         return self._admission.taking()
 
     def make_deadline(self) -> float:
@@ -126,9 +112,7 @@ class Pipeline:
     async def select(self, question: Question, deadline: float | None = None) -> Selection:
         """Pins the label sets of a request until its last photo is answered.
 
-        Args:
-            question: of the client.
-            deadline: from `make_deadline`, as for `predict`; None sets one now.
+        `deadline` is from `make_deadline`; None sets one now.
 
         Raises:
             QuestionError: the question does not fit the label sets, or there are no maps.
@@ -171,12 +155,9 @@ class Pipeline:
         selection: Selection,
         deadline: float | None = None,
     ) -> Prediction:
-        """Predicts the labels of one photo.
+        """Predicts the labels of one photo: a file's content, a parsed JPEG, or pixels.
 
-        Args:
-            photo: a file's content, any supported format; a parsed JPEG; or pixels.
-            selection: labels to answer with.
-            deadline: from `make_deadline`; None sets one now.
+        `deadline` is from `make_deadline`; None sets one now.
 
         Raises:
             ImageError: the photo cannot be used.
@@ -236,10 +217,7 @@ class Pipeline:
         return Prediction(image.width, image.height, labels, timings, explanations)
 
     async def drain(self) -> None:
-        """Refuses new requests, finishes the others, and stops.
-
-        After `drain_seconds` the remaining requests fail with `Draining`.
-        """
+        """Refuses new requests, finishes the others, and fails the rest after `drain_seconds`."""
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
         await self._admission.close(deadline)
         await self._batcher.drain(deadline)

@@ -58,13 +58,9 @@ def score_labels(
 ) -> tuple[ScoredLabel, ...]:
     """Scores one image's logits and picks the labels that answer the question.
 
-    Args:
-        logits: one array for each part of the selection: [L] for its chosen labels, or [N] for all
-            labels of its set, as a trained head always returns: softmax needs them all.
-        selection: labels to choose from.
-
-    Returns:
-        The labels, best score first; equal scores keep the order of sets and labels.
+    `logits` has an array for each part of the selection: [L] for its chosen labels or [N] for its
+    whole set, as softmax needs. The best score is first; equal scores keep the order of sets and
+    labels.
     """
     parts, question = selection.parts, selection.question
     if not parts:

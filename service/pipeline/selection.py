@@ -54,9 +54,7 @@ class Selection:
 
 
 def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
-    """Chooses the labels that may be in the answer.
-
-    The first set that has a name answers it.
+    """Chooses the labels that may be in the answer; the first set with a name answers it.
 
     Raises:
         UnknownLabel: no set has a name in `include` or `exclude`.

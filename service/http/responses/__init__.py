@@ -1,1 +1,1 @@
-"""Responses: what clients get."""
+"""Answers to clients."""
