@@ -31,11 +31,11 @@ _MAX_NAMES = 10
 
 
 class ServiceError(Exception):
-    """Base of all errors of the service; its message is for logs, its attributes are for clients."""
+    """Base of all errors; its message is for logs, its attributes are for clients."""
 
     status = 500  # of HTTP
     code = "internal_error"  # stable name for programs
-    title = "Internal error"  # the same sentence for all errors of a class
+    title = "Internal error"  # a sentence for all errors of a class
     detail: str | None = None  # a sentence about this error, if there is more to say
     retry_after_seconds: float | None = None  # None if a retry does not help
 
