@@ -39,7 +39,7 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif"),
     "AVIF": (".avif",),
 }
-# Anything else is no ending, as in `2024.05 at the sea`.
+# Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
 # Other characters may have a meaning in a path.

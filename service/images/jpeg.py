@@ -86,7 +86,7 @@ class Jpeg(NamedTuple):
 
 
 def parse_jpeg(data: bytes) -> Jpeg | None:
-    """Walks through the header, up to the first scan; returns None if the file is no JPEG.
+    """Walks through the header, up to the first scan; returns None if the file is not a JPEG.
 
     Raises InvalidImage if the header has too many segments.
     """

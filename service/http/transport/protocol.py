@@ -2,7 +2,7 @@
 
 - **Timeouts.** A client may take for ever over a request's head, over the rest of a body whose
   answer is sent, and over reading its answers; here the connection is closed. The body of a
-  request in progress has its own timeout in `requests/uploads.py`.
+  request in progress has its own timeout in `requests/body.py`.
 - **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
   requests sent ahead. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
 - **Disconnects.** uvicorn notifies the last request only; if the client sends ahead, an earlier one

@@ -1,7 +1,7 @@
 """Load shedding: predictions are refused at their connection while the queue is full.
 
 Requests that need a layer of the app (CORS, traces) or another server's connection are refused
-by `routes/door.py`, also before their bodies are read.
+by `routes/direct.py`, also before their bodies are read.
 """
 
 from __future__ import annotations

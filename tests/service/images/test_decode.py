@@ -361,8 +361,8 @@ def test_damaged_photo_gives_an_image_or_an_image_error(
     file_format: str, damage: list[tuple[float, int]]
 ) -> None:
     data = bytearray(make_photo(1, file_format))
-    for where, value in damage:
-        data[int(where * len(data))] = value
+    for place, value in damage:
+        data[int(place * len(data))] = value
     try:
         pixels = decode(bytes(data))
     except ImageError:

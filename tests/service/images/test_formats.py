@@ -98,8 +98,8 @@ def test_damaged_picture_gives_an_image_or_an_image_error(
     file_format: str, damage: list[tuple[float, int]]
 ) -> None:
     data = bytearray(encode_picture(make_picture(1), file_format))
-    for where, value in damage:
-        data[int(where * len(data))] = value
+    for place, value in damage:
+        data[int(place * len(data))] = value
     try:
         assert decode_image(bytes(data), CONTRACT, 10_000).pixels.shape == (16, 24, 3)
     except ImageError:

@@ -598,20 +598,20 @@ async def test_ended_runs_never_hang() -> None:
 
 async def test_watchdog_reports_a_hung_run_and_all_runs_can_be_failed() -> None:
     runs, hung, other = Runs[int, int](0.01), make_batch(), make_batch()
-    told = asyncio.Event()
+    hung_noted = asyncio.Event()
     runs.begin(hung)
-    runs.watch(told.set)
+    runs.watch(hung_noted.set)
     runs.begin(other)
-    await asyncio.wait_for(told.wait(), SECONDS)
+    await asyncio.wait_for(hung_noted.wait(), SECONDS)
     runs.fail(NotReady("a run hangs"))
     assert all(isinstance(batch[0].future.exception(), NotReady) for batch in (hung, other))
 
 
 async def test_stopped_watchdog_reports_nothing() -> None:
-    runs, told = Runs[int, int](0.0), asyncio.Event()
+    runs, hung_noted = Runs[int, int](0.0), asyncio.Event()
     runs.begin(make_batch())
-    runs.watch(told.set)
+    runs.watch(hung_noted.set)
     runs.stop()
     for _ in range(50):
         await asyncio.sleep(0)
-    assert not told.is_set()
+    assert not hung_noted.is_set()

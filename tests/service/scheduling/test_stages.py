@@ -1,4 +1,4 @@
-"""Stages are timed where they run and collected only where somebody asks."""
+"""Stages are timed in their threads and collected only on demand."""
 
 from __future__ import annotations
 

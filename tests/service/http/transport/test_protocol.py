@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 
 import pytest
 import uvicorn
@@ -73,18 +74,19 @@ async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def connect(transport: FakeTransport, seconds: float = 0.01, **settings: float) -> LimitedProtocol:
-    return open_protocol(transport, None, body_timeout_seconds=seconds, **settings)
-
-
-def open_protocol(
-    transport: FakeTransport, refuse: Refuse | None, **settings: float
-) -> LimitedProtocol:
+def connect(
+    body_timeout_seconds: float = 0.01,
+    *,
+    unsent: Sequence[int] = (),
+    refuse: Refuse | None = None,
+    **settings: float,
+) -> tuple[FakeTransport, LimitedProtocol]:
+    given = Settings(body_timeout_seconds=body_timeout_seconds, **settings)
     config = uvicorn.Config(answer, log_config=None)
-    kind = make_protocol(Settings(**settings), refuse)
-    protocol = kind(config=config, server_state=ServerState(), app_state={})
+    protocol = make_protocol(given, refuse)(config, ServerState(), {})
+    transport = FakeTransport(*unsent)
     protocol.connection_made(transport)
-    return protocol
+    return transport, protocol
 
 
 async def answer_all(protocol: httptools_impl.HttpToolsProtocol) -> None:
@@ -121,15 +123,14 @@ async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
 
 
 async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
-    transport = FakeTransport(70_000, 70_000)
-    connect(transport).pause_writing()
+    transport, protocol = connect(unsent=[70_000, 70_000])
+    protocol.pause_writing()
     await transport.wait_for_end()
 
 
 async def test_connection_stays_when_the_client_reads_slowly() -> None:
     # Each size is read twice: at the end of one wait and at the beginning of the next.
-    transport = FakeTransport(70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000)
-    protocol = connect(transport)
+    transport, protocol = connect(unsent=[70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000])
     protocol.pause_writing()
     async with asyncio.timeout(30):
         await transport.asked_for_all.wait()
@@ -138,8 +139,7 @@ async def test_connection_stays_when_the_client_reads_slowly() -> None:
 
 
 async def test_connection_stays_when_the_client_has_read_everything() -> None:
-    transport = FakeTransport(70_000)
-    protocol = connect(transport)
+    transport, protocol = connect(unsent=[70_000])
     protocol.pause_writing()
     protocol.resume_writing()
     await asyncio.sleep(0.05)
@@ -148,8 +148,7 @@ async def test_connection_stays_when_the_client_has_read_everything() -> None:
 
 
 async def test_refused_connection_leaves_no_garbage() -> None:
-    transport = FakeTransport()
-    protocol = open_protocol(transport, lambda _scope: Refusal(429, [], b"full"))
+    transport, protocol = connect(refuse=lambda _scope: Refusal(429, [], b"full"))
     gone = weakref.ref(protocol)
     gc.disable()
     try:
@@ -163,8 +162,7 @@ async def test_refused_connection_leaves_no_garbage() -> None:
 
 
 async def test_head_after_a_long_body_may_come_in_pieces() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport)
+    transport, protocol = connect()
     protocol.data_received(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
     await answer_all(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
@@ -183,8 +181,7 @@ LAST_UPLOAD = UPLOAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
 async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport, 300, header_timeout_seconds=0.01)
+    transport, protocol = connect(300, header_timeout_seconds=0.01)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
     protocol.data_received(bytes(10))
@@ -199,8 +196,7 @@ async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
 
 
 async def test_connection_is_closed_when_the_rest_of_a_body_stops() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport, header_timeout_seconds=300)
+    transport, protocol = connect(header_timeout_seconds=300)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
     protocol.data_received(bytes(10))
@@ -212,8 +208,7 @@ async def test_connection_is_closed_when_the_rest_of_a_body_stops() -> None:
 async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
     rest: bytes,
 ) -> None:
-    transport = FakeTransport()
-    protocol = connect(transport, 300)
+    transport, protocol = connect(300)
     protocol.data_received(LAST_UPLOAD + bytes(5))
     await answer_all(protocol)
     assert "write_eof" in transport.calls
@@ -224,8 +219,7 @@ async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
 
 
 async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport)
+    transport, protocol = connect()
     protocol.data_received(LAST_UPLOAD + bytes(20))
     await answer_all(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
@@ -234,8 +228,7 @@ async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() 
 
 
 async def test_shutdown_waits_shortly_while_the_client_sends() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport, 300)
+    transport, protocol = connect(300)
     protocol.data_received(UPLOAD)
     await answer_all(protocol)
     protocol.shutdown()
@@ -246,8 +239,7 @@ async def test_shutdown_waits_shortly_while_the_client_sends() -> None:
 
 def send_past_the_limit(start: bytes, piece: bytes) -> FakeTransport:
     """Sends a start and pieces of 1,000 bytes, of which the last is one too many."""
-    transport = FakeTransport()
-    protocol = connect(transport)
+    transport, protocol = connect()
     protocol.data_received(start)
     for _ in range(65):
         protocol.data_received(piece)
@@ -282,8 +274,7 @@ async def test_endless_trailer_extension_or_length_is_refused_at_its_limit(start
 
 
 async def test_long_body_may_come_in_many_small_chunks() -> None:
-    transport = FakeTransport()
-    protocol = connect(transport)
+    transport, protocol = connect()
     protocol.data_received(CHUNKED)
     for _ in range(20_000):
         protocol.data_received(b"1;some=extension\r\n")
@@ -297,8 +288,7 @@ async def test_long_body_may_come_in_many_small_chunks() -> None:
 
 @pytest.mark.parametrize("offer", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
 async def test_trailer_is_not_a_header(offer: bytes) -> None:
-    transport = FakeTransport()
-    protocol = connect(transport)
+    transport, protocol = connect()
     head = CHUNKED.removesuffix(b"\r\n") + offer + b"\r\n"
     protocol.data_received(head + b"5\r\nhello\r\n0\r\nX-API-Key: someone's\r\n\r\n")
     names = [name for name, _ in protocol.scope["headers"]]
@@ -308,16 +298,16 @@ async def test_trailer_is_not_a_header(offer: bytes) -> None:
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
 
 
-def begin_request(transport: FakeTransport, linger_seconds: float = 300) -> LingeringTransport:
+def begin_request(linger_seconds: float = 300) -> tuple[FakeTransport, LingeringTransport]:
     """Returns a transport whose client is sending."""
+    transport = FakeTransport()
     lingering = LingeringTransport(transport, linger_seconds)
     lingering.client_sends = True
-    return lingering
+    return transport, lingering
 
 
 async def test_close_is_immediate_when_the_client_sends_nothing() -> None:
-    transport = FakeTransport()
-    lingering = begin_request(transport)
+    transport, lingering = begin_request()
     lingering.end_request()
     lingering.write(b"answer")
     lingering.close()
@@ -326,8 +316,7 @@ async def test_close_is_immediate_when_the_client_sends_nothing() -> None:
 
 
 async def test_close_lingers_until_the_request_ends() -> None:
-    transport = FakeTransport()
-    lingering = begin_request(transport)
+    transport, lingering = begin_request()
     lingering.write(b"answer")
     lingering.close()
     assert lingering.lingers
@@ -340,25 +329,20 @@ async def test_close_lingers_until_the_request_ends() -> None:
     lingering.stop()
 
 
-async def test_lingering_ends_at_its_timeout() -> None:
-    transport = FakeTransport()
-    begin_request(transport, 0.01).close()
-    await transport.wait_for_end()
-    assert transport.calls[-1] == "abort"
-
-
-async def test_lingering_ends_soon_after_hurry() -> None:
-    transport = FakeTransport()
-    lingering = begin_request(transport)
+@pytest.mark.parametrize(("seconds", "hurry"), [(0.01, False), (300, True)])
+async def test_lingering_ends_at_its_timeout_or_soon_after_hurry(
+    seconds: float, *, hurry: bool
+) -> None:
+    transport, lingering = begin_request(seconds)
     lingering.close()
-    lingering.hurry()
+    if hurry:
+        lingering.hurry()
     await transport.wait_for_end()
     assert transport.calls[-1] == "abort"
 
 
 async def test_lingering_ends_when_the_connection_is_lost() -> None:
-    transport = FakeTransport()
-    lingering = begin_request(transport, 0.01)
+    transport, lingering = begin_request(0.01)
     lingering.close()
     lingering.stop()
     await asyncio.sleep(0.05)
@@ -366,8 +350,8 @@ async def test_lingering_ends_when_the_connection_is_lost() -> None:
 
 
 async def test_close_now_does_not_linger() -> None:
-    transport = FakeTransport()
-    begin_request(transport).close_now()
+    transport, lingering = begin_request()
+    lingering.close_now()
     assert transport.calls == ["close"]
 
 
