@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from service.errors import StartError
 from service.http.host import PipelineHost
 from service.http.open_inference import routes as open_inference
-from service.http.requests.body import HoldBodies, open_budget
+from service.http.requests.body import BudgetMiddleware, open_budget
 from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers
 from service.http.routes import labels, page, predict, status
@@ -97,7 +97,7 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
     return Fetcher(
         max_bytes=settings.max_body_bytes,
         timeout_seconds=settings.url_timeout_seconds,
-        places=settings.queue_size,
+        max_fetches=settings.queue_size,
     )
 
 
@@ -118,7 +118,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
-    app.add_middleware(HoldBodies, budget=app.state.budget)
+    app.add_middleware(BudgetMiddleware, budget=app.state.budget)
     app.add_middleware(PageGuard)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from service.bundle.card import InputContract
 from service.errors import InvalidTensors
@@ -34,7 +33,6 @@ _ALL_LABELS = 2**31 - 1
 _MAX_DIMENSION = 2**31 - 1
 _MAX_CHARACTERS = 80
 _LENGTH = struct.Struct("<I")
-ValueT = TypeVar("ValueT", bool, int, str)
 
 
 class _Samples(dict[str, int]):
@@ -59,36 +57,59 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
 
 
-class InputTensor(BaseModel):
-    """An input. As the protocol says, unknown members are ignored.
+class RequestParameters(BaseModel):
+    """Parameters of a request."""
 
-    Attributes:
-        name: `image` or `pixels`.
-        shape: the batch size first.
-        datatype: of the protocol.
-        parameters: `binary_data_size`, if the values are bytes behind the JSON.
-        data: values in row-major order, flat or nested; None if they are bytes.
-    """
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    label_set: Text | None = Field(default=None, description="Names, separated by commas.")
+    min_version: int | None = Field(default=None, description="As in `/predict`.")
+    binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
+
+
+class InputParameters(BaseModel):
+    """Parameters of an input."""
+
+    model_config = ConfigDict(strict=True)
+
+    binary_data_size: int | None = Field(default=None, description="Bytes behind the JSON.")
+
+
+class OutputParameters(BaseModel):
+    """Parameters of an output."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
+    classification: int | None = Field(
+        default=None, ge=1, description="Send so many best labels instead of all scores."
+    )
+
+
+class InputTensor(BaseModel):
+    """An input; unknown members are ignored, as the protocol says."""
 
     name: Text
     shape: Annotated[list[Dimension], Field(min_length=1, max_length=8)]
     datatype: str
-    parameters: dict[str, Any] = {}
-    data: Any = None
+    parameters: InputParameters = InputParameters()
+    data: Any = Field(
+        default=None, description="Values in row-major order, flat or nested; none if binary."
+    )
 
 
 class OutputTensor(BaseModel):
     """A requested output."""
 
     name: Text
-    parameters: dict[str, Any] = {}
+    parameters: OutputParameters = OutputParameters()
 
 
 class InferBody(BaseModel):
     """The JSON of a request."""
 
     id: Annotated[Text, Field(max_length=200)] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[InputTensor], Field(max_length=16)]
     outputs: Annotated[list[OutputTensor], Field(max_length=16)] = []
 
@@ -148,13 +169,17 @@ def parse_infer_request(
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        if first["type"] == "extra_forbidden":
+            name = str(first["loc"][-1])[:_MAX_CHARACTERS]
+            raise InvalidTensors(f"Parameter '{name}' is unknown") from error
         place = ".".join(str(part) for part in first["loc"])
         raise InvalidTensors(f"'{place[:_MAX_CHARACTERS]}': {first['msg']}") from error
-    parameters = dict(asked.parameters)
-    binary = _take(parameters, "binary_data_output", bool) or False
-    question = _read_question(parameters)
+    fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": asked.parameters.min_version}
+    if asked.parameters.label_set is not None:
+        fields["label_set"] = [name.strip() for name in asked.parameters.label_set.split(",")]
+    question = check_question(fields, "body")
     photos = _read_photos(asked.inputs, raw, contract, max_photos)
-    return InferRequest(asked.id, photos, question, _read_outputs(asked, binary))
+    return InferRequest(asked.id, photos, question, _read_outputs(asked))
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
@@ -179,7 +204,7 @@ def _read_photos(
     if len(names) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
     (tensor,) = inputs
-    size = _take(dict(tensor.parameters), "binary_data_size", int)
+    size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
         raise InvalidTensors("The bytes behind the JSON are not as many as 'binary_data_size' says")
     if size is not None and tensor.data is not None:
@@ -270,52 +295,19 @@ def _check_size(tensor: InputTensor, count: int) -> None:
         raise InvalidTensors(f"Input '{tensor.name}' has {count} values, and by its shape {wanted}")
 
 
-def _read_question(parameters: dict[str, Any]) -> Question:
-    fields: dict[str, Any] = {"top_k": _ALL_LABELS}
-    names = _take(parameters, "label_set", str)
-    if names is not None:
-        fields["label_set"] = [name.strip() for name in names.split(",")]
-    version = _take(parameters, "min_version", int)
-    if version is not None:
-        fields["min_version"] = version
-    _refuse_rest(parameters)
-    return check_question(fields, "body")
-
-
-def _read_outputs(asked: InferBody, binary: bool) -> tuple[Output, ...]:
+def _read_outputs(asked: InferBody) -> tuple[Output, ...]:
+    binary = asked.parameters.binary_data_output or False
     if not asked.outputs:
         return tuple(Output(name, binary=binary) for name in OUTPUTS)
-    names = [output.name for output in asked.outputs]
-    for name in names:
+    outputs: dict[str, Output] = {}
+    for tensor in asked.outputs:
+        name, classes = tensor.name, tensor.parameters.classification
         if name not in OUTPUTS:
             raise InvalidTensors(f"Output '{name[:_MAX_CHARACTERS]}' is unknown")
-        if names.count(name) > 1:
+        if name in outputs:
             raise InvalidTensors(f"Output '{name}' is requested more than once")
-    return tuple(_read_output(output, binary) for output in asked.outputs)
-
-
-def _read_output(output: OutputTensor, binary: bool) -> Output:
-    parameters = dict(output.parameters)
-    own = _take(parameters, "binary_data", bool)
-    classes = _take(parameters, "classification", int)
-    _refuse_rest(parameters)
-    if classes is not None and (classes < 1 or output.name != SCORES):
-        raise InvalidTensors(f"'classification' must be 1 or more, and of output '{SCORES}'")
-    return Output(output.name, classes, binary if own is None else own)
-
-
-def _take(parameters: dict[str, Any], name: str, kind: type[ValueT]) -> ValueT | None:
-    value = parameters.pop(name, None)
-    if value is None or type(value) is kind:  # not isinstance: true is not a number here
-        return value
-    words: Mapping[type, Literal["true or false", "a whole number", "a text"]] = {
-        bool: "true or false",
-        int: "a whole number",
-        str: "a text",
-    }
-    raise InvalidTensors(f"Parameter '{name}' must be {words[kind]}")
-
-
-def _refuse_rest(parameters: dict[str, Any]) -> None:
-    for name in parameters:
-        raise InvalidTensors(f"Parameter '{name[:_MAX_CHARACTERS]}' is unknown")
+        if classes is not None and name != SCORES:
+            raise InvalidTensors(f"'classification' must be of output '{SCORES}'")
+        own = tensor.parameters.binary_data
+        outputs[name] = Output(name, classes, binary if own is None else own)
+    return tuple(outputs.values())

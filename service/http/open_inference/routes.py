@@ -27,7 +27,7 @@ from service.http.open_inference.request import (
     InferRequest,
     parse_infer_request,
 )
-from service.http.requests.body import BYTES, JSON, Body, finish_or_leave
+from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
 from service.http.responses.openapi import document_answer, document_tensors
 from service.http.responses.problems import PREFIX, document_errors
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
@@ -108,7 +108,7 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
         pipeline.bundle.card.input,
         limit_images(host.settings),
     )
-    selection, predictions = await finish_or_leave(request, _score(pipeline, asked))
+    selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
     # Thousands of labels would block the event loop.
     return await asyncio.to_thread(
         write_infer_answer, asked, pipeline.bundle.card, selection, predictions

@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 import httpcore2 as httpcore
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
-from service.http.requests.body import HeldBody
+from service.http.requests.body import Reservation
 
 MAX_REDIRECTS = 3
 _MOST_CHARACTERS = 2000
@@ -50,7 +50,7 @@ class Fetcher:
         *,
         max_bytes: int,
         timeout_seconds: float,
-        places: int,
+        max_fetches: int,
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
@@ -59,21 +59,21 @@ class Fetcher:
         Args:
             max_bytes: most bytes of an image.
             timeout_seconds: for a whole fetch, redirects included.
-            places: most fetches at the same time; more are refused.
+            max_fetches: most fetches at the same time; more are refused.
             network: opens connections.
             resolve: host and port -> IP addresses; None asks the system.
         """
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
-        self._places = places
+        self._free = max_fetches
         # Reading the system's certificates takes as long as several predictions.
         self._context = httpcore.default_ssl_context()
         self._network = _PublicNetwork(
-            network or httpcore.AnyIOBackend(), resolve or _Resolver(places).resolve
+            network or httpcore.AnyIOBackend(), resolve or _Resolver(max_fetches).resolve
         )
 
-    async def fetch(self, url: str, held: HeldBody) -> bytes:
-        """Returns the bytes of a URL, counted in `held` too.
+    async def fetch(self, url: str, reserved: Reservation) -> bytes:
+        """Returns the bytes of a URL, counted in `reserved` too.
 
         Raises:
             UrlNotUsable: the URL is not https or not public, or its origin returns no image.
@@ -81,20 +81,20 @@ class Fetcher:
             BodyTooLarge: it has too many bytes.
             QueueFull: too many fetches run, or other requests fill the memory.
         """
-        if self._places == 0:
+        if self._free == 0:
             raise QueueFull("too many fetches")
-        self._places -= 1
+        self._free -= 1
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._follow(url, held)
+                return await self._follow(url, reserved)
         except TimeoutError as error:
             raise OriginTimeout(self._timeout_seconds) from error
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
             raise UrlNotUsable from error
         finally:
-            self._places += 1
+            self._free += 1
 
-    async def _follow(self, url: str, held: HeldBody) -> bytes:
+    async def _follow(self, url: str, reserved: Reservation) -> bytes:
         # A new pool for each fetch: a kept connection's address was checked too long ago.
         connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
         async with connections as pool:
@@ -108,11 +108,14 @@ class Fetcher:
                     if response.status != _OK or b"content-encoding" in headers:
                         raise UrlNotUsable
                     declared = headers.get(b"content-length", b"")
-                    return await self._read(declared, response.stream, held)
+                    return await self._read(declared, response.stream, reserved)
         raise UrlNotUsable
 
     async def _read(
-        self, declared: bytes, stream: Iterable[bytes] | AsyncIterable[bytes], held: HeldBody
+        self,
+        declared: bytes,
+        stream: Iterable[bytes] | AsyncIterable[bytes],
+        reserved: Reservation,
     ) -> bytes:
         assert isinstance(stream, AsyncIterable)
         what = "The image behind the URL"
@@ -123,7 +126,7 @@ class Fetcher:
             body += chunk
             if len(body) > self._max_bytes:
                 raise BodyTooLarge(self._max_bytes, what)
-            held.grow(len(chunk))
+            reserved.grow(len(chunk))
         return bytes(body)
 
 
@@ -207,8 +210,8 @@ class _Resolver:
     would use up the threads that parse bodies and write answers.
     """
 
-    def __init__(self, places: int) -> None:
-        self._threads = ThreadPoolExecutor(places, thread_name_prefix="resolver")
+    def __init__(self, max_lookups: int) -> None:
+        self._threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Returns the IP addresses of a host."""

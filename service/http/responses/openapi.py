@@ -116,11 +116,10 @@ def document_json(
         optional: a field whose value is in the path.
         example: a valid body; without one, `/docs` makes one up from the shape.
     """
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = model.model_json_schema()
     if optional is not None:
         schema["required"].remove(optional)
-    for name, inner in schema.pop("$defs", {}).items():
-        schema = _inline(schema, f"#/components/schemas/{name}", inner)
+    schema = _inline(schema, schema.pop("$defs", {}))
     shown = {} if example is None else {"example": example}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, **shown}}}}
 
@@ -166,14 +165,14 @@ def _document_parameter(
     }  # fmt: skip
 
 
-def _inline(value: Any, reference: str, inner: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    # FastAPI alone writes the document's components, so references to others are inlined.
+def _inline(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    # FastAPI alone writes the document's components.
     if isinstance(value, dict):
-        if value.get("$ref") == reference:
-            return inner
-        return {key: _inline(part, reference, inner) for key, part in value.items()}
+        if "$ref" in value:
+            return _inline(definitions[value["$ref"].rpartition("/")[2]], definitions)
+        return {key: _inline(part, definitions) for key, part in value.items()}
     if isinstance(value, list):
-        return [_inline(part, reference, inner) for part in value]
+        return [_inline(part, definitions) for part in value]
     return value
 
 

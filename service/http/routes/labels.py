@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -10,10 +11,15 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import ValidationError
 
 from service import errors
-from service.errors import InvalidLabelSet, InvalidParameters, InvalidValue, list_values
+from service.errors import (
+    InvalidLabelSet,
+    InvalidParameters,
+    InvalidValue,
+    LabelSetChanged,
+    list_values,
+)
 from service.http.host import Host
-from service.http.requests.body import finish_or_leave
-from service.http.requests.conditions import demand_version, is_known, make_tag
+from service.http.requests.body import cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.responses.openapi import (
     TAG,
@@ -33,6 +39,7 @@ from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet
+from service.labels.store.order import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
 _READ_PROBLEMS = (
@@ -90,6 +97,8 @@ _EXAMPLE = {
     ]
 }
 
+_TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
+
 Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 
 router = APIRouter(prefix="/labels", tags=["labels"])
@@ -133,7 +142,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
     with pipeline.taking():
         work = pipeline.catalogue.register(definition)
-        labels, created = await finish_or_leave(request, work)
+        labels, created = await cancel_on_disconnect(request, work)
         return await _answer(labels, created=created)
 
 
@@ -151,8 +160,8 @@ async def register_label_set(request: Request, host: Host) -> Response:
 async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     """Returns a label set with its labels; the `ETag` is its version."""
     labels = host.pipeline.catalogue.find(name)
-    if is_known(request, labels):
-        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": make_tag(labels)})
+    if _has_version(request, labels):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": _make_tag(labels)})
     return await _answer(labels)
 
 
@@ -186,7 +195,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
     with pipeline.taking():
         work = _replace(request, pipeline.catalogue, definition)
-        labels, created = await finish_or_leave(request, work)
+        labels, created = await cancel_on_disconnect(request, work)
         return await _answer(labels, created=created)
 
 
@@ -213,9 +222,43 @@ async def _replace(
 
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
+    """Returns the version that a write must replace: `ABSENT`, `PRESENT`, or None for no condition.
+
+    The conditions are those of RFC 9110, section 13; a tag is the version in quotes.
+    """
     if "if-match" in request.headers or "if-none-match" in request.headers:
         await catalogue.refresh()  # the client may have seen another process's version
-    return demand_version(request, catalogue, name)
+    current = catalogue.get(name)
+    if current is not None and _has_version(request, current):
+        raise LabelSetChanged(name)
+    condition = _read_condition(request, "if-match")
+    if condition is None:
+        return ABSENT if _read_condition(request, "if-none-match") == "*" else None
+    if current is None:
+        raise LabelSetChanged(name)
+    if condition == "*":
+        return PRESENT
+    if current.version not in [tag for weak, tag in _TAG.findall(condition) if not weak]:
+        raise LabelSetChanged(name)
+    return None if current.read_only else int(current.version)
+
+
+def _has_version(request: Request, labels: LabelSet) -> bool:
+    """Returns whether `If-None-Match` lists this version, which the client then has."""
+    condition = _read_condition(request, "if-none-match") or ""
+    return condition == "*" or any(labels.version == tag for _, tag in _TAG.findall(condition))
+
+
+def _read_condition(request: Request, name: str) -> str | None:
+    """Returns all lines of a header as one list; None without the header."""
+    lines = [line.strip() for line in request.headers.getlist(name)]
+    if "*" in lines:
+        return "*"
+    return ", ".join(lines) if lines else None
+
+
+def _make_tag(labels: LabelSet) -> str:
+    return f'"{labels.version}"'
 
 
 def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> Definition:
@@ -234,7 +277,7 @@ def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> 
 async def _answer(labels: LabelSet, *, created: bool = False) -> Response:
     # Thousands of labels would block the event loop.
     content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
-    headers = {"ETag": make_tag(labels)}
+    headers = {"ETag": _make_tag(labels)}
     if created:
         headers["Location"] = f"/labels/{labels.name}"
     status = HTTPStatus.CREATED if created else HTTPStatus.OK

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from service import errors
 from service.errors import ImageError, MalformedBody, UrlInputOff
 from service.http.host import PipelineHost
-from service.http.requests.body import JSON, finish_or_leave
+from service.http.requests.body import JSON, cancel_on_disconnect
 from service.http.requests.parameters import add_fields, read_parameters
 from service.http.requests.uploads import Upload, UploadShape, decode_base64, read_upload
 from service.http.responses.openapi import document_predict, document_problems
@@ -87,7 +87,7 @@ async def predict(request: Request) -> Response:
     upload = await read_upload(request, _ONE_IMAGE, host.settings)
     question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
     work = _label_one(request, pipeline, upload, question)
-    selection, prediction = await finish_or_leave(request, work)
+    selection, prediction = await cancel_on_disconnect(request, work)
     answer = write_prediction(pipeline, selection, prediction, request.state.request_id)
     return Response(answer, media_type=JSON)
 
@@ -110,7 +110,7 @@ async def predict_batch(request: Request) -> Response:
     upload = await read_upload(request, shape, host.settings)
     question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
     work = _label_all(pipeline, upload, question)
-    selection, results = await finish_or_leave(request, work)
+    selection, results = await cancel_on_disconnect(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
     return Response(answer, media_type=JSON)
 
@@ -129,7 +129,7 @@ async def _label_one(
         fetcher: Fetcher | None = request.app.state.fetcher
         if fetcher is None:
             raise UrlInputOff
-        data = await fetcher.fetch(upload.url, request.state.held_body)
+        data = await fetcher.fetch(upload.url, request.state.reservation)
     deadline = pipeline.make_deadline()
     selection = await pipeline.select(question, deadline)
     return selection, await pipeline.predict(data, selection, deadline)

@@ -333,7 +333,7 @@ BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "no photo": ({"data": [to_base64(b"junk")]}, "damaged or is not an image"),
     "svg": ({"data": [to_base64(b"<svg xmlns='x'></svg>")]}, "not supported"),
     "bytes that did not come": ({"data": None, "parameters": {"binary_data_size": 5}}, "bytes"),
-    "size is a text": ({"parameters": {"binary_data_size": "5"}}, "whole number"),
+    "size is a text": ({"parameters": {"binary_data_size": "5"}}, "valid integer"),
     "size is negative": ({"parameters": {"binary_data_size": -5}}, "bytes"),
 }
 
@@ -385,14 +385,17 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "duplicate outputs": ({"outputs": [{"name": "scores"}, {"name": "scores"}]}, "more than once"),
     "unknown output": ({"outputs": [{"name": "logits"}]}, "'logits' is unknown"),
     "outputs are no list": ({"outputs": "scores"}, "outputs"),
-    "no classes": ({"outputs": [{"name": "scores", "parameters": {"classification": 0}}]}, "1 or"),
+    "no classes": (
+        {"outputs": [{"name": "scores", "parameters": {"classification": 0}}]},
+        "equal to 1",
+    ),
     "classes of the names": (
         {"outputs": [{"name": "labels", "parameters": {"classification": 1}}]},
         "output 'scores'",
     ),
     "classes are true": (
         {"outputs": [{"name": "scores", "parameters": {"classification": True}}]},
-        "whole number",
+        "valid integer",
     ),
     "unknown parameter": ({"parameters": {"labelset": "trained"}}, "'labelset' is unknown"),
     "shared memory": (
@@ -400,7 +403,7 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
         "'shared_memory_region' is unknown",
     ),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
-    "label set is a number": ({"parameters": {"label_set": 5}}, "a text"),
+    "label set is a number": ({"parameters": {"label_set": 5}}, "label_set"),
     "id is a number": ({"id": 5}, "id"),
     "surrogate in the id": ({"id": "\udfff"}, "id"),
     "surrogate in an output": ({"outputs": [{"name": "\ud800"}]}, "outputs"),

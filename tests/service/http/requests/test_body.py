@@ -13,7 +13,7 @@ from starlette.types import Message, Receive
 from service.bundle.reader import Bundle
 from service.errors import BodyTimeout, QueueFull, StartError
 from service.http.requests import body as body_module
-from service.http.requests.body import Body, BodyBudget, HeldBody, finish_or_leave
+from service.http.requests.body import Body, BodyBudget, Reservation, cancel_on_disconnect
 from service.settings import Settings
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
@@ -21,7 +21,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 def make_request(receive: Receive) -> Request:
-    state = {"held_body": HeldBody(BodyBudget(100))}
+    state = {"reservation": Reservation(BodyBudget(100))}
     return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
@@ -41,14 +41,14 @@ def read(request: Request, timeout_seconds: float = 30) -> Any:
 
 def test_held_bytes_are_free_again_when_they_are_released() -> None:
     budget = BodyBudget(100)
-    one, other = HeldBody(budget), HeldBody(budget)
+    one, other = Reservation(budget), Reservation(budget)
     one.grow(60)
     other.grow(40)
     with pytest.raises(QueueFull):
         other.grow(1)
     one.release()
     other.grow(60)
-    one.release()  # it holds nothing any more
+    one.release()  # a second time
     other.release()
     assert budget.free_bytes == 100
 
@@ -59,7 +59,7 @@ def test_body_without_room_is_refused_and_nothing_leaks(tiny_bundle: Bundle) -> 
     with serve_app(tiny_bundle.path, **limits) as client:
         for _ in range(3):
             headers = {"Content-Type": "image/png"}
-            other = HeldBody(client.app.state.budget)  # type: ignore[attr-defined]
+            other = Reservation(client.app.state.budget)  # type: ignore[attr-defined]
             other.grow(1)
             large = client.post("/predict", content=bytes(room), headers=headers)
             assert_problem(large, 429, "queue_full")
@@ -120,7 +120,7 @@ async def test_client_that_leaves_ends_the_reading() -> None:
 @pytest.fixture(params=[0.0, 30.0], ids=["watched", "unwatched"])
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the client is watched from the first turn of the event loop on, or never."""
-    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", request.param)
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", request.param)
     return request.param == 0
 
 
@@ -131,7 +131,7 @@ async def test_work_of_a_client_that_stays_is_finished() -> None:
         await asyncio.sleep(0.01)
         return 7
 
-    assert await finish_or_leave(make_leaving(asyncio.Event()), work()) == 7
+    assert await cancel_on_disconnect(make_leaving(asyncio.Event()), work()) == 7
 
 
 @pytest.mark.anyio
@@ -142,7 +142,7 @@ async def test_error_of_the_work_comes_through() -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        await finish_or_leave(make_leaving(asyncio.Event()), work())
+        await cancel_on_disconnect(make_leaving(asyncio.Event()), work())
 
 
 @pytest.mark.anyio
@@ -157,7 +157,7 @@ async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) ->
         finally:
             cancelled.set()
 
-    answering = asyncio.create_task(finish_or_leave(make_leaving(left), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_leaving(left), work()))
     await started.wait()
     if gives_up == "client":
         left.set()
@@ -177,16 +177,16 @@ async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> Non
         await asyncio.sleep(0.2)
         return 7
 
-    if not watched:  # it ends before anybody looks
-        assert await finish_or_leave(make_leaving(left), work()) == 7
+    if not watched:  # it ends before the client is watched
+        assert await cancel_on_disconnect(make_leaving(left), work()) == 7
         return
     with pytest.raises(ClientDisconnect):
-        await finish_or_leave(make_leaving(left), work())
+        await cancel_on_disconnect(make_leaving(left), work())
 
 
 @pytest.mark.anyio
 async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     messages: asyncio.Queue[Message] = asyncio.Queue()
     gate = asyncio.Event()
 
@@ -194,7 +194,7 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
         await gate.wait()
         return 7
 
-    answering = asyncio.create_task(finish_or_leave(make_request(messages.get), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_request(messages.get), work()))
     for _ in range(3):
         await messages.put({"type": "http.request", "body": b"", "more_body": False})
         await asyncio.sleep(0.01)
@@ -210,7 +210,7 @@ async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
     *, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starlette's BaseHTTPMiddleware, which any app may add, receives so."""
-    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     left, gate = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Message:
@@ -222,7 +222,7 @@ async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
         await gate.wait()
         return 7
 
-    answering = asyncio.create_task(finish_or_leave(make_request(receive), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_request(receive), work()))
     await asyncio.sleep(0.02)
     (left if leaves else gate).set()
 
@@ -239,7 +239,7 @@ async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many turns of the event loop lie between the two; -1: it leaves after the answer."""
-    monkeypatch.setattr(body_module, "_UNWATCHED_SECONDS", 0.0)
+    monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     loop, left, gate = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     unexpected: list[dict[str, object]] = []
     others = asyncio.all_tasks()
@@ -249,7 +249,7 @@ async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
         await gate.wait()
         return 7
 
-    answering = asyncio.create_task(finish_or_leave(make_leaving(left), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_leaving(left), work()))
     await asyncio.sleep(0.02)
     for event in (gate, left) if turns < 0 else (left, gate):
         event.set()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
-from service.http.requests.body import BodyBudget, HeldBody
+from service.http.requests.body import BodyBudget, Reservation
 from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, assert_still_serving, serve_app
@@ -71,11 +71,11 @@ class _Stream(httpcore.AsyncMockStream):
         return await super().read(max_bytes, timeout)
 
 
-def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, places: int = 4) -> Fetcher:
+def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, max_fetches: int = 4) -> Fetcher:
     return Fetcher(
         max_bytes=MAX_BYTES,
         timeout_seconds=seconds,
-        places=places,
+        max_fetches=max_fetches,
         network=network,
         resolve=network.resolve,
     )
@@ -83,7 +83,7 @@ def make_fetcher(network: FakeNetwork, *, seconds: float = 30.0, places: int = 4
 
 def fetch(fetcher: Fetcher, url: str) -> Coroutine[Any, Any, bytes]:
     """Fetches for a request with room for far more bytes."""
-    return fetcher.fetch(url, HeldBody(BodyBudget(10 * MAX_BYTES)))
+    return fetcher.fetch(url, Reservation(BodyBudget(10 * MAX_BYTES)))
 
 
 def serving(*answers: Any, address: str = PUBLIC) -> FakeNetwork:
@@ -163,7 +163,7 @@ async def test_public_addresses_are_public(address: str) -> None:
 )  # fmt: skip
 async def test_every_spelling_of_this_machine_is_refused(host: str) -> None:
     # The system's own resolver reads these spellings.
-    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=30, places=1)
+    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=30, max_fetches=1)
     with pytest.raises(UrlNotUsable):
         await fetch(fetcher, f"https://{host}/")
 
@@ -205,7 +205,7 @@ async def test_name_that_changes_its_address_is_looked_up_for_every_connection()
         return found
 
     fetcher = Fetcher(
-        max_bytes=MAX_BYTES, timeout_seconds=30, places=1, network=network, resolve=rebind
+        max_bytes=MAX_BYTES, timeout_seconds=30, max_fetches=1, network=network, resolve=rebind
     )
     with pytest.raises(UrlNotUsable):
         await fetch(fetcher, "https://a.example/")
@@ -246,7 +246,7 @@ async def test_huge_image_is_refused_before_its_end(answer: list[bytes]) -> None
 async def test_fetched_bytes_count_as_body_in_memory() -> None:
     network = serving(reply(PHOTO), reply(PHOTO), reply(PHOTO))
     budget = BodyBudget(2 * len(PHOTO) - 1)
-    first, second = HeldBody(budget), HeldBody(budget)
+    first, second = Reservation(budget), Reservation(budget)
     fetcher = make_fetcher(network)
     await fetcher.fetch("https://a.example/", first)
     with pytest.raises(QueueFull):
@@ -262,9 +262,9 @@ async def test_slow_origin_is_given_up() -> None:
         await fetch(make_fetcher(serving(answer), seconds=0.05), "https://a.example/")
 
 
-async def test_fetches_beyond_the_places_are_refused_and_places_come_back() -> None:
+async def test_fetches_beyond_the_limit_are_refused() -> None:
     network = serving([0], reply(PHOTO))
-    fetcher = make_fetcher(network, places=1)
+    fetcher = make_fetcher(network, max_fetches=1)
     first = asyncio.create_task(fetch(fetcher, "https://a.example/"))
     await network.connected.wait()
     with pytest.raises(QueueFull):
@@ -280,7 +280,7 @@ async def test_name_server_that_does_not_answer_blocks_no_other_fetch(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.wait(30))
-    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=0.01, places=64)
+    fetcher = Fetcher(max_bytes=MAX_BYTES, timeout_seconds=0.01, max_fetches=64)
     try:
         # As many as there are threads for everything else at the most.
         fetches = [fetch(fetcher, f"https://{name}.example/") for name in range(32)]
