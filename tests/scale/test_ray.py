@@ -147,7 +147,7 @@ def test_worker_larger_than_every_node_fails_at_once(
     (photos / "one.png").write_bytes(make_photo(1))
     done = start_bulk(cluster, open_bundle, photos, tmp_path / "out", "--intra-op-threads", "9")
     assert done.returncode == 2
-    assert "no node of the cluster has a worker's 9 CPUs, 0 GPUs" in done.stderr
+    assert "no node of the cluster has the 9 CPUs and 0 GPUs of a worker" in done.stderr
 
 
 def run_bulk(

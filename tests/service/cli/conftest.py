@@ -1,4 +1,4 @@
-"""The command line, run as `main()` in the tests' own process."""
+"""The command line in this process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command line; returns exit code, stdout and stderr."""
     monkeypatch.setenv("ML_DECODER_DEVICE", "cpu")
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run_main(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ml-decoder", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""`ml-decoder labels`: what is written to the store is there for every other command."""
+"""`ml-decoder labels` with a bundle and a store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from tests.support.photos import make_photo
 
 @pytest.fixture
 def run(run: Run, monkeypatch: pytest.MonkeyPatch, open_bundle: Bundle, tmp_path: Path) -> Run:
-    """Runs the command line on one bundle and one store, in a wide terminal."""
+    """Runs the command line with a bundle and a store."""
     monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
     monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(tmp_path / "labels.db"))
-    monkeypatch.setenv("COLUMNS", "200")
     return run
 
 
@@ -31,7 +30,7 @@ def list_names(run: Run) -> list[str]:
     return [json.loads(line)["name"] for line in out.splitlines()]
 
 
-def test_added_set_is_listed_predicted_with_and_removed(run: Run, tmp_path: Path) -> None:
+def test_added_set_is_listed_used_and_removed(run: Run, tmp_path: Path) -> None:
     code, out, err = run("labels", "add", "zoo", "--label", "yak", "--label", "newt", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["num_labels"] == 2
@@ -44,21 +43,21 @@ def test_added_set_is_listed_predicted_with_and_removed(run: Run, tmp_path: Path
     assert list_names(run) == ["trained", "everyday"]
 
 
-def test_candidate_labels_of_one_call(run: Run, tmp_path: Path) -> None:
+def test_predict_takes_candidate_labels(run: Run, tmp_path: Path) -> None:
     photo = tmp_path / "a.png"
     photo.write_bytes(make_photo())
     _, out, _ = run("predict", photo, "--candidate-label", "yak", "--top-k", 9, "--json")
     assert [label["label"] for label in json.loads(out)["labels"]] == ["yak"]
 
 
-def test_labels_of_a_file_are_added(run: Run, tmp_path: Path) -> None:
+def test_add_reads_labels_from_a_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "anything.json"
     file.write_text('{"labels": ["yak"]}')
     assert run("labels", "add", "zoo", "--file", file)[0] == 0
     assert "zoo" in list_names(run)
 
 
-def test_what_a_service_tells_of_a_set_is_a_file_of_labels(run: Run, tmp_path: Path) -> None:
+def test_add_reads_the_json_that_a_service_returns(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"
     label = {"name": "yak", "prompt": None, "threshold": 0.3, "calibrated": False}
     told = {"name": "zoo", "version": "7", "origin": "store", "read_only": False, "num_labels": 1}
@@ -84,7 +83,7 @@ def test_what_a_service_tells_of_a_set_is_a_file_of_labels(run: Run, tmp_path: P
         (("calibrate", "none", "--photos", "nowhere"), "No such file"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+def test_labels_writes_one_line_for_an_invalid_argument(
     run: Run, arguments: tuple[str, ...], reason: str
 ) -> None:
     code, _, err = run("labels", *arguments)
@@ -94,9 +93,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     assert list_names(run) == ["trained", "everyday"]
 
 
-def test_store_that_cannot_be_reached_is_told_and_not_an_empty_list(
-    run: Run, tmp_path: Path
-) -> None:
+def test_labels_fails_if_the_store_is_damaged(run: Run, tmp_path: Path) -> None:
     (tmp_path / "labels.db").write_bytes(b"junk" * 1000)
     for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
         code, out, err = run("labels", *arguments)
@@ -107,7 +104,7 @@ def test_store_that_cannot_be_reached_is_told_and_not_an_empty_list(
     assert list_names(run) == ["trained", "everyday"]
 
 
-def test_place_of_a_store_that_cannot_be_opened_is_told(run: Run, tmp_path: Path) -> None:
+def test_error_names_the_store_that_cannot_be_opened(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "loop.db"
     place.symlink_to(place)
     told = f"ml-decoder: label_store {place}: unable to open database file\n"
@@ -120,7 +117,7 @@ def test_place_of_a_store_that_cannot_be_opened_is_told(run: Run, tmp_path: Path
     assert run(*asked, "everyday", *store)[0] == 0
 
 
-def test_photos_too_few_to_calibrate_are_told_and_nothing_changes(run: Run, tmp_path: Path) -> None:
+def test_calibrate_changes_nothing_if_there_are_too_few_photos(run: Run, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "a.png").write_bytes(make_photo())
     listing = {"label_names": ["yak"], "images": {"a.png": {"labels": ["yak"]}}}
@@ -131,9 +128,7 @@ def test_photos_too_few_to_calibrate_are_told_and_nothing_changes(run: Run, tmp_
     assert before in run("labels", "list", "--json")[1]
 
 
-def test_set_that_cannot_be_changed_is_refused_before_its_photos_are_scored(
-    run: Run, tmp_path: Path
-) -> None:
+def test_calibrate_refuses_a_read_only_set_before_scoring(run: Run, tmp_path: Path) -> None:
     listing = {"label_names": ["yak"], "images": {"absent.png": {"split": "val", "labels": []}}}
     (tmp_path / "labels.json").write_text(json.dumps(listing))
     calibrate = ("labels", "calibrate", "everyday", "--photos", tmp_path)
@@ -142,9 +137,7 @@ def test_set_that_cannot_be_changed_is_refused_before_its_photos_are_scored(
     assert list_names(run) == ["trained", "everyday"]
 
 
-def test_label_of_a_photo_that_the_folder_does_not_name_stops_the_calibration(
-    run: Run, tmp_path: Path
-) -> None:
+def test_calibrate_refuses_a_photo_with_an_unknown_label(run: Run, tmp_path: Path) -> None:
     listing = {"label_names": ["yak"], "images": {"absent.png": {"labels": ["Yak"]}}}
     (tmp_path / "labels.json").write_text(json.dumps(listing))
     run("labels", "add", "zoo", "--label", "yak")
@@ -153,7 +146,7 @@ def test_label_of_a_photo_that_the_folder_does_not_name_stops_the_calibration(
     assert "label_names does not contain the label Yak" in err
 
 
-def test_other_set_of_the_name_needs_replace(run: Run) -> None:
+def test_add_requires_replace_for_another_set_of_the_name(run: Run) -> None:
     assert run("labels", "add", "zoo", "--label", "yak")[0] == 0
     code, _, err = run("labels", "add", "zoo", "--label", "newt")
     assert (code, err.count("\n")) == (2, 1)
@@ -170,7 +163,7 @@ def write_photos(folder: Path, *labels: str) -> None:
     (folder / "labels.json").write_text(json.dumps({"label_names": labels, "images": images}))
 
 
-def test_set_that_is_changed_while_its_photos_are_scored_is_left_as_it_is(
+def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_photos(tmp_path / "photos", "yak")
@@ -201,7 +194,7 @@ def test_set_that_is_changed_while_its_photos_are_scored_is_left_as_it_is(
         ('{"label_names": ["a", ""], "images": {}}', "labels.json: label_names.1: Text should not"),
     ],
 )
-def test_folder_that_lists_no_labelled_photos_is_told_what_is_wrong(
+def test_calibrate_names_the_error_in_labels_json(
     run: Run, tmp_path: Path, listing: str, reason: str
 ) -> None:
     write_photos(tmp_path / "photos", "yak")
@@ -215,7 +208,7 @@ def test_folder_that_lists_no_labelled_photos_is_told_what_is_wrong(
     assert run(*calibrate)[0] == 0
 
 
-def test_names_of_the_photos_are_found_in_any_form(run: Run, tmp_path: Path) -> None:
+def test_calibrate_normalises_the_names_of_labels(run: Run, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", " cafe\u0301", "yak")
     run("labels", "add", "zoo", "--label", "caf\u00e9", "--label", "yak")
     calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path / "photos", "--json")
@@ -224,7 +217,7 @@ def test_names_of_the_photos_are_found_in_any_form(run: Run, tmp_path: Path) -> 
     assert set(json.loads(out)["thresholds"]) == {"caf\u00e9", "yak"}
 
 
-def test_calibrate_gives_thresholds_that_part_the_photos(run: Run, tmp_path: Path) -> None:
+def test_calibrate_sets_thresholds_that_separate_the_photos(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     (folder / "images").mkdir(parents=True)
     for seed in range(20):

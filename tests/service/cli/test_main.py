@@ -36,11 +36,11 @@ def _can_be_first() -> bool:
 
 
 @pytest.mark.skipif(not _can_be_first(), reason="no process namespaces can be made here")
-def test_first_process_of_a_container_ends_on_sigterm_during_its_imports() -> None:
+def test_first_process_of_a_container_ends_on_sigterm_during_imports() -> None:
     done = _run(*_FIRST, sys.executable, "-c", _PROGRAM)
     assert (done.returncode, done.stderr) == (143, "")
 
 
-def test_other_process_ends_on_sigterm_during_its_imports() -> None:
+def test_other_process_ends_on_sigterm_during_imports() -> None:
     done = _run(sys.executable, "-c", _PROGRAM)
     assert (done.returncode, done.stderr) == (-15, "")

@@ -30,12 +30,14 @@ def test_commands_import_neither_model_nor_server() -> None:
     assert list_imported("service.cli.commands", "typer", *heavy) == {"typer"}
 
 
-def test_graphs_open_before_store_and_server_are_imported() -> None:
+def test_serve_imports_store_and_server_after_the_graphs_module() -> None:
     later = ("sqlalchemy", "fastapi", "uvicorn")
     assert list_imported("service.cli.serve", "onnxruntime", *later) == {"onnxruntime"}
 
 
-def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_gets_the_graphs_that_were_opened_during_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graphs, pipeline = object.__new__(Graphs), object.__new__(Pipeline)
     opened, got = list[Settings](), list[object]()
 
@@ -58,7 +60,7 @@ def test_server_gets_what_was_opened_meanwhile(monkeypatch: pytest.MonkeyPatch) 
     assert opened == [settings]
 
 
-def test_what_keeps_the_model_from_opening_reaches_the_server(
+def test_error_of_opening_the_graphs_reaches_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_settings: Settings) -> Graphs:

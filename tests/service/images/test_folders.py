@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from service.errors import StartError
 from service.images.folders import LeftOut, describe_left_out, find_photos, list_photos
+
+_NOBODY = 65534
 
 
 def fail(error: OSError) -> None:
@@ -75,3 +80,32 @@ def test_folder_without_photos_is_refused_with_its_other_files(tmp_path: Path) -
     with pytest.raises(StartError, match=r"contains no photos: 1 file left out \(1 \.tiff\)"):
         find_photos([tmp_path / "notes"])
     assert find_photos([tmp_path / "photos"])[0] == [tmp_path / "photos/a.jpg"]
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to read everything."""
+    own = os.geteuid()
+    os.seteuid(_NOBODY if own == 0 else own)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+def test_find_photos_lists_an_unreadable_folder_as_a_photo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # nobody may not come here by the whole path
+    for folder in (Path("open"), Path("open/shut")):
+        folder.mkdir()
+        (folder / "a.png").write_bytes(b"photo")
+    tmp_path.chmod(0o755)
+    shut = Path("open/shut")
+    shut.chmod(0)
+    with as_nobody():
+        assert find_photos([Path("open")])[0] == [Path("open/a.png"), shut]
+        with pytest.raises(PermissionError):
+            shut.read_bytes()
+    shut.chmod(0o755)
+    assert find_photos([Path("open")])[0] == [Path("open/a.png"), shut / "a.png"]

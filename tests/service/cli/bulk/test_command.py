@@ -33,7 +33,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
+def test_bulk_writes_totals_and_exits_with_1_after_failures(
     run: Run, photos: Path, tmp_path: Path
 ) -> None:
     assert run(photos, tmp_path / "a") == (0, "3 tagged, 0 failed, 0 done before\n", "")
@@ -51,7 +51,7 @@ def test_totals_are_a_line_or_json_and_the_exit_code_tells_of_bad_photos(
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
 
 
-def test_unread_photo_is_named_and_the_next_run_is_recommended(
+def test_bulk_recommends_another_run_for_unread_photos(
     run: Run, photos: Path, tmp_path: Path
 ) -> None:
     (photos / "3.png").symlink_to("/proc/self/mem")
@@ -71,7 +71,7 @@ def test_unread_photo_is_named_and_the_next_run_is_recommended(
         (("--bundle", "/none"), "/none is not a bundle"),
     ],
 )
-def test_error_that_a_person_can_mend_is_one_line(
+def test_bulk_writes_one_line_for_an_invalid_argument(
     run: Run, photos: Path, tmp_path: Path, flags: tuple[str, str], reason: str
 ) -> None:
     code, out, err = run(photos, tmp_path / "out", *flags)
@@ -81,7 +81,7 @@ def test_error_that_a_person_can_mend_is_one_line(
 
 
 @pytest.mark.parametrize("flags", [(), ("--ray",)])
-def test_missing_package_is_named_with_its_extra(
+def test_bulk_names_the_extra_of_a_missing_package(
     run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
 ) -> None:
     missing, extra = ("ray", "ray") if flags else ("pyarrow", "bulk")
@@ -97,7 +97,7 @@ def test_missing_package_is_named_with_its_extra(
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in ort.get_available_providers(), reason="a GPU may be found"
 )
-def test_run_on_the_cpu_for_want_of_a_gpu_is_told(
+def test_bulk_warns_of_a_fallback_to_the_cpu(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     command = ["-m", "service", "bulk", photos, tmp_path / "out", "--device", "auto"]

@@ -21,7 +21,7 @@ def record(name: str, error: str | None = None) -> Record:
     return {"photo": name, "error": error, **(found if error is None else nothing)}
 
 
-def test_what_was_written_is_done_and_readable(tmp_path: Path) -> None:
+def test_written_photos_are_done_and_readable(tmp_path: Path) -> None:
     with open_parts(str(tmp_path / "out"), QUESTION) as parts:
         assert not parts.read_done()
         parts.write([record("a"), record("b", error="broken")])
@@ -33,14 +33,14 @@ def test_what_was_written_is_done_and_readable(tmp_path: Path) -> None:
     assert rows["b"] == record("b", error="broken")
 
 
-def test_part_that_is_written_twice_stands_once(tmp_path: Path) -> None:
+def test_part_that_is_written_twice_replaces_itself(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
         parts.write([record("a")])
     assert pq.read_table(tmp_path).column("photo").to_pylist() == ["a"]
 
 
-def test_failed_photo_is_forgotten_if_it_is_named_and_its_neighbours_stay(tmp_path: Path) -> None:
+def test_forget_failed_removes_only_named_photos_with_errors(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a"), record("b", error="broken")])
         parts.write([record("c", error="broken")])
@@ -55,7 +55,7 @@ def test_failed_photo_is_forgotten_if_it_is_named_and_its_neighbours_stay(tmp_pa
     assert {row["photo"]: row for row in after.to_pylist()} == {n: rows[n] for n in ("a", "e")}
 
 
-def test_what_a_killed_run_left_half_is_removed_and_not_done(tmp_path: Path) -> None:
+def test_open_parts_removes_unfinished_files(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
     half = tmp_path / ".part-0123.parquet.77.tmp"
@@ -65,7 +65,7 @@ def test_what_a_killed_run_left_half_is_removed_and_not_done(tmp_path: Path) -> 
     assert not half.exists()
 
 
-def test_other_question_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_open_parts_refuses_another_question(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
     other = QUESTION | {"model": "large"}
@@ -75,7 +75,7 @@ def test_other_question_is_refused_and_the_first_goes_on(tmp_path: Path) -> None
         assert set(parts.read_done()) == {"a"}
 
 
-def test_parts_without_a_question_are_refused(tmp_path: Path) -> None:
+def test_open_parts_refuses_parts_without_a_question(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
     (tmp_path / QUESTION_FILE).unlink()
@@ -83,7 +83,7 @@ def test_parts_without_a_question_are_refused(tmp_path: Path) -> None:
         pytest.fail("it was opened")
 
 
-def test_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
+def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         with (
             pytest.raises(StartError, match="another run"),
@@ -95,7 +95,7 @@ def test_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
         assert set(parts.read_done()) == {"a"}
 
 
-def test_damaged_part_is_named(tmp_path: Path) -> None:
+def test_damaged_part_is_named_in_the_error(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
         (tmp_path / "part-77.parquet").write_bytes(b"junk")
@@ -106,7 +106,7 @@ def test_damaged_part_is_named(tmp_path: Path) -> None:
         assert parts.read_done() == {"a": True}
 
 
-def test_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
+def test_open_parts_fails_if_the_folder_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(StartError, match="file/out"),

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_folder_gives_its_photos_sorted_and_the_log_says_what_else_it_holds(
+def test_open_photos_sorts_a_folder_and_logs_its_other_files(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, names, left_out = open_photos(str(folder))
@@ -31,7 +31,7 @@ def test_folder_gives_its_photos_sorted_and_the_log_says_what_else_it_holds(
     assert store.read(names[2], 10_000_000) == make_photo()
 
 
-def test_list_gives_its_lines_once_relative_to_itself(folder: Path) -> None:
+def test_open_photos_reads_a_list_relative_to_its_folder(folder: Path) -> None:
     listed = folder.parent / "list.txt"
     absolute = str(folder / "a.jpg")
     listed.write_text(f"photos/b.PNG\n\n{absolute}\nphotos/b.PNG\nphotos/gone.jpg\n")
@@ -42,13 +42,13 @@ def test_list_gives_its_lines_once_relative_to_itself(folder: Path) -> None:
         store.read("photos/gone.jpg", 5)
 
 
-def test_list_of_another_system_is_read_to_its_letters(folder: Path) -> None:
+def test_open_photos_reads_a_list_with_bom_and_crlf(folder: Path) -> None:
     listed = folder.parent / "list.txt"
     listed.write_bytes("\ufeffphotos/b.PNG\r\nphotos/a\u2028b.jpg\r\n".encode())
     assert open_photos(str(listed))[1] == ["photos/b.PNG", "photos/a\u2028b.jpg"]
 
 
-def test_folder_that_a_link_leads_back_to_counts_once(folder: Path) -> None:
+def test_open_photos_counts_linked_folders_once(folder: Path) -> None:
     (folder / "sub" / "up").symlink_to(folder)
     (folder / "sub" / "again").symlink_to(folder / "sub")
     (folder / "elsewhere").symlink_to(folder.parent / "other")
@@ -59,7 +59,7 @@ def test_folder_that_a_link_leads_back_to_counts_once(folder: Path) -> None:
     assert names == ["a.jpg", "b.PNG", "elsewhere/e.jpg", "sub/deep/c.webp"]
 
 
-def test_url_names_a_file_system(folder: Path) -> None:
+def test_open_photos_takes_a_url(folder: Path) -> None:
     assert open_photos(folder.as_uri())[1:] == open_photos(str(folder))[1:]
 
 
@@ -71,7 +71,7 @@ def test_url_names_a_file_system(folder: Path) -> None:
         (lambda _path: "nosuch://bucket/photos", "file system not available"),
     ],
 )
-def test_place_without_photos_stops_the_start(
+def test_open_photos_fails_without_photos(
     tmp_path: Path, folder: Path, make: object, reason: str
 ) -> None:
     assert callable(make)
@@ -82,7 +82,7 @@ def test_place_without_photos_stops_the_start(
     assert open_photos(str(folder))[1]
 
 
-def test_name_that_is_not_utf8_stops_the_start(tmp_path: Path, folder: Path) -> None:
+def test_open_photos_refuses_a_name_that_is_not_utf8(tmp_path: Path, folder: Path) -> None:
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"")
@@ -92,7 +92,7 @@ def test_name_that_is_not_utf8_stops_the_start(tmp_path: Path, folder: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG\xff\xfe", b"II*\0\x08\0\0\0"])
-def test_picture_taken_for_a_list_stops_the_start(
+def test_open_photos_refuses_a_picture_as_a_list(
     tmp_path: Path, folder: Path, content: bytes
 ) -> None:
     picture = tmp_path / "picture"

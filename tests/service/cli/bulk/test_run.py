@@ -60,7 +60,7 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
     return {row["photo"]: row for row in rows}
 
 
-def test_every_photo_has_a_row_and_a_bad_one_says_why(
+def test_run_writes_a_row_per_photo_and_an_error_for_a_bad_one(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     totals, seen = run(make_job(tiny_bundle, photos, tmp_path / "out"))
@@ -73,7 +73,7 @@ def test_every_photo_has_a_row_and_a_bad_one_says_why(
     assert {len(row["labels"]) for row in rows.values() if row["error"] is None} == {2}
 
 
-def test_rows_hold_what_the_pipeline_answers(
+def test_rows_equal_the_answers_of_predict(
     open_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     question = Question(label_set=("everyday", "trained"), threshold=0.0)
@@ -95,7 +95,7 @@ def test_rows_hold_what_the_pipeline_answers(
     assert scores == pytest.approx([label["score"] for label in alone], abs=TOLERANCE)
 
 
-def test_second_run_does_only_what_is_left(
+def test_second_run_skips_photos_that_are_done(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     job = make_job(tiny_bundle, photos, tmp_path / "out")
@@ -106,7 +106,7 @@ def test_second_run_does_only_what_is_left(
     assert len(read_rows(tmp_path / "out")) == 13
 
 
-def test_failed_photo_is_tried_again_on_demand(
+def test_run_retries_failed_photos_on_demand(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     job = make_job(tiny_bundle, photos, tmp_path / "out")
@@ -120,7 +120,7 @@ def test_failed_photo_is_tried_again_on_demand(
     assert len(read_rows(tmp_path / "out")) == 12
 
 
-def test_file_over_the_limit_costs_only_itself_and_is_told_again_by_the_next_run(
+def test_run_records_an_error_for_a_file_over_the_limit(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     listed = tmp_path / "list.txt"
@@ -133,7 +133,7 @@ def test_file_over_the_limit_costs_only_itself_and_is_told_again_by_the_next_run
     assert run(job)[0] == Totals(skipped=2, failed_before=1)
 
 
-def test_photo_whose_file_cannot_be_read_is_left_for_the_next_run(
+def test_run_leaves_unreadable_files_to_the_next_run(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = photos / "11.png"
@@ -154,7 +154,7 @@ def test_photo_whose_file_cannot_be_read_is_left_for_the_next_run(
     assert len(read_rows(tmp_path / "out")) == 4
 
 
-def test_question_that_cannot_be_asked_writes_nothing(
+def test_run_writes_nothing_if_the_question_is_invalid(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     job = make_job(tiny_bundle, photos, tmp_path / "out", question=Question(label_set=("none",)))
@@ -163,7 +163,7 @@ def test_question_that_cannot_be_asked_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_other_question_on_the_same_folder_is_refused(
+def test_run_refuses_another_question_in_the_same_folder(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     run(make_job(tiny_bundle, photos, tmp_path / "out"))
@@ -177,7 +177,7 @@ def test_other_question_on_the_same_folder_is_refused(
     assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
 
 
-def test_label_set_is_another_where_its_labels_are_whatever_its_version(
+def test_run_compares_label_sets_by_labels_and_not_by_version(
     open_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     question = Question(label_set=("zoo",), top_k=2)
@@ -202,7 +202,7 @@ def test_label_set_is_another_where_its_labels_are_whatever_its_version(
     assert tag("second.db").skipped == 12
 
 
-def test_killed_run_goes_on_without_a_photo_twice_or_missing(
+def test_run_continues_after_kills_without_duplicates_or_gaps(
     tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     photos, out = tmp_path / "photos", tmp_path / "out"

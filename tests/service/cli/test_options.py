@@ -1,0 +1,64 @@
+"""Flags of settings and paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.bundle.reader import Bundle
+from service.cli import serve as serving
+from service.cli.options import name_flag, name_variable
+from service.settings import Settings
+from tests.service.cli.conftest import Run
+from tests.support.photos import make_photo
+
+
+def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ML_DECODER_PORT", "70000")
+    code, _, err = run("serve")
+    assert code == 2
+    assert err.startswith("ml-decoder: --port or ML_DECODER_PORT: ")
+
+
+def test_serve_has_a_flag_for_each_setting_that_names_its_variable(run: Run) -> None:
+    code, out, _ = run("serve", "--help")
+    assert code == 0
+    for name in Settings.model_fields:
+        assert name_flag(name) in out
+        assert name_variable(name) in out
+
+
+def test_flag_takes_precedence_over_variable_and_default(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr(serving, "serve_model", served.append)
+    monkeypatch.setenv("ML_DECODER_PORT", "1111")
+    run("serve")
+    run("serve", "--port", "2222", "--max-wait-ms", "2.5")
+    assert [settings.port for settings in served] == [1111, 2222]
+    assert [settings.max_wait_ms for settings in served] == [0.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("predict", ""), ("bench", ""), ("bulk", "", "out"), ("bulk", "in", ""), ("info", "")),
+        *(("labels", "add", "zoo", "--file", ""), ("labels", "calibrate", "zoo", "--photos", "")),
+        *(("serve", "--host", ""), ("serve", "--label-sets", ""), ("labels", "list", "--bundle=")),
+    ],
+)
+def test_empty_value_is_refused(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_bundle: Bundle,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(make_photo())
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is empty" in err
+    assert run("predict", "--bundle", tiny_bundle.path, ".")[0] == 0

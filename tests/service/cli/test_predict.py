@@ -1,0 +1,254 @@
+"""`ml-decoder predict`: tables, JSON, CSV, overlays and odd file names."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service.bundle.reader import Bundle
+from tests.service.cli.conftest import Run
+from tests.support.photos import make_photo, make_picture
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    """Three files: good, broken, good; one name looks like rich markup."""
+    paths = [tmp_path / name for name in ("a[red].png", "broken.png", "c.png")]
+    for path, content in zip(paths, (make_photo(1), b"junk", make_photo(2)), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def test_predict_reports_a_broken_photo_and_shows_the_others(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--top-k", 2, *photos)
+    assert code == 1
+    assert "a[red].png" in out
+    assert "c.png" in out
+    assert "broken.png: The file is damaged or is not an image" in err
+
+
+def test_predict_explains_stars_below_the_table(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    flags = ("--bundle", tiny_bundle.path, "--include", "cat")
+    _, own, _ = run("predict", *flags, "--top-k", 1, photos[0])
+    assert "*" not in own
+    _, given, _ = run("predict", *flags, "--threshold", 0, photos[0])
+    assert "0.000 *" in given
+    assert given.splitlines()[-1] == "* not the label's own threshold"
+
+
+def test_predict_writes_one_json_object_per_photo_in_order(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    flags = ("--json", "--include", "cat", "--include", "dog", "--threshold", "0")
+    _, out, _ = run("predict", "--bundle", tiny_bundle.path, *flags, *photos)
+    first, second, third = map(json.loads, out.splitlines())
+    assert [record["photo"] for record in (first, second, third)] == list(map(str, photos))
+    assert {label["label"] for label in first["labels"]} == {"cat", "dog"}
+    assert second["error"]
+    assert third["image"] == {"width": 48, "height": 32}
+
+
+def test_predict_searches_folders_recursively(
+    run: Run, tiny_bundle: Bundle, photos: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("no photo")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "d.PNG").write_bytes(make_photo(4))
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--json", tmp_path)
+    found = [json.loads(line)["photo"] for line in out.splitlines()]
+    assert found == sorted([*map(str, photos), str(tmp_path / "below" / "d.PNG")])
+    assert (code, err) == (1, "1 file left out (1 .txt)\n"), "a bar is only for who watches"
+
+
+def test_predict_fails_for_a_folder_without_photos(
+    run: Run, tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, tmp_path)
+    assert (code, out) == (2, "")
+    assert err == f"ml-decoder: {tmp_path} contains no photos\n"
+
+
+def test_predict_writes_a_csv_row_per_label_and_failure(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    flags = ("--format", "csv", "--top-k", "2")
+    code, out, _ = run("predict", "--bundle", tiny_bundle.path, *flags, *photos)
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 1
+    assert [Path(row["photo"]).name for row in rows] == [
+        *("a[red].png", "a[red].png", "broken.png", "c.png", "c.png")
+    ]
+    assert rows[2]["error"] == "The file is damaged or is not an image"
+    assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
+
+
+def test_predict_exits_with_0_if_all_photos_have_labels(
+    run: Run, tiny_bundle: Bundle, photos: list[Path]
+) -> None:
+    assert run("predict", "--bundle", tiny_bundle.path, photos[0])[0] == 0
+
+
+def test_predict_reports_a_missing_photo(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
+    code, _, err = run("predict", "--bundle", tiny_bundle.path, tmp_path / "none.png")
+    assert (code, "none.png: No such file or directory" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--include", "unicorn"), "A label is unknown: 'unicorn'."),
+        (("--top-k", "0"), "top_k: Input should be greater than or equal to 1"),
+        (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
+        (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
+        (
+            ("--bundle", "/none"),
+            "the folder does not exist: set --bundle",
+        ),
+        (("--topk", "3"), "No such option: --topk"),
+        (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
+    ],
+)
+def test_predict_writes_one_line_for_an_invalid_argument(
+    run: Run, tiny_bundle: Bundle, photos: list[Path], flags: tuple[str, str], reason: str
+) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, *flags, photos[0])
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert reason in err
+
+
+@pytest.mark.parametrize("form", ["csv", "table"])
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [("utf-8", [b"1\xff.png", "2日.png".encode()]), ("ascii", [rb"1\udcff.png", rb"2\u65e5.png"])],
+)
+def test_predict_writes_file_names_that_stdout_cannot_encode(
+    tiny_bundle: Bundle, tmp_path: Path, form: str, encoding: str, written: list[bytes]
+) -> None:
+    for name in (b"1\xff.png", "2日.png".encode()):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(make_photo())
+    flags = ("--bundle", tiny_bundle.path, "--device", "cpu", "--format", form)
+    found = subprocess.run(
+        [sys.executable, "-m", "service", "predict", *flags, tmp_path],
+        env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict", "COLUMNS": "200"},
+        capture_output=True,
+    )
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert all(name in found.stdout for name in written)
+
+
+def test_predict_does_not_wrap_a_long_path(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
+    photo = tmp_path / f"{'long ' * 40}.png"
+    photo.write_bytes(make_photo())
+    _, out, _ = run("predict", "--bundle", tiny_bundle.path, photo)
+    assert out.splitlines()[0] == str(photo)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A photo that is stored sideways: its orientation turns 48 x 32 upright to 32 x 48."""
+    path = tmp_path / "photo.jpg"
+    picture = make_picture(1)
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    picture.save(path, exif=exif)
+    return path
+
+
+def test_explain_writes_overlays_beside_the_photo(
+    run: Run, mapped_bundle: Bundle, photo: Path
+) -> None:
+    flags = ("--explain", "--json", "--top-k", 2, "--candidate-label", "a/b ../c")
+    code, out, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo)
+    assert (code, err) == (0, "")
+    labels = json.loads(out)["labels"]
+    (written,) = sorted(photo.parent.glob("photo.jpg.map-*"))
+    assert [label["overlay"] for label in labels] == [str(written)]
+    assert written.name == "photo.jpg.map-1-a_b_c.jpg"
+    assert len(labels[0]["map"]) == 4
+    with Image.open(written) as picture, Image.open(photo) as original:
+        assert picture.size == (32, 48)
+        turned = original.transpose(Image.Transpose.ROTATE_270)
+        changed = np.abs(np.asarray(picture, int) - np.asarray(turned, int))
+    assert changed.max() > 60, "the map is to be seen"
+
+
+_SIDEWAYS_IN_XMP = b"""<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF>"""
+
+
+def test_explain_draws_the_photo_as_the_model_sees_it(
+    run: Run, mapped_bundle: Bundle, tmp_path: Path
+) -> None:
+    grey = np.full((32, 48), 0x4000, np.uint16)  # 64 of 255
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    clear = Image.new("RGBA", (48, 32), (0, 0, 0, 0))
+    clear.save(tmp_path / "clear.png")
+    make_picture(1).save(tmp_path / "turned.jpg", xmp=_SIDEWAYS_IN_XMP)  # which is not looked at
+    flags = ("--explain", "--json", "--candidate-label", "x", "--top-k", 1)
+    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, tmp_path)
+    assert (code, err) == (0, "")
+    drawn = {}
+    for path in tmp_path.glob("*.map-1-x.jpg"):
+        with Image.open(path) as picture:
+            drawn[path.name.partition(".")[0]] = np.asarray(picture)
+    assert {pixels.shape for pixels in drawn.values()} == {(32, 48, 3)}
+    # With the strongest colour of a map, red 0.7 x 255, over all of it, at most.
+    assert drawn["deep"][..., 0].max() < 215
+    assert drawn["clear"][..., 2].min() > 200
+
+
+def test_explain_ignores_the_overlays_of_an_earlier_run(
+    run: Run, mapped_bundle: Bundle, photo: Path
+) -> None:
+    (photo.parent / "album.jpg").mkdir()
+    flags = ("--bundle", mapped_bundle.path, "--explain", "--json", "--candidate-label", "x")
+    first = run("predict", *flags, photo.parent)
+    assert len(list(photo.parent.iterdir())) == 3
+    second = run("predict", *flags, photo.parent)
+    assert (first[0], second[0]) == (0, 0)
+    assert [json.loads(line)["photo"] for line in second[1].splitlines()] == [str(photo)]
+    assert len(list(photo.parent.iterdir())) == 3
+
+
+def test_predict_writes_no_overlays_without_explain(
+    run: Run, mapped_bundle: Bundle, photo: Path
+) -> None:
+    code, out, _ = run("predict", "--bundle", mapped_bundle.path, "--json", photo)
+    assert code == 0
+    assert all("map" not in label for label in json.loads(out)["labels"])
+    assert list(photo.parent.iterdir()) == [photo]
+
+
+def test_explain_fails_for_a_bundle_without_maps(
+    run: Run, tiny_bundle: Bundle, photo: Path
+) -> None:
+    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--explain", photo)
+    assert (code, out) == (2, "")
+    assert err == "ml-decoder: This model has no maps of these labels\n"
+    assert run("predict", "--bundle", tiny_bundle.path, photo)[0] == 0
+
+
+def test_explain_reports_a_photo_whose_overlays_cannot_be_written(
+    run: Run, mapped_bundle: Bundle, photo: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jpg"
+    other.write_bytes(photo.read_bytes())
+    (tmp_path / "photo.jpg.map-1-cat.jpg").mkdir()  # a folder has the picture's name
+    flags = ("--explain", "--include", "cat", "--top-k", 1)
+    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
+    assert code == 1
+    assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
+    assert (tmp_path / "other.jpg.map-1-cat.jpg").is_file()
