@@ -1,1 +1,1 @@
-"""Measurements that are run by hand; none is a test."""
+"""Benchmarks, run by hand as `python -m tests.benchmarks.NAME`."""

@@ -1,23 +1,23 @@
-"""How fast `ml-decoder bulk` is against the service on the same machine, as a ratio.
+"""Throughput of `ml-decoder bulk` relative to the service on the same machine.
 
-In: a bundle. Out: lines on stdout. Run by hand: `python -m tests.benchmarks.bulk --bundle BUNDLE`.
-Rounds of both take turns, so that a busy machine slows both. The service is asked by clients that
-keep more photos under way than it can answer; they share its cores, as clients on one machine
-do; how many cores they took from it is printed too.
+    python -m tests.benchmarks.bulk --bundle BUNDLE
+
+Rounds of both take turns. The clients of the service share its cores; the seconds that they take
+are printed too.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import resource
 import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import httpx2 as httpx
+import typer
 
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
 from service.labels.question import Question
@@ -29,18 +29,8 @@ CLIENTS = 16
 WARM_UP = 32
 
 
-def write_photos(folder: Path, count: int) -> list[Path]:
-    """Writes JPEG photos of 640 x 480 pixels."""
-    paths = []
-    for number in range(count):
-        path = folder / f"{number:05}.jpg"
-        path.write_bytes(encode_picture(make_picture(number, 640, 480), "JPEG", quality=90))
-        paths.append(path)
-    return paths
-
-
 def measure_service(client: httpx.Client, paths: list[Path]) -> tuple[float, float]:
-    """Returns photos a second, and the processor seconds of the clients for each second."""
+    """Returns photos per second, and the cores that the clients used."""
 
     def ask(path: Path) -> None:
         answer = client.post(
@@ -50,14 +40,14 @@ def measure_service(client: httpx.Client, paths: list[Path]) -> tuple[float, flo
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         list(clients.map(ask, paths[:WARM_UP]))
-        cost, started = _processor_seconds(), time.perf_counter()
+        cost, started = time.process_time(), time.perf_counter()
         list(clients.map(ask, paths))
         seconds = time.perf_counter() - started
-    return len(paths) / seconds, (_processor_seconds() - cost) / seconds
+    return len(paths) / seconds, (time.process_time() - cost) / seconds
 
 
 def measure_bulk(bundle: Path, photos: Path) -> float:
-    """Returns photos a second, from the first that is begun to the last that is filed."""
+    """Returns photos per second, from the first to the last report."""
     settings = Settings(bundle=bundle, device="cpu", label_store="memory")
     moments: list[float] = []
 
@@ -71,26 +61,24 @@ def measure_bulk(bundle: Path, photos: Path) -> float:
     return totals.tagged / (moments[-1] - moments[0])
 
 
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def main() -> None:
-    """Prints the throughputs of each round and the median of their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--photos", type=int, default=400, help="photos a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    serve = ("serve", "--bundle", str(arguments.bundle), "--port", "0", "--device", "cpu")
+def main(
+    *,
+    bundle: Annotated[Path, typer.Option()],
+    photos: Annotated[int, typer.Option(help="Photos a round.")] = 400,
+    rounds: int = 5,
+) -> None:
+    """Compares bulk tagging with the service."""
+    serve = ("serve", "--bundle", str(bundle), "--port", "0", "--device", "cpu")
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_photos(Path(folder), arguments.photos)
+        paths = [Path(folder, f"{number:05}.jpg") for number in range(photos)]
+        for number, path in enumerate(paths):
+            picture = make_picture(number, 640, 480)
+            path.write_bytes(encode_picture(picture, "JPEG", quality=90))
         with ServerProcess(*serve, "--log-level", "info") as server, server.open_client() as client:
-            for number in range(arguments.rounds):
+            for number in range(rounds):
                 served, cost = measure_service(client, paths)
-                tagged = measure_bulk(arguments.bundle, Path(folder))
+                tagged = measure_bulk(bundle, Path(folder))
                 ratios.append(tagged / served)
                 print(
                     f"round {number + 1}: service {served:.1f} photos/s (its clients used "
@@ -101,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

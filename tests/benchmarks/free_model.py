@@ -1,8 +1,7 @@
-"""Our server with a model and a decoder that cost nothing, so that all it takes is its own.
+"""Our server with a model and a decoder that cost nothing; `own_cost.py` starts it.
 
-In: the arguments of `ml-decoder serve`; the code of the checkout that `PYTHONPATH` names. Out: a
-service that gives one photo's answer to all. Each graph runs once for each shape of its input, and
-one photo is decoded; after that both are remembered. Next: `own_cost.py`, which starts it.
+Each graph runs once for each shape of its inputs, and one photo is decoded; later requests reuse
+the results. The code is that of the checkout in `PYTHONPATH`.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ from service.bundle.card import InputContract
 from service.cli.__main__ import main
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
-from service.pipeline import worker as inference
+from service.pipeline import worker
 
 
-def remember_runs() -> None:
-    """Makes sessions give what they gave for an input of the same shapes."""
+def cache_runs() -> None:
+    """Makes sessions return their first result for inputs of the same shapes."""
     run = ort.InferenceSession.run
-    known: dict[tuple[object, ...], list[Any]] = {}
+    cache: dict[tuple[object, ...], list[Any]] = {}
 
     def run_once(
         session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]
     ) -> list[Any]:
         key = (session, *outputs, *(tensor.shape for tensor in feeds.values()))
-        if key not in known:
-            known[key] = run(session, outputs, feeds)
-        return known[key]
+        if key not in cache:
+            cache[key] = run(session, outputs, feeds)
+        return cache[key]
 
     ort.InferenceSession.run = run_once
 
 
-def remember_photo() -> None:
-    """Makes the workers take every photo for the first one."""
-    known: list[DecodedImage] = []
+def cache_photo() -> None:
+    """Makes workers decode the first photo only."""
+    cache: list[DecodedImage] = []
 
     def decode_once(photo: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
-        if not known:
-            known.append(decode_image(photo, contract, max_pixels))
-        return known[0]
+        if not cache:
+            cache.append(decode_image(photo, contract, max_pixels))
+        return cache[0]
 
-    inference.decode_image = decode_once
+    worker.decode_image = decode_once
 
 
 if __name__ == "__main__":
-    remember_runs()
-    remember_photo()
+    cache_runs()
+    cache_photo()
     sys.argv[1:1] = ["serve"]
     main()

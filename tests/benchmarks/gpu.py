@@ -2,15 +2,13 @@
 
     python -m tests.benchmarks.gpu [--bundle BUNDLE] [--precision fp32,fp16]
 
-In: a bundle, and a machine where ONNX Runtime has CUDA. Out: images a second of the engine at each
-batch size and their ratio to a bare loop over the same sessions, whose copies go through the CPU's
-memory; the same for sizes that change with every run, as they do under load; and the largest
+Prints images per second at each batch size, and for sizes that change with every run, relative to a
+bare loop over the same sessions, whose copies go through the CPU's memory; and the largest
 difference to the CPU's scores. Exits with 1 if that is too large, with 2 without a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import typer
 
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
@@ -25,6 +24,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.sessions import SessionConfig, open_session
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
+from tests.benchmarks.servers import BUNDLE
 from tests.support.engines import why_no_gpu
 
 _TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "int8": 5e-2}
@@ -84,35 +84,30 @@ def make_images(bundle: Bundle, size: int) -> PixelArray:
 
 
 def compare_scores(bundle: Bundle, precision: Precision) -> float:
-    """Returns the largest difference of a score between GPU and CPU, which runs in fp32."""
-    images, found = make_images(bundle, 4), []
+    """Returns the largest difference of a score between GPU and CPU in fp32."""
+    images = make_images(bundle, 4)
     cpu = open_engine(bundle, device="cpu", precision="fp32")
-    for engine in (cpu, open_on_gpu(bundle, precision)):
-        logits = np.stack([one for (one,), _ in engine.run(images, [[None]] * 4)])
-        found.append(compute_scores(logits, "sigmoid"))
-    return float(max(np.abs(scores - found[0]).max() for scores in found[1:]))
+    ours, theirs = (
+        compute_scores(np.stack([x for (x,), _ in engine.run(images, [[None]] * 4)]), "sigmoid")
+        for engine in (open_on_gpu(bundle, precision), cpu)
+    )
+    return float(np.abs(ours - theirs).max())
 
 
-def main() -> int:
-    """Measures as the command line says; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--seconds", type=float, default=2.0)
-    given = parser.parse_args()
+def main(*, bundle: Path = BUNDLE, precision: str = "fp32", seconds: float = 2.0) -> None:
+    """Measures the engine on a GPU."""
     if reason := why_no_gpu():
         print(f"no GPU to measure: {reason}", file=sys.stderr)
-        return 2
-    bundle, worst = load_bundle(given.bundle), 0.0
-    print("| precision | batch | images/s | of bare sessions |")
-    print("|---|---|---|---|")
-    for precision in given.precision.split(","):
-        measure_sizes(bundle, precision, given.seconds)
-        difference = compare_scores(bundle, precision)
-        print(f"\n{precision}: scores within {difference:.1e} of the CPU's\n")
-        worst = max(worst, difference / _TOLERANCES[precision])
-    return int(worst > 1)
+        raise typer.Exit(2)
+    opened, worst = load_bundle(bundle), 0.0
+    print("| precision | batch | images/s | of bare sessions |\n|---|---|---|---|")
+    for each in precision.split(","):
+        measure_sizes(opened, each, seconds)  # type: ignore[arg-type]
+        difference = compare_scores(opened, each)  # type: ignore[arg-type]
+        print(f"\n{each}: scores within {difference:.1e} of the CPU's\n")
+        worst = max(worst, difference / _TOLERANCES[each])  # type: ignore[index]
+    raise typer.Exit(int(worst > 1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

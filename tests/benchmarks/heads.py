@@ -1,10 +1,9 @@
 """What each head costs by the number of labels: `python -m tests.benchmarks.heads`.
 
-In: nothing. Out: one table, Markdown: parameters, FLOPs of one image (torch's counter) and the
-latency of the head alone in ONNX Runtime on one CPU core at batch 1 and 8, on 7 x 7 tokens of
-width 2048; first comes what they are compared with, a backbone. Latency is the median of the
-processor time that a call takes on one thread, which another program beside it hardly changes.
-All heads have random weights and their papers' widths; the largest takes minutes and gigabytes.
+Prints parameters, FLOPs per image (torch's counter) and the latency of the head alone in ONNX
+Runtime on one core, on 7 x 7 tokens of width 2048, after a backbone to compare with. Latency is the
+median processor time of a call, which other programs hardly change. Heads have random weights and
+their papers' widths; the largest takes minutes and gigabytes.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
 """What a request costs by the number of registered labels: latency, rate and peak memory.
 
-In: a bundle with an open head. Out: a table on stdout. Run by hand:
-`python -m tests.benchmarks.labels --bundle BUNDLE`. Embeddings are random, so that registering
-takes no text encoder: a request pays for neither. The rate is held against the bare sessions, which
-decode and run the same batches in as many threads, with nothing around them. Each size runs in a
-process of its own, and the peak is that process's, model included.
+    python -m tests.benchmarks.labels --bundle BUNDLE
+
+Embeddings are random, so that registering needs no text encoder. The rate is relative to the bare
+sessions, which decode and run the same batches in as many threads. Each size runs in a process of
+its own, whose peak memory includes the model.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from service.bundle.reader import load_bundle
 from service.engine.heads import LABELS_PER_RUN
@@ -26,7 +27,7 @@ from service.labels.definition import Definition
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import MIB, Settings
-from tests.benchmarks.limit import count_a_second
+from tests.benchmarks.load import count_a_second
 from tests.support.photos import make_photo
 
 SIZES = (1, 1_000, 10_000, 50_000)
@@ -70,7 +71,7 @@ async def measure(
 
 
 async def compare_rates(pipeline: Pipeline, question: Question) -> tuple[float, float]:
-    """Returns photos a second: of many requests at a time, and of the bare sessions."""
+    """Returns photos per second of many parallel requests, and of the bare sessions."""
     engine, contract, photo = pipeline.engine, pipeline.bundle.card.input, make_photo(0)
     selection = await pipeline.select(question)
 
@@ -106,25 +107,24 @@ def measure_one_size(bundle: Path, count: int, runs: int) -> None:
           flush=True)  # fmt: skip
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--size", type=int, help="measure only this number of labels")
-    arguments = parser.parse_args()
-    if arguments.size is not None:
-        measure_one_size(arguments.bundle, arguments.size, arguments.runs)
+def main(
+    *,
+    bundle: Annotated[Path, typer.Option()],
+    runs: int = 20,
+    size: Annotated[int | None, typer.Option(help="Only this number of labels.")] = None,
+) -> None:
+    """Measures requests by the number of labels."""
+    if size is not None:
+        measure_one_size(bundle, size, runs)
         return
-    card = load_bundle(arguments.bundle).card
+    card = load_bundle(bundle).card
     print(f"{card.name} {card.version}, one request at a time, {LABELS_PER_RUN} labels a run\n")
     print("| labels | median ms | 95 % ms | photos/s (of the bare sessions) | peak MiB |")
     print("|---|---|---|---|---|", flush=True)
-    for size in SIZES:
-        command = [sys.executable, "-m", "tests.benchmarks.labels", "--size", str(size)]
-        command += ["--bundle", str(arguments.bundle), "--runs", str(arguments.runs)]
-        subprocess.run(command, check=True)
+    for count in SIZES:
+        command = [sys.executable, "-m", "tests.benchmarks.labels", "--size", str(count)]
+        subprocess.run([*command, "--bundle", str(bundle), "--runs", str(runs)], check=True)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,19 +1,21 @@
-"""Load on a server: `wrk` sends one request again and again, and the cores are watched.
+"""Load on a server: Debian's `wrk` for rates, one connection of our own for single latencies.
 
-In: an address, a request and a number of clients. Out: a `Load`: rate, latencies, errors, and how
-many cores others used meanwhile. Needs Debian's `wrk`. Next: `serving.py`, `bulk.py`.
+Slices of load that other processes disturbed are repeated.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import psutil
 
@@ -35,26 +37,18 @@ function done(summary, latency, requests)
     errors.connect + errors.read + errors.write + errors.timeout))
 end
 """
-# What the last load left in the server's queue is answered first.
+# The server finishes the queue of the last load first.
 _SETTLE_SECONDS = 0.8
 _MOST_FOREIGN_CORES = 0.1
-
-TRIES = 4
-"""Slices that are worth measuring in the hope of a quiet one."""
+_MOST_SLICES = 4
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 SliceT = TypeVar("SliceT")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to send.
-
-    Attributes:
-        path: with the query.
-        body: bytes.
-        headers: name -> value.
-        pause_seconds: mean of the time that a client waits before it sends one, at random.
-    """
+    """A POST request; each client waits `pause_seconds` on average before it sends one."""
 
     path: str
     body: bytes
@@ -64,14 +58,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Load:
-    """What one slice of load showed.
+    """Results of one slice of load.
 
     Attributes:
-        rate: good answers a second.
+        rate: 2xx answers per second.
         p50_ms: median latency.
         p99_ms: 99th percentile of the latency.
-        errors: answers that were not 2xx, and broken connections.
-        foreign_cores: cores that processes used which are neither server nor load.
+        errors: other answers and broken connections.
+        foreign_cores: cores used by processes that are neither server nor load.
     """
 
     rate: float
@@ -84,84 +78,63 @@ class Load:
 def measure_load(
     address: str, request: Request, clients: int, seconds: float, server: Iterable[int]
 ) -> Load:
-    """Sends `request` from `clients` connections for `seconds`.
-
-    Args:
-        address: `http://host:port`.
-        request: what to send.
-        clients: connections, each with one request at a time.
-        seconds: how long.
-        server: process ids of the server.
-
-    Raises:
-        RuntimeError: nobody answers there.
-    """
+    """Sends `request` from `clients` connections to `http://host:port`; `server` are its pids."""
     with tempfile.TemporaryDirectory() as folder:
         script, body = Path(folder, "post.lua"), Path(folder, "body")
         script.write_text(_SCRIPT)
         body.write_bytes(request.body)
-        headers = "".join(f"{name}\t{value}\n" for name, value in request.headers.items())
+        variables = {
+            "LOAD_BODY": str(body),
+            "LOAD_HEADERS": "".join(f"{key}\t{value}\n" for key, value in request.headers.items()),
+            "LOAD_PAUSE_MS": str(round(request.pause_seconds * 1000)),
+            "PATH": "/usr/bin:/bin",
+        }
         command = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
                    "-s", str(script), address + request.path]  # fmt: skip
         time.sleep(_SETTLE_SECONDS)
-        meter = CoreMeter(server)
+        processes = find_processes(server)
+        started, total = time.perf_counter(), _machine_seconds()
+        ours = _own_seconds() + busy_seconds(processes)
         wrk = subprocess.run(
             command,
-            env={
-                "LOAD_BODY": str(body),
-                "LOAD_HEADERS": headers,
-                "LOAD_PAUSE_MS": str(round(request.pause_seconds * 1000)),
-                "PATH": "/usr/bin:/bin",
-            },
+            env=variables,
             capture_output=True,
             text=True,
             check=False,
             timeout=seconds + 90,
         )
-        foreign = meter.foreign_cores()
+        ours = _own_seconds() + busy_seconds(processes) - ours
+        foreign = (_machine_seconds() - total - ours) / (time.perf_counter() - started)
     if wrk.returncode:
         raise RuntimeError(f"{address}{request.path}: {(wrk.stderr or wrk.stdout).strip()}")
     (line,) = (line for line in wrk.stdout.splitlines() if line.startswith("RESULT"))
-    total, micros, p50, p99, refused, broken = map(float, line.split()[1:])
-    rate = (total - refused) / (micros / 1e6)
-    return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), foreign)
+    requests, micros, p50, p99, refused, broken = map(float, line.split()[1:])
+    rate = (requests - refused) / (micros / 1e6)
+    return Load(rate, p50 / 1e3, p99 / 1e3, int(refused + broken), max(0.0, foreign))
 
 
-class CoreMeter:
-    """Measures from its making on how many cores other processes use."""
-
-    def __init__(self, server: Iterable[int] = ()) -> None:
-        """Counts the server's processes, this one and its children as ours."""
-        self._server = list(_find(server))
-        self._started = time.perf_counter()
-        self._total, self._ours = _machine_seconds(), self._own_seconds()
-
-    def foreign_cores(self) -> float:
-        """Returns the mean number of cores that others used so far."""
-        busy = _machine_seconds() - self._total
-        others = busy - (self._own_seconds() - self._ours)
-        return max(0.0, others / (time.perf_counter() - self._started))
-
-    def _own_seconds(self) -> float:
-        own = psutil.Process().cpu_times()
-        ours = own.user + own.system + own.children_user + own.children_system
-        return float(ours) + busy_seconds(self._server)
-
-
-def _find(pids: Iterable[int]) -> Iterator[psutil.Process]:
+def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
+    """Returns the processes that still exist."""
+    found = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            yield psutil.Process(pid)
+            found.append(psutil.Process(pid))
+    return found
 
 
 def busy_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Returns the processor time that processes have taken so far; one that has ended, none."""
+    """Returns the processor time of processes so far; 0 for one that has ended."""
     seconds = 0.0
     for process in processes:
-        with suppress(psutil.NoSuchProcess):  # a helper that some servers start now and then
+        with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             seconds += times.user + times.system
     return seconds
+
+
+def _own_seconds() -> float:
+    own = psutil.Process().cpu_times()
+    return float(own.user + own.system + own.children_user + own.children_system)
 
 
 def _machine_seconds() -> float:
@@ -169,16 +142,66 @@ def _machine_seconds() -> float:
     return float(sum(times[:8]) - times.idle - times.iowait)
 
 
-def take_quietest(slices: Iterable[SliceT], load_of: Callable[[SliceT], Load]) -> SliceT:
-    """Returns the first slice in which others left the machine alone, or the quietest of all.
-
-    Args:
-        slices: measured one after the other, as they are asked for.
-        load_of: the load of a slice.
-    """
-    taken = []
-    for each in slices:
-        taken.append(each)
-        if load_of(each).foreign_cores <= _MOST_FOREIGN_CORES:
+def measure_quietly(measure: Callable[[], SliceT], load_of: Callable[[SliceT], Load]) -> SliceT:
+    """Repeats a slice until no other process disturbs it, at most 4 times; returns the quietest."""
+    slices: list[SliceT] = []
+    while len(slices) < _MOST_SLICES:
+        slices.append(measure())
+        if load_of(slices[-1]).foreign_cores <= _MOST_FOREIGN_CORES:
             break
-    return min(taken, key=lambda each: load_of(each).foreign_cores)
+    return min(slices, key=lambda each: load_of(each).foreign_cores)
+
+
+def make_request(photo: bytes, query: str = "") -> bytes:
+    """Returns `POST /predict` as bytes on the wire."""
+    head = f"POST /predict{query} HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\n"
+    return f"{head}Content-Length: {len(photo)}\r\n\r\n".encode() + photo
+
+
+class Client:
+    """One kept connection that sends prepared bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int]) -> Self:
+        return cls(*await asyncio.open_connection(*address))
+
+    async def ask(self, request: bytes) -> tuple[int, float]:
+        """Returns status and seconds of the whole answer."""
+        started = time.perf_counter()
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = _LENGTH.search(head)
+        await self._reader.readexactly(int(length[1]) if length else 0)
+        return int(head[9:12]), time.perf_counter() - started
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Returns the smallest value that `percent` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> float:
+    """Returns how often per second `work` runs in this many threads."""
+    work()
+    started = time.perf_counter()
+    counts = [0] * threads
+
+    def loop(index: int) -> None:
+        while time.perf_counter() < started + seconds:
+            work()
+            counts[index] += 1
+
+    running = [threading.Thread(target=loop, args=(index,)) for index in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - started)

@@ -1,25 +1,24 @@
-"""What metrics cost a request: the same app with and without them, in turns.
+"""What metrics cost a request: the same app with and without them, in turns in one process.
 
-In: a bundle (default: a tiny one, whose own work is next to nothing). Out: the median request of
-each, and their difference as a share of it and of a prediction of `--of` milliseconds. On a machine
-that is busy with other things only the first share means something. Run by hand:
-`python -m tests.benchmarks.metrics`. Both apps live in one process and answer in turns, so that
-whatever else the machine does hits both; with `PROMETHEUS_MULTIPROC_DIR` set, the files that
-workers share are what is measured.
+    python -m tests.benchmarks.metrics
+
+Prints the median request of each and their difference, as a share of the request and of a
+prediction of `--of` milliseconds. The default bundle is a tiny one with next to no work of its own.
+With `PROMETHEUS_MULTIPROC_DIR` set, it measures the files that worker processes share.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from fastapi import FastAPI
 
 from service.http.app import create_app
@@ -33,20 +32,25 @@ WARM_UP = 200
 Call = Callable[[], Awaitable[float]]
 
 
+class _NoMetrics:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
 async def open_app(bundle: Path, *, counted: bool) -> FastAPI:
-    """Returns an app whose pipeline is open; one that is not counted has no metrics at all."""
+    """Returns an app with an open pipeline, with or without metrics."""
     host = PipelineHost(Settings(bundle=bundle, device="cpu", label_store="memory"))
     app = create_app(host)
     if not counted:
         host.watchers.clear()
         (access,) = [layer for layer in app.user_middleware if layer.cls is Access]  # type: ignore[comparison-overlap]
-        access.kwargs["metrics"] = None
+        access.kwargs["metrics"] = _NoMetrics()
     await host.open()
     return app
 
 
 def make_call(app: FastAPI, photo: bytes) -> Call:
-    """Returns what sends one prediction through the whole app and returns its seconds."""
+    """Returns a function that sends one prediction through the app and returns its seconds."""
     scope = {
         "type": "http",
         "method": "POST",
@@ -57,13 +61,11 @@ def make_call(app: FastAPI, photo: bytes) -> Call:
 
     async def call() -> float:
         sent: list[MutableMapping[str, Any]] = []
-        waiting = asyncio.Event()
         body = iter([{"type": "http.request", "body": photo}])
 
         async def receive() -> MutableMapping[str, Any]:
-            message = next(body, None)
-            if message is None:
-                await waiting.wait()
+            if (message := next(body, None)) is None:
+                await asyncio.Event().wait()  # the client stays
             assert message is not None
             return message
 
@@ -97,23 +99,22 @@ async def measure(bundle: Path, pairs: int) -> tuple[list[float], list[float]]:
     return seconds
 
 
-def main() -> None:
-    """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path)
-    parser.add_argument("--pairs", type=int, default=4000)
-    parser.add_argument("--of", type=float, default=5.0, help="milliseconds of a prediction")
-    arguments = parser.parse_args()
+def main(
+    *,
+    bundle: Path | None = None,
+    pairs: int = 4000,
+    of: Annotated[float, typer.Option(help="Milliseconds of a prediction.")] = 5.0,
+) -> None:
+    """Measures what metrics cost."""
     with tempfile.TemporaryDirectory() as folder:
-        bundle = arguments.bundle or write_tiny_bundle(Path(folder)).path
-        on, off = asyncio.run(measure(bundle, arguments.pairs))
-    middle_on, middle_off = np.median(on) * 1e6, np.median(off) * 1e6
-    paired = np.median(np.array(on) - np.array(off)) * 1e6
-    print(f"with metrics {middle_on:.1f} us, without {middle_off:.1f} us (medians)")
-    share = paired / middle_off * 100
+        path = bundle or write_tiny_bundle(Path(folder)).path
+        on, off = (np.array(seconds) * 1e6 for seconds in asyncio.run(measure(path, pairs)))
+    print(f"with metrics {np.median(on):.1f} us, without {np.median(off):.1f} us (medians)")
+    paired = np.median(on - off)
+    share = paired / np.median(off) * 100
     print(f"median of the differences {paired:.1f} us, {share:.2f} % of such a request")
-    print(f"{paired / arguments.of / 10:.2f} % of a prediction of {arguments.of:g} ms")
+    print(f"{paired / of / 10:.2f} % of a prediction of {of:g} ms")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -2,59 +2,54 @@
 
     python -m tests.benchmarks.model_cost [--bundle bundles/ml-decoder-lite0]
 
-In: a bundle. Out: milliseconds an image of encoder, trained head and open head with 1,000 labels,
-median and the fastest tenth, for each precision. The precisions take turns run by run, so that a
-busy machine slows both alike.
+Prints milliseconds per image of encoder, trained head and open head with 1,000 labels, median and
+fastest tenth. The precisions take turns run by run, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from service.bundle.manifest import GraphName
 from service.bundle.reader import load_bundle
 from service.engine.sessions import SessionConfig, open_session
+from tests.benchmarks.servers import BUNDLE
 
 LABELS = 1000
+GRAPHS: tuple[GraphName, ...] = ("encoder", "trained_head", "open_head")
 
 
-def main() -> None:
-    """Measures as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
-    parser.add_argument("--rounds", type=int, default=100)
-    arguments = parser.parse_args()
-    bundle = load_bundle(arguments.bundle)
-    graphs: tuple[GraphName, ...] = ("encoder", "trained_head", "open_head")
-    found_graphs = [graph for graph in graphs if graph in bundle.manifest.graphs]
+def main(*, bundle: Path = BUNDLE, rounds: int = 100) -> None:
+    """Measures the graphs of a bundle."""
+    opened = load_bundle(bundle)
     sessions = {
         precision: {
-            graph: open_session(bundle, graph, SessionConfig("cpu", precision))
-            for graph in found_graphs
+            graph: open_session(opened, graph, SessionConfig("cpu", precision))
+            for graph in GRAPHS
+            if graph in opened.manifest.graphs
         }
-        for precision in bundle.precisions()
+        for precision in opened.precisions()
     }
-    size = bundle.card.input
-    stream = np.random.default_rng(0)
+    size, random = opened.card.input, np.random.default_rng(0)
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for _ in range(arguments.rounds):
-        image = stream.integers(0, 256, (1, size.height, size.width, 3), dtype=np.uint8)
-        for precision, opened in sessions.items():
+    for _ in range(rounds):
+        image = random.integers(0, 256, (1, size.height, size.width, 3), dtype=np.uint8)
+        for precision, graphs in sessions.items():
             feeds: dict[str, NDArray[np.generic]] = {"images": image}
-            for graph, session in opened.items():
+            for graph, session in graphs.items():
                 if graph == "open_head":
                     width = session.get_inputs()[1].shape[1]
-                    feeds["queries"] = stream.normal(size=(LABELS, width)).astype(np.float32)
-                names = [entry.name for entry in session.get_inputs()]
-                first = [session.get_outputs()[0].name]  # without the memory, as most are served
+                    feeds["queries"] = random.normal(size=(LABELS, width)).astype(np.float32)
+                inputs = {entry.name: feeds[entry.name] for entry in session.get_inputs()}
+                first = [session.get_outputs()[0].name]  # without the memory, like most requests
                 started = time.perf_counter()
-                result = session.run(first, {name: feeds[name] for name in names})[0]
+                (result,) = session.run(first, inputs)
                 seconds[precision, graph].append(time.perf_counter() - started)
                 if graph == "encoder":
                     feeds["tokens"] = result
@@ -65,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

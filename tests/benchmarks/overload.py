@@ -1,18 +1,15 @@
-"""Ten times more requests than the service can answer: what happens to those it takes.
+"""Requests at ten times the rate that the service can answer.
 
     python -m tests.benchmarks.overload [--bundle BUNDLE]
 
-In: a bundle; Debian's `wrk`. Out: under overload the rate of accepted requests beside the peak,
-their 99th percentile, the time to refuse, and how soon all is as before. Floods and peaks take
-turns, since machines are faster in one minute than in the next. `wrk` makes the flood, whose
-connections wait at random between their requests; a few clients of this process ask among it and
-take the times. The server has one half of the cores and all of that the other, as in a world
-where clients have machines of their own; `taskset` sees to it.
+Prints the rate of accepted requests beside the peak, their 99th percentile, the time to refuse and
+the time to recover; exits with 1 if one is worse than it should be. Floods and peaks take turns,
+since machines change their speed. `wrk` makes the flood, with random pauses; ten probes of this
+process measure latencies. Server and load have one half of the cores each (`taskset`).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -23,13 +20,13 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from tests.benchmarks.asking import Client, make_request, percentile
-from tests.benchmarks.load import Load, Request, measure_load
-from tests.benchmarks.servers import Running, list_ours, run_server
+import typer
+
+from tests.benchmarks.load import Client, Load, Request, make_request, measure_load, percentile
+from tests.benchmarks.servers import BUNDLE, PHOTO, Running, list_ours, run_server
 
 OK, BUSY = 200, 429
 TIMES = 10
-PORT = 18900
 # Enough to keep the queue from running empty, too few to fill it.
 PEAK_CLIENTS = 16
 PROBES = 10
@@ -56,19 +53,18 @@ class Tally:
 
 
 class Subject:
-    """A server, and the photo that it is asked about."""
+    """A server and the photo to send."""
 
     def __init__(self, running: Running, photo: bytes) -> None:
         self.request = make_request(photo, "?top_k=3")
         self._running = running
         self._photo = photo
 
-    @property
-    def address(self) -> tuple[str, int]:
+    async def connect(self) -> Client:
         url = urlsplit(self._running.address)
         assert url.hostname is not None
         assert url.port is not None
-        return url.hostname, url.port
+        return await Client.connect((url.hostname, url.port))
 
     def load(self, clients: int, seconds: float, pause_seconds: float = 0.0) -> Load:
         headers = {"Content-Type": "image/jpeg"}
@@ -76,84 +72,60 @@ class Subject:
         pids = self._running.pids()
         return measure_load(self._running.address, request, clients, seconds, pids)
 
-    async def probe(self, tally: Tally, pause_seconds: float) -> None:
-        """Asks now and then until it is cancelled."""
-        client = await Client.connect(self.address)
-        with contextlib.closing(client):
+    async def probe(self, tally: Tally, clients: int, pause_seconds: float, seconds: float) -> None:
+        """Adds to `tally` the answers that a few clients get within so many seconds."""
+
+        async def ask() -> None:
+            with contextlib.closing(await self.connect()) as client:
+                while True:
+                    tally.add(*await client.ask(self.request))
+                    await asyncio.sleep(pause_seconds)
+
+        asking = asyncio.gather(*(ask() for _ in range(clients)), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asking, seconds)
+
+    async def recover(self, normal: float) -> float:
+        """Returns the seconds until a lone request takes at most twice the normal time."""
+        started = time.perf_counter()
+        with contextlib.closing(await self.connect()) as client:
             while True:
-                tally.add(*await client.ask(self.request))
-                await asyncio.sleep(pause_seconds)
-
-
-async def probe_for(subject: Subject, clients: int, pause_seconds: float, seconds: float) -> Tally:
-    """Returns what a few clients met within so many seconds."""
-    tally = Tally()
-    probes = [asyncio.create_task(subject.probe(tally, pause_seconds)) for _ in range(clients)]
-    await asyncio.sleep(seconds)
-    for probe in probes:
-        probe.cancel()
-    await asyncio.wait(probes)
-    return tally
-
-
-async def measure_recovery(subject: Subject, normal: float) -> float:
-    """Returns the seconds until a lone request takes no longer than twice the normal time."""
-    client, started = await Client.connect(subject.address), time.perf_counter()
-    with contextlib.closing(client):
-        while True:
-            status, seconds = await client.ask(subject.request)
-            if status == OK and seconds <= 2 * normal:
-                return time.perf_counter() - started
+                status, seconds = await client.ask(self.request)
+                if status == OK and seconds <= 2 * normal:
+                    return time.perf_counter() - started
 
 
 @dataclass(frozen=True)
 class Round:
-    """A flood between two slices without one.
-
-    Attributes:
-        peak: answers a second without a flood, mean of before and after.
-        accepted: good answers a second under the flood.
-        offered: requests a second under the flood.
-    """
+    """Requests per second of a flood, and the `peak`, the mean of the slices around it."""
 
     peak: float
     accepted: float
     offered: float
 
-    @property
-    def share(self) -> float:
-        """The accepted, as a share of the peak."""
-        return self.accepted / self.peak
-
-
-async def measure_flood(subject: Subject, clients: int, seconds: float, tally: Tally) -> Load:
-    """Returns what a flood and the probes among it met, whose answers go to `tally`."""
-    flooding = asyncio.to_thread(subject.load, clients, seconds, FLOOD_PAUSE_SECONDS)
-    flood, met = await asyncio.gather(
-        flooding, probe_for(subject, PROBES, PROBE_PAUSE_SECONDS, seconds)
-    )
-    tally.accepted += met.accepted
-    tally.refused += met.refused
-    tally.others += met.others
-    rate = flood.rate + len(met.accepted) / seconds
-    errors = flood.errors + len(met.refused)
-    return replace(flood, rate=rate, errors=errors)
-
 
 async def run(subject: Subject, rounds: int, seconds: float, queue_size: int) -> bool:
     """Prints the figures; returns whether they are as they should be."""
-    alone = await probe_for(subject, 1, 0, 3)
+    alone, tally = Tally(), Tally()
+    await subject.probe(alone, 1, 0, 3)
     measured: list[Round] = []
     recoveries: list[float] = []
-    tally = Tally()
     before = await asyncio.to_thread(subject.load, PEAK_CLIENTS, seconds)
     for _ in range(rounds):
         clients = round(TIMES * before.rate * FLOOD_PAUSE_SECONDS) + queue_size
-        flood = await measure_flood(subject, clients, seconds, tally)
-        recoveries.append(await measure_recovery(subject, percentile(alone.accepted, 95)))
+        met = Tally()
+        flood, _ = await asyncio.gather(
+            asyncio.to_thread(subject.load, clients, seconds, FLOOD_PAUSE_SECONDS),
+            subject.probe(met, PROBES, PROBE_PAUSE_SECONDS, seconds),
+        )
+        tally.accepted += met.accepted
+        tally.refused += met.refused
+        tally.others += met.others
+        recoveries.append(await subject.recover(percentile(alone.accepted, 95)))
         after = await asyncio.to_thread(subject.load, PEAK_CLIENTS, seconds)
-        peak = (before.rate + after.rate) / 2
-        measured.append(Round(peak, flood.rate, flood.rate + flood.errors / seconds))
+        accepted = flood.rate + len(met.accepted) / seconds
+        offered = accepted + (flood.errors + len(met.refused)) / seconds
+        measured.append(Round((before.rate + after.rate) / 2, accepted, offered))
         before = after
     bound = queue_size / median(each.peak for each in measured)
     return report(measured, tally, max(recoveries), bound)
@@ -161,7 +133,7 @@ async def run(subject: Subject, rounds: int, seconds: float, queue_size: int) ->
 
 def report(rounds: list[Round], tally: Tally, recovery: float, bound: float) -> bool:
     """Prints the figures; returns whether they are as they should be."""
-    shares = [each.share for each in rounds]
+    shares = [each.accepted / each.peak for each in rounds]
     slowest, refusal = percentile(tally.accepted, 99), percentile(tally.refused, 99)
     print(f"peak: {median(each.peak for each in rounds):.0f} answers a second")
     print(f"offered: {median(each.offered / each.peak for each in rounds):.1f} times the peak")
@@ -176,15 +148,8 @@ def report(rounds: list[Round], tally: Tally, recovery: float, bound: float) -> 
     return median(shares) >= 0.9 and in_time and tally.others == 0
 
 
-def part_cores(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Takes one half of the cores for this process and what it starts; the server gets the other.
-
-    Args:
-        command: starts the server.
-
-    Returns:
-        The command that starts it there.
-    """
+def split_cores(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Takes one half of the cores; returns the command that starts the server on the other."""
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     if not half:
@@ -193,24 +158,22 @@ def part_cores(command: tuple[str, ...]) -> tuple[str, ...]:
     return ("taskset", "--cpu-list", ",".join(map(str, cores[:half])), *command)
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
-    parser.add_argument("--photo", type=Path, default=Path("docs/photos/chelsea.jpg"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6)
-    parser.add_argument("--queue-size", type=int, default=64)
-    arguments = parser.parse_args()
-    photo = arguments.photo.read_bytes()
-    server = list_ours(arguments.bundle, "auto", photo)
-    command = (*server.command, "--queue-size", str(arguments.queue_size))
-    server = replace(server, command=part_cores(command))
-    with run_server(server, PORT) as running:
-        subject = Subject(running, photo)
-        good = asyncio.run(run(subject, arguments.rounds, arguments.seconds, arguments.queue_size))
+def main(
+    *,
+    bundle: Path = BUNDLE,
+    photo: Path = PHOTO,
+    rounds: int = 5,
+    seconds: float = 6.0,
+    queue_size: int = 64,
+) -> None:
+    """Measures the service under overload."""
+    content = photo.read_bytes()
+    server = list_ours(bundle, "auto", content)
+    command = split_cores((*server.command, "--queue-size", str(queue_size)))
+    with run_server(replace(server, command=command)) as running:
+        good = asyncio.run(run(Subject(running, content), rounds, seconds, queue_size))
     sys.exit(not good)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,90 +1,76 @@
-"""What a request costs beside decoding and model: processor time of our own, here and before.
+"""Processor time of a request without decoding and model, here and in other checkouts.
 
     git worktree add ../before HEAD~1
     python -m tests.benchmarks.own_cost --against ../before
 
-In: this checkout and others; Debian's `wrk`. Out: a line for each checkout and number of clients:
-microseconds a request, the least of all turns (whatever disturbs a turn only adds to it) and the
-median, with the median and the quartiles of the ratio to this checkout's of the same turn. What
-saves a twentieth of this shows here, and nowhere beside a model whose time the machine changes by
-a tenth.
+Prints microseconds per request: the least of all turns, since any disturbance only adds, and the
+median, with quartiles of the ratio to this checkout. Each checkout runs its own `free_model.py`.
+Differences of 5 % show here; beside a model they drown in a noise of 10 %.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-import psutil
+import typer
 
-from tests.benchmarks.load import busy_seconds, measure_load
+from tests.benchmarks.load import busy_seconds, find_processes, measure_load
 from tests.benchmarks.servers import (
+    BUNDLE,
+    PHOTO,
     ROOT,
     Running,
     Server,
+    find_python,
     make_multipart,
     run_servers,
     take_turns,
 )
 
-_FIRST_PORT = 18800
-_PROGRAM = Path(__file__).with_name("free_model.py")
+
+def main(
+    *,
+    against: Annotated[list[Path] | None, typer.Option(help="Another checkout.")] = None,
+    clients: str = "1,32",
+    turns: int = 24,
+    seconds: Annotated[int, typer.Option(help="Of one turn; whole, for `wrk`.")] = 1,
+) -> None:
+    """Measures the processor time of a request without decoding and model."""
+    servers = [_list_free(folder.resolve()) for folder in (ROOT, *(against or ()))]
+    with run_servers(servers) as pairs:
+        for count in map(int, clients.split(",")):
+
+            def ask(server: Server, running: Running, count: int = count) -> float:
+                """Returns microseconds a request."""
+                processes = find_processes(pids := running.pids())
+                before = busy_seconds(processes)
+                load = measure_load(running.address, server.request, count, seconds, pids)
+                if load.errors:
+                    raise RuntimeError(f"{server.name}: {load.errors} errors")
+                return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
+
+            for server, costs in zip(servers, found := take_turns(pairs, turns, ask), strict=True):
+                _show(f"{count} clients, {server.name}", costs, found[0])
 
 
-def main() -> None:
-    """Measures as the command line says."""
-    given = _parse()
-    photo = (ROOT / "docs/photos/chelsea.jpg").read_bytes()
-    folders = [ROOT, *(folder.resolve() for folder in given.against)]
-    servers = [_list_free(folder, photo) for folder in folders]
-    with run_servers(servers, _FIRST_PORT) as pairs:
-        for clients in map(int, given.clients.split(",")):
-            ask = partial(_measure, clients=clients, seconds=given.seconds)
-            take_turns(pairs, 1, ask)  # to warm up
-            _show(servers, clients, take_turns(pairs, given.turns, ask))
+def _list_free(checkout: Path) -> Server:
+    program = str(checkout / "tests/benchmarks/free_model.py")
+    command = (find_python(checkout), program, "--port", "{port}", "--label-store", "memory",
+               "--device", "cpu", "--log-level", "warning", "--bundle", str(BUNDLE))  # fmt: skip
+    request = make_multipart(PHOTO.read_bytes())
+    return Server(str(checkout), command, request, {"PYTHONPATH": str(checkout)}, checkout)
 
 
-def _list_free(folder: Path, photo: bytes) -> Server:
-    command = (sys.executable, str(_PROGRAM), "--port", "{port}", "--label-store", "memory",
-               "--device", "cpu", "--log-level", "warning",
-               "--bundle", str(ROOT / "bundles/ml-decoder-lite0"))  # fmt: skip
-    variables = {"PYTHONPATH": str(folder)}
-    return Server(str(folder), command, make_multipart(photo), variables, folder)
-
-
-def _measure(server: Server, running: Running, clients: int, seconds: float) -> float:
-    """Returns microseconds a request."""
-    processes = [psutil.Process(pid) for pid in running.pids()]
-    before = busy_seconds(processes)
-    load = measure_load(running.address, server.request, clients, seconds, running.pids())
-    if load.errors:
-        raise RuntimeError(f"{server.name}: {load.errors} errors")
-    return (busy_seconds(processes) - before) / (load.rate * seconds) * 1e6
-
-
-def _show(servers: Sequence[Server], clients: int, costs: Sequence[Sequence[float]]) -> None:
-    for server, own in zip(servers, costs, strict=True):
-        ratios = [cost / ours for cost, ours in zip(own, costs[0], strict=True)]
-        low, middle, high = np.percentile(ratios, [25, 50, 75])
-        least, usual = min(own), statistics.median(own)
-        print(f"{clients} clients, {server.name}: least {least:.0f} us a request, "
-              f"{least / min(costs[0]):.3f} of the first's; median {usual:.0f}, "
-              f"{middle:.3f} of the first's ({low:.3f} to {high:.3f})", flush=True)  # fmt: skip
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--against", type=Path, action="append", default=[], help="a checkout")
-    parser.add_argument("--clients", default="1,32")
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--seconds", type=int, default=1)  # `wrk` counts whole ones
-    return parser.parse_args()
+def _show(title: str, costs: list[float], first: list[float]) -> None:
+    low, middle, high = np.percentile(np.divide(costs, first), [25, 50, 75])
+    least, usual = min(costs), statistics.median(costs)
+    print(f"{title}: least {least:.0f} us a request, {least / min(first):.3f} of the first's; "
+          f"median {usual:.0f}, {middle:.3f} of the first's ({low:.3f} to {high:.3f})",
+          flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

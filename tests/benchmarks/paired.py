@@ -1,29 +1,26 @@
-"""Our server and others, asked in turn: who answers more, where it is close?
+"""Compares servers in turns: precisions of this service, other checkouts of it, and peers.
 
     python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,litserve
     python -m tests.benchmarks.paired --bundle BUNDLE --precision fp32,openvino:bf16
+    python -m tests.benchmarks.paired --bundle BUNDLE --against CHECKOUT
 
-In: a bundle and a folder of peers; Debian's `wrk`. Out: a line for each server and number of
-clients, with the median and the quartiles of its rate beside the first one's of the same turn. A
-machine that changes its speed by the minute changes it for all. All servers run from the first
-turn to the last; while one is asked the others are stopped (SIGSTOP). Slices during which others
-used the machine are measured again. Triton ends when it is stopped under load: `serving.py`
-measures it.
+Prints median and quartiles of each rate relative to the first server's of the same turn, so that
+changes of the machine's speed cancel out. All servers run from the first turn to the last, paused
+but for one. Triton ends when it is paused under load: use `serving.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
-from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
+from tests.benchmarks.load import Load, measure_load, measure_quietly
 from tests.benchmarks.servers import (
-    ROOT,
+    PHOTO,
     Running,
     Server,
     list_ours,
@@ -32,61 +29,51 @@ from tests.benchmarks.servers import (
     take_turns,
 )
 
-_FIRST_PORT = 18400
+
+def main(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    bundle: Annotated[Path, typer.Option()],
+    precision: Annotated[str, typer.Option(help="With commas between, or openvino:bf16.")] = "fp32",
+    photo: Path = PHOTO,
+    peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
+    only: Annotated[str, typer.Option(help="Names of peers, with commas between.")] = "",
+    against: Annotated[list[Path] | None, typer.Option(help="Another checkout.")] = None,
+    clients: str = "1,8,32",
+    turns: int = 10,
+    seconds: float = 3.0,
+) -> None:
+    """Compares servers in turns."""
+    content, precisions = photo.read_bytes(), precision.split(",")
+    servers = [list_ours(bundle, each, content, f"ours {each}") for each in precisions]
+    for checkout in against or ():
+        name = f"{checkout} {precisions[0]}"
+        servers.append(list_ours(bundle, precisions[0], content, name, checkout.resolve()))
+    servers += list_peers(peers, photo, only)
+    with run_servers(servers) as pairs:
+        for count in map(int, clients.split(",")):
+
+            def ask(server: Server, running: Running, count: int = count) -> Load:
+                pids, request = running.pids(), server.request
+                return measure_quietly(
+                    lambda: measure_load(running.address, request, count, seconds, pids),
+                    lambda load: load,
+                )
+
+            for server, loads in zip(servers, found := take_turns(pairs, turns, ask), strict=True):
+                _show(f"{count} clients, {server.name}", loads, found[0])
 
 
-def main() -> None:
-    """Measures as the command line says."""
-    given = _parse()
-    photo = given.photo.read_bytes()
-    servers = [list_ours(given.bundle, p, photo, f"ours {p}") for p in given.precision.split(",")]
-    only = tuple(name for name in given.only.split(",") if name)
-    if given.peers is not None:
-        servers += list_peers(given.peers, given.photo, only)
-    with run_servers(servers, _FIRST_PORT) as pairs:
-        for clients in map(int, given.clients.split(",")):
-            how = {"clients": clients, "seconds": given.seconds}
-            take_turns(pairs, 1, partial(_ask, **how))  # to warm up
-            _show(servers, clients, take_turns(pairs, given.turns, partial(_ask_in_quiet, **how)))
-
-
-def _ask(server: Server, running: Running, clients: int, seconds: float) -> Load:
-    return measure_load(running.address, server.request, clients, seconds, running.pids())
-
-
-def _ask_in_quiet(server: Server, running: Running, clients: int, seconds: float) -> Load:
-    slices = (_ask(server, running, clients, seconds) for _ in range(TRIES))
-    return take_quietest(slices, lambda load: load)
-
-
-def _show(servers: Sequence[Server], clients: int, loads: Sequence[Sequence[Load]]) -> None:
-    for server, own in zip(servers, loads, strict=True):
-        ratios = [load.rate / ours.rate for load, ours in zip(own, loads[0], strict=True)]
-        low, middle, high = np.percentile(ratios, [25, 50, 75])
-        rate, p50, p99 = (
-            statistics.median(values)
-            for values in zip(*((load.rate, load.p50_ms, load.p99_ms) for load in own), strict=True)
-        )
-        errors = sum(load.errors for load in own)
-        print(f"{clients} clients, {server.name}: {middle:.2f} of the first "
-              f"({low:.2f} to {high:.2f}), {rate:.0f} req/s, p50/p99 {p50:.0f}/{p99:.0f} ms, "
-              f"errors {errors}", flush=True)  # fmt: skip
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--precision", default="fp32",
-                        help="with commas between, on another device as openvino:bf16; "
-                             "the others are held against the first")  # fmt: skip
-    parser.add_argument("--photo", type=Path, default=ROOT / "docs/photos/chelsea.jpg")
-    parser.add_argument("--peers", type=Path, help="folder with a bench.py that lists them")
-    parser.add_argument("--only", default="", help="names of peers, with commas between")
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3)
-    return parser.parse_args()
+def _show(title: str, loads: list[Load], first: list[Load]) -> None:
+    ratios = [load.rate / other.rate for load, other in zip(loads, first, strict=True)]
+    low, middle, high = np.percentile(ratios, [25, 50, 75])
+    rate, p50, p99 = (
+        statistics.median(getattr(load, name) for load in loads)
+        for name in ("rate", "p50_ms", "p99_ms")
+    )
+    print(f"{title}: {middle:.2f} of the first ({low:.2f} to {high:.2f}), {rate:.0f} req/s, "
+          f"p50/p99 {p50:.0f}/{p99:.0f} ms, errors {sum(load.errors for load in loads)}",
+          flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

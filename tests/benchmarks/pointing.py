@@ -1,33 +1,31 @@
-"""The pointing game: does the peak of a label's map fall into a box of that label?
+"""The pointing game: how often the peak of a label's map is in a box of that label.
 
     python -m tests.benchmarks.pointing --data FOLDER --gap FILE --checkpoint FILE --open-head FILE
 
-In: a bundle with maps and a labelled folder with boxes; and, to compare with, torch checkpoints.
-Out: hits in percent, over all pairs of a photo and a label that it shows, over those whose boxes
-cover less than a quarter of the photo, and in the mean over labels. Compared with are always
-pointing at the centre, the class activation map (CAM) of a GAP head, the mean attention of the
-decoder's heads and, for open labels, the CAM of the names' votes. The bundle's maps come from
-the service's own pipeline; all maps are enlarged alike before the peak is taken.
+Prints hits in percent over all pairs of a photo and a label of it, over pairs whose boxes cover
+less than a quarter of the photo, and as the mean over labels. The bundle's maps come from the
+service's pipeline. Compared methods: the centre, class activation maps (CAM) of a GAP head and of the names'
+votes, and the decoder's mean attention.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.open_head import read_open_head
 from models.heads.attention import Attention
 from models.heads.gap import Gap
@@ -39,6 +37,7 @@ from models.train.views import evaluation_transform
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
+from tests.benchmarks.servers import BUNDLE
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom as shares of the photo."""
@@ -50,14 +49,14 @@ ENLARGED = 8
 
 @dataclass(frozen=True)
 class Shown:
-    """A label that a photo shows, and the boxes around what shows it."""
+    """A label of a photo and its boxes."""
 
     photo: Path
     label: str
     boxes: tuple[Box, ...]
 
     def contains(self, x: float, y: float) -> bool:
-        """Whether a place, in shares of the photo, is in a box."""
+        """Whether a point, in shares of the photo, is in a box."""
         return any(left <= x <= right and top <= y <= low for left, top, right, low in self.boxes)
 
     def cover(self) -> float:
@@ -66,14 +65,11 @@ class Shown:
         return float(np.mean([self.contains(x, y) for x in places for y in places]))
 
 
-@dataclass
 class TokenSource:
-    """Photos through a torch network's backbone, each once."""
+    """Tokens of photos from a torch network's backbone, cached."""
 
-    checkpoint: Checkpoint
-
-    def __post_init__(self) -> None:
-        """Starts with no photo known."""
+    def __init__(self, file: Path) -> None:
+        self.checkpoint = read_checkpoint(file)
         self.network = cast("Network", self.checkpoint.network)
         self._known: dict[Path, Tensor] = {}
 
@@ -161,10 +157,10 @@ def attend(attention: Attention, query: Tensor, memory: Tensor) -> Tensor:
     return scores.softmax(dim=-1).mean(dim=0)[0]
 
 
-def compare_trained(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
+def compare_trained(pairs: list[Shown], bundle: Path, checkpoint: Path, gap_file: Path) -> None:
     """Prints the hits on the labels of the trained head."""
-    decoder = TokenSource(read_checkpoint(arguments.checkpoint))
-    gap = TokenSource(read_checkpoint(arguments.gap))
+    decoder = TokenSource(checkpoint)
+    gap = TokenSource(gap_file)
     names = list(decoder.checkpoint.label_names or ())
     pairs = [pair for pair in pairs if pair.label in names]
     head = cast("MLDecoder", decoder.network.head)
@@ -189,17 +185,19 @@ def compare_trained(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
                 )
                 for p in pairs
             ],
-            "maps": asyncio.run(draw_served(arguments.bundle, pairs, trained=True)),
+            "maps": asyncio.run(draw_served(bundle, pairs, trained=True)),
         },
     )
 
 
-def compare_open(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
+def compare_open(
+    pairs: list[Shown], bundle: Path, checkpoint: Path, open_head: Path, text_encoder: Path | None
+) -> None:
     """Prints the hits on candidate labels, all and those that were not trained."""
-    encoder = TokenSource(read_checkpoint(arguments.checkpoint))
-    head = read_open_head(arguments.open_head).head
+    encoder = TokenSource(checkpoint)
+    head = read_open_head(open_head).head
     names = sorted({pair.label for pair in pairs})
-    text = read_text_encoder(arguments.text_encoder)
+    text = read_text_encoder(text_encoder)
     embeddings = text.embed_names(names, head.config.embedding_template)
     queries, width = head.encode_labels(embeddings), head.config.decoder_width
     methods: dict[str, list[NDArray[np.float32]]] = defaultdict(list)
@@ -215,7 +213,7 @@ def compare_open(arguments: argparse.Namespace, pairs: list[Shown]) -> None:
             methods["CAM of the names' votes"].append(shape((gradient * tokens).sum(dim=-1)[0]))
         attended = attend(head.layer.attention, query, head.remember(tokens))
         methods["attention alone"].append(shape(attended))
-    methods["maps"] = asyncio.run(draw_served(arguments.bundle, pairs, trained=False))
+    methods["maps"] = asyncio.run(draw_served(bundle, pairs, trained=False))
     report("candidate labels", pairs, methods)
     trained = encoder.checkpoint.label_names or ()
     unseen = [i for i, pair in enumerate(pairs) if pair.label not in trained]
@@ -245,24 +243,23 @@ def percent(shares: Iterable[float]) -> float:
     return float(np.mean(list(shares))) * 100
 
 
-def main() -> None:
-    """Compares as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="labelled folder with boxes")
-    add("--split", default="test")
-    add("--part", choices=["all", "first", "second"], default="all", help="half of the photos")
-    add("--bundle", type=Path, default=Path("bundles/ml-decoder-lite0"))
-    add("--checkpoint", type=Path, required=True, help="of the bundle's trained head")
-    add("--open-head", type=Path, required=True, help="of the bundle's open head")
-    add("--gap", type=Path, required=True, help="checkpoint with a GAP head")
-    add("--text-encoder", type=Path, help="folder; unset takes the installed package's")
-    arguments = parser.parse_args()
-    pairs = read_shown(arguments.data, arguments.split, arguments.part)
+def main(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    data: Annotated[Path, typer.Option(help="Labelled folder with boxes.")],
+    checkpoint: Annotated[Path, typer.Option(help="Of the bundle's trained head.")],
+    open_head: Annotated[Path, typer.Option(help="Of the bundle's open head.")],
+    gap: Annotated[Path, typer.Option(help="Checkpoint with a GAP head.")],
+    split: str = "test",
+    part: Annotated[str, typer.Option(help="all, or the first or second half.")] = "all",
+    bundle: Path = BUNDLE,
+    text_encoder: Annotated[Path | None, typer.Option(help="Folder; default: packaged.")] = None,
+) -> None:
+    """Plays the pointing game."""
+    pairs = read_shown(data, split, part)
     with torch.no_grad():
-        compare_trained(arguments, pairs)
-        compare_open(arguments, pairs)
+        compare_trained(pairs, bundle, checkpoint, gap)
+        compare_open(pairs, bundle, checkpoint, open_head, text_encoder)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

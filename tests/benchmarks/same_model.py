@@ -1,19 +1,18 @@
-"""A bundle of the very architecture that the peers serve, to compare servers and not models.
+"""Writes a bundle of the peers' architecture, to compare servers instead of models.
 
     python -m tests.benchmarks.same_model OUT/same-model
 
-In: nothing; the weights are random, which costs what trained ones cost. Out: an fp32 bundle of
-EfficientNet-Lite0 at 224 x 224 with an ML-Decoder of 80 labels, 80 queries, D = 768 and a
-feed-forward width of 2048. Next: `serving.py --bundle`.
+EfficientNet-Lite0 at 224 x 224 in fp32 with an ML-Decoder of 80 labels and queries, D = 768 and a
+feed-forward width of 2048. The weights are random, which costs as much as trained ones.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
+import typer
 
 from export.build import ExportRequest, build_bundle
 from models.backbones.backbone import input_config
@@ -24,11 +23,8 @@ from models.network import Network
 _BACKBONE, _SIDE, _LABELS = "tf_efficientnet_lite0", 224, 80
 
 
-def main() -> None:
+def main(out: Path) -> None:
     """Writes the bundle."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
     torch.manual_seed(0)
     head = MLDecoderConfig(
         encoder_width=1280,
@@ -38,10 +34,8 @@ def main() -> None:
         num_heads=8,
         feedforward_width=2048,
     )
-    config = NetworkConfig(
-        backbone=_BACKBONE, input=input_config(_BACKBONE, (_SIDE, _SIDE)), head=head
-    )
-    network = Network(config).eval()
+    spec = input_config(_BACKBONE, (_SIDE, _SIDE))
+    network = Network(NetworkConfig(backbone=_BACKBONE, input=spec, head=head)).eval()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         names = tuple(f"label {i}" for i in range(_LABELS))
@@ -50,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,7 +1,6 @@
-"""Servers to measure: ours, and the peers that a folder holds.
+"""Servers to measure: this service from any checkout, and peers from a folder.
 
-In: a bundle, or a folder of peers (a `bench.py` that lists them, a virtual environment each). Out:
-`Server`s that can be started, asked and stopped. Next: `serving.py`.
+A folder of peers has a `bench.py` that lists them and a virtual environment for each.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import http.client
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,25 +25,18 @@ import psutil
 from tests.benchmarks.load import Request
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE_SECONDS = 120.0
+BUNDLE = ROOT / "bundles/ml-decoder-lite0"
+PHOTO = ROOT / "docs/photos/chelsea.jpg"
+_START_SECONDS = 120.0
 _BOUNDARY = "benchmark7f3a"
 _MARK = "BENCHMARK_SERVER"
-_PORTS_EACH = 20  # a peer may take some behind its own
 
 FigureT = TypeVar("FigureT")
 
 
 @dataclass(frozen=True)
 class Server:
-    """How to start a server and what to ask it.
-
-    Attributes:
-        name: for the table.
-        command: with `{port}` where the port belongs.
-        request: what to send.
-        variables: environment, `{port}` filled in too.
-        folder: working directory.
-    """
+    """How to start a server and what to ask it; `{port}` is filled in."""
 
     name: str
     command: tuple[str, ...]
@@ -54,75 +47,69 @@ class Server:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers.
-
-    Attributes:
-        address: `http://127.0.0.1:port`.
-        cold_seconds: from its start to its first right answer.
-        mark: what marks its processes.
-    """
+    """A server at `http://127.0.0.1:port`, `cold_seconds` from start to first answer."""
 
     address: str
     cold_seconds: float
-    mark: str
+    mark: str  # in the environment of its processes
 
     def pids(self) -> list[int]:
         """Returns its processes, daemons included."""
         return [process.pid for process in _find_marked(self.mark)]
 
-    def rest(self) -> None:
-        """Stops its processes: some servers look for work without a pause."""
+    def pause(self) -> None:
+        """Stops its processes (SIGSTOP): some servers poll when idle."""
         for process in _find_marked(self.mark):
             process.suspend()
 
     @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
-        """Lets processes that rest run within."""
+    def resumed(self) -> Iterator[None]:
+        """Lets paused processes run within."""
         for process in _find_marked(self.mark):
             process.resume()
         try:
             yield
         finally:
-            self.rest()
+            self.pause()
 
     def memory_mib(self) -> float:
-        """Returns its memory: resident, shared pages counted once."""
+        """Returns its resident memory, shared pages counted once."""
         return float(sum(p.memory_full_info().pss for p in _find_marked(self.mark)) / 2**20)
 
 
-def list_ours(bundle: Path, place: str, photo: bytes, name: str = "ours") -> Server:
-    """Describes our own server, asked as curl -F does, for as many labels as the peers answer.
+def list_ours(
+    bundle: Path, precision: str, photo: bytes, name: str = "ours", checkout: Path = ROOT
+) -> Server:
+    """Describes our server, asked like `curl -F` for the 10 labels that peers return.
 
-    Args:
-        bundle: what it serves.
-        place: precision, or device and precision; see `split_place`.
-        photo: what it is asked about.
-        name: for the table.
+    `precision` may name a device too, as in `openvino:bf16`.
     """
-    device, precision = split_place(place)
-    command = (sys.executable, "-m", "service", "serve", "--port", "{port}", "--bundle",
+    device, _, precision = precision.rpartition(":")
+    command = (find_python(checkout), "-m", "service", "serve", "--port", "{port}", "--bundle",
                str(bundle.resolve()), "--precision", precision, "--label-store", "memory",
-               "--device", device, "--log-level", "warning")  # fmt: skip
-    return Server(name, command, replace(make_multipart(photo), path="/predict?top_k=10"))
+               "--device", device or "cpu", "--log-level", "warning")  # fmt: skip
+    request = replace(make_multipart(photo), path="/predict?top_k=10")
+    return Server(name, command, request, {"PYTHONPATH": str(checkout)}, checkout)
 
 
-def split_place(place: str) -> tuple[str, str]:
-    """Returns device and precision of `openvino:bf16`; of `int8` alone, the device is the CPU."""
-    device, _, precision = place.rpartition(":")
-    return device or "cpu", precision
+def find_python(checkout: Path) -> str:
+    """Returns the interpreter of a checkout's `.venv`, or this one."""
+    own = checkout / ".venv/bin/python"
+    return str(own) if own.exists() else sys.executable
 
 
 def make_multipart(photo: bytes) -> Request:
     """Makes the request that `curl -F image=@photo.jpg` sends."""
-    body = (
-        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n'
-        "Content-Type: image/jpeg\r\n\r\n"
-    ).encode() + photo + f"\r\n--{_BOUNDARY}--\r\n".encode()  # fmt: skip
+    head = 'Content-Disposition: form-data; name="image"; filename="a.jpg"'
+    body = f"--{_BOUNDARY}\r\n{head}\r\nContent-Type: image/jpeg\r\n\r\n".encode() + photo
+    body += f"\r\n--{_BOUNDARY}--\r\n".encode()
     return Request("/predict", body, {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"})
 
 
-def list_peers(folder: Path, photo: Path, only: tuple[str, ...]) -> list[Server]:
-    """Describes the peers of a folder whose virtual environments are there."""
+def list_peers(folder: Path | None, photo: Path, only: str) -> list[Server]:
+    """Describes the installed peers of a folder; `only` is names with commas between."""
+    if folder is None:
+        return []
     spec = importlib.util.spec_from_file_location("peers_bench", folder / "bench.py")
     assert spec is not None
     assert spec.loader is not None
@@ -132,8 +119,7 @@ def list_peers(folder: Path, photo: Path, only: tuple[str, ...]) -> list[Server]
     (folder / "logs").mkdir(exist_ok=True)
     peers = []
     for peer in bench.SERVERS:
-        program = Path(peer["cmd"][0])
-        if program.exists() and (not only or peer["name"] in only):
+        if Path(peer["cmd"][0]).exists() and (not only or peer["name"] in only.split(",")):
             _, body, headers = bench.body_file(peer["body"], peer.get("field", "image"))
             variables = {**bench.DEFAULTS, **peer["env"]}
             where = Path(peer.get("cwd", bench.SRV))
@@ -143,18 +129,19 @@ def list_peers(folder: Path, photo: Path, only: tuple[str, ...]) -> list[Server]
 
 
 @contextlib.contextmanager
-def run_server(server: Server, port: int) -> Iterator[Running]:
-    """Starts a server, waits for its first right answer, and ends it with all its processes."""
+def run_server(server: Server) -> Iterator[Running]:
+    """Starts a server on a free port, waits for its first 200, and ends it with all processes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     mark = uuid.uuid4().hex
     variables = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTHONPATH", "OMP_"))},
         **{name: value.replace("{port}", str(port)) for name, value in server.variables.items()},
         **{_MARK: mark, "PORT": str(port)},
     }
-    command = [part.replace("{port}", str(port)) for part in server.command]
     started = time.perf_counter()
     process = subprocess.Popen(
-        command,
+        [part.replace("{port}", str(port)) for part in server.command],
         cwd=server.folder,
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -166,7 +153,7 @@ def run_server(server: Server, port: int) -> Iterator[Running]:
         while not _answers(server.request, port):
             if process.poll() is not None:
                 raise RuntimeError(f"{server.name} exited with {process.returncode}")
-            if time.perf_counter() - started > _PATIENCE_SECONDS:
+            if time.perf_counter() - started > _START_SECONDS:
                 raise RuntimeError(f"{server.name} does not answer")
             time.sleep(0.02)
         yield Running(f"http://127.0.0.1:{port}", time.perf_counter() - started, mark)
@@ -176,35 +163,30 @@ def run_server(server: Server, port: int) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def run_servers(
-    servers: Sequence[Server], first_port: int
-) -> Iterator[list[tuple[Server, Running]]]:
-    """Starts servers, all of which rest until they are woken; ends them as `run_server` does."""
+def run_servers(servers: Sequence[Server]) -> Iterator[list[tuple[Server, Running]]]:
+    """Starts servers and pauses all of them; ends them like `run_server`."""
     with contextlib.ExitStack() as stack:
-        pairs = [
-            (server, stack.enter_context(run_server(server, first_port + _PORTS_EACH * place)))
-            for place, server in enumerate(servers)
-        ]
+        pairs = [(server, stack.enter_context(run_server(server))) for server in servers]
         for _, running in pairs:
-            running.rest()
+            running.pause()
         yield pairs
 
 
 def take_turns(
     pairs: Sequence[tuple[Server, Running]], turns: int, ask: Callable[[Server, Running], FigureT]
 ) -> list[list[FigureT]]:
-    """Asks servers that rest, one awake at a time; every other turn goes backwards.
+    """Asks paused servers one after the other, every other turn backwards.
 
     Returns:
-        The figures of each server, one a turn.
+        The figures of each server, one a turn; those of a first turn, the warm-up, are dropped.
     """
     figures: list[list[FigureT]] = [[] for _ in pairs]
     places = list(enumerate(pairs))
-    for turn in range(turns):
+    for turn in range(turns + 1):
         for place, (server, running) in places if turn % 2 else places[::-1]:
-            with running.awake():
+            with running.resumed():
                 figures[place].append(ask(server, running))
-    return figures
+    return [own[1:] for own in figures]
 
 
 def _answers(request: Request, port: int) -> bool:
@@ -228,10 +210,10 @@ def _find_marked(mark: str) -> list[psutil.Process]:
 
 
 def _end(mark: str) -> None:
-    for number, patience in ((signal.SIGTERM, 12.0), (signal.SIGKILL, 5.0)):
+    for number, timeout in ((signal.SIGTERM, 12.0), (signal.SIGKILL, 5.0)):
         processes = _find_marked(mark)
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
-                process.resume()  # one that rests does not hear
-        psutil.wait_procs(processes, timeout=patience)
+                process.resume()  # a paused process receives no signal
+        psutil.wait_procs(processes, timeout=timeout)

@@ -2,34 +2,83 @@
 
     python -m tests.benchmarks.serving [--bundle BUNDLE] [--precision fp32,int8] [--peers FOLDER]
 
-In: a bundle and a photo; Debian's `wrk`. Out: a table: requests a second at 1, 8 and 32 clients
-with their ratio to the limit measured in the same rounds, latencies, errors, memory and cold
-start. Every round measures each server once, in changing order, and the limit before and after
-each slice of load: machines change their speed by the minute. The table shows medians. Slices
-during which others used the machine are measured again.
+The limit is what one process does with the bundle and a photo without HTTP, queue and labels. Every
+round measures each server once, in changing order, and the limit before and after each slice of
+load, since machines change their speed by the minute. Prints medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import Annotated
 
-from tests.benchmarks.limit import Limit
-from tests.benchmarks.load import TRIES, Load, measure_load, take_quietest
-from tests.benchmarks.servers import ROOT, Running, Server, list_ours, list_peers, run_server
+import numpy as np
+import typer
+
+from service.bundle.reader import load_bundle
+from service.engine.engine import open_engine
+from service.images.decode import decode_image
+from service.scheduling.cpu import count_cores
+from service.settings import Settings
+from tests.benchmarks.load import Load, count_a_second, measure_load, measure_quietly
+from tests.benchmarks.servers import (
+    BUNDLE,
+    PHOTO,
+    Running,
+    Server,
+    list_ours,
+    list_peers,
+    run_server,
+)
 
 _CLIENTS = (1, 8, 32)
-_FIRST_PORT = 18200
+_BATCH_SIZES = (1, 2, 4, 8)
+_LOOKS, _LOOK_SECONDS = 3, 1.0
+
+
+class Limit:
+    """One bundle and one photo in this process, run in batches of the best size."""
+
+    def __init__(self, bundle: Path, precision: str, photo: bytes) -> None:
+        device, _, precision = precision.rpartition(":")
+        opened, self._photo = load_bundle(bundle), photo
+        self._cores, self._max_pixels = count_cores(), Settings().max_pixels
+        self._contract = opened.card.input
+        self._engine = open_engine(
+            opened,
+            device=device or "cpu",  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
+            threads=self._cores,
+        )
+        looks: dict[int, list[float]] = {size: [] for size in _BATCH_SIZES}
+        for _ in range(_LOOKS):
+            for size in looks:
+                looks[size].append(self._measure_loaded(size, _LOOK_SECONDS))
+        # Only the size is kept: the largest of several noisy rates is too large.
+        self._size = max(looks, key=lambda size: statistics.median(looks[size]))
+
+    def measure(self, seconds: float, *, lone: bool) -> float:
+        """Returns images per second: of all cores with full batches, or of one at a time."""
+        if lone:
+            return count_a_second(lambda: self._run(1, alone=True), 1, seconds)
+        return self._measure_loaded(self._size, seconds)
+
+    def _measure_loaded(self, size: int, seconds: float) -> float:
+        return size * count_a_second(lambda: self._run(size), self._cores, seconds)
+
+    def _run(self, size: int, *, alone: bool = False) -> None:
+        decoded = (decode_image(self._photo, self._contract, self._max_pixels) for _ in range(size))
+        self._engine.run(np.stack([d.pixels for d in decoded]), [[None]] * size, alone=alone)
 
 
 @dataclass
 class Figures:
-    """What the rounds showed of one server."""
+    """Results of all rounds for one server."""
 
     loads: dict[int, list[Load]] = field(default_factory=lambda: defaultdict(list))
     limits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -37,48 +86,49 @@ class Figures:
     cold_seconds: list[float] = field(default_factory=list)
 
 
-def main() -> None:
-    """Measures as the command line says."""
-    given = _parse()
-    photo = given.photo.read_bytes()
-    precisions = given.precision.split(",")
-    servers = [list_ours(given.bundle, p, photo, f"ours {p}") for p in precisions]
-    if given.peers is not None:
-        only = tuple(name for name in given.only.split(",") if name)
-        servers += list_peers(given.peers, given.photo, only)
+def main(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    bundle: Path = BUNDLE,
+    precision: Annotated[
+        str,
+        typer.Option(help="With commas between, or openvino:bf16; the first is the limit's."),
+    ] = "int8,fp32",
+    photo: Path = PHOTO,
+    peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
+    only: Annotated[str, typer.Option(help="Names of peers, with commas between.")] = "",
+    rounds: int = 3,
+    seconds: float = 4.0,
+) -> None:
+    """Measures servers beside the limit of the machine."""
+    content, precisions = photo.read_bytes(), precision.split(",")
+    servers = [list_ours(bundle, each, content, f"ours {each}") for each in precisions]
+    servers += list_peers(peers, photo, only)
     figures: dict[str, Figures] = defaultdict(Figures)
-    limit = Limit(given.bundle, precisions[0], photo)
-    for number in range(given.rounds):
+    limit = Limit(bundle, precisions[0], content)
+    for number in range(rounds):
         print(f"round {number + 1}", file=sys.stderr, flush=True)
-        for place, server in enumerate(servers if number % 2 == 0 else servers[::-1]):
-            port = _FIRST_PORT + 20 * number + place
-            with run_server(server, port) as running:
-                _measure_server(server, running, limit, figures[server.name], given.seconds)
+        for server in servers if number % 2 == 0 else servers[::-1]:
+            with run_server(server) as running:
+                _measure_server(server, running, limit, figures[server.name], seconds)
     _print_table(figures)
 
 
 def _measure_server(
     server: Server, running: Running, limit: Limit, figures: Figures, seconds: float
 ) -> None:
+    def measure_slice(clients: int) -> tuple[Load, float]:
+        before = limit.measure(seconds / 2, lone=clients == 1)
+        load = measure_load(running.address, server.request, clients, seconds, running.pids())
+        return load, (before + limit.measure(seconds / 2, lone=clients == 1)) / 2
+
     figures.cold_seconds.append(running.cold_seconds)
-    measure_load(running.address, server.request, 8, seconds, running.pids())
+    measure_load(running.address, server.request, 8, seconds, running.pids())  # the warm-up
     for clients in _CLIENTS:
-        slices = (_measure_slice(server, running, limit, clients, seconds) for _ in range(TRIES))
-        load, most = take_quietest(slices, itemgetter(0))
+        load, most = measure_quietly(lambda c=clients: measure_slice(c), itemgetter(0))  # type: ignore[misc]
         figures.loads[clients].append(load)
         figures.limits[clients].append(most)
         print(f"  {server.name} {clients}: of {most:.1f} {load}", file=sys.stderr, flush=True)
     figures.memory_mib.append(running.memory_mib())
-
-
-def _measure_slice(
-    server: Server, running: Running, limit: Limit, clients: int, seconds: float
-) -> tuple[Load, float]:
-    """Returns a slice of load, and the limit around it."""
-    before = limit.measure(seconds / 2, lone=clients == 1)
-    load = measure_load(running.address, server.request, clients, seconds, running.pids())
-    after = limit.measure(seconds / 2, lone=clients == 1)
-    return load, (before + after) / 2
 
 
 def _print_table(figures: dict[str, Figures]) -> None:
@@ -108,19 +158,5 @@ def _describe(found: Figures, clients: int) -> str:
     return f"{rate:.0f} ({statistics.median(ratios):.2f}) {p50:.1f}/{p99:.1f}"
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=ROOT / "bundles/ml-decoder-lite0")
-    parser.add_argument("--precision", default="int8,fp32",
-                        help="with commas between, on another device as openvino:bf16; "
-                             "the first is the limit's")  # fmt: skip
-    parser.add_argument("--photo", type=Path, default=ROOT / "docs/photos/chelsea.jpg")
-    parser.add_argument("--peers", type=Path, help="folder with a bench.py that lists them")
-    parser.add_argument("--only", default="", help="names of peers, with commas between")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(main)
