@@ -4,8 +4,8 @@
 
 Prints hits in percent over all pairs of a photo and a label of it, over pairs whose boxes cover
 less than a quarter of the photo, and as the mean over labels. The bundle's maps come from the
-service's pipeline. Compared methods: the centre, class activation maps (CAM) of a GAP head and of the names'
-votes, and the decoder's mean attention.
+service's pipeline. Compared methods: the centre, the decoder's mean attention, and class activation
+maps (CAM) of a GAP head and of the names' votes.
 """
 
 from __future__ import annotations
