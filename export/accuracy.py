@@ -24,10 +24,7 @@ def predict_logits(
     contract: InputContract,
     embeddings: FloatArray | None = None,
 ) -> FloatArray:
-    """Returns the logits of every photo, float32 [n, N].
-
-    With `embeddings` [L, E] they are the open head's, [n, L].
-    """
+    """Returns the logits of every photo, float32 [n, N]; of labels' embeddings [L, E], [n, L]."""
     chain = Chain(graphs, embeddings)
     batches = read_batches(photos.paths, contract, _BATCH_SIZE)
     return np.concatenate([chain.predict(pixels) for pixels in batches])
@@ -53,10 +50,7 @@ def calibrate_labels(
 ) -> tuple[Label, ...]:
     """Chooses every label's threshold of best F1; none for fewer than `MIN_POSITIVES` positives.
 
-    Args:
-        names: N labels, in the order of the columns.
-        scores: [n, N], 0..1.
-        targets: 0/1 [n, N].
+    Scores are 0..1, targets 0 or 1, both [n, N].
     """
     labels = []
     for column, name in enumerate(names):

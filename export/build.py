@@ -33,34 +33,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export, and where to.
+    """What to export, and where to."""
 
-    Attributes:
-        checkpoint: the file, or `hf-hub:owner/name`.
-        out: the bundle's folder; its last part becomes the model's name.
-        photos: labelled folder with the splits train, val and test; None leaves out int8,
-            thresholds and accuracy.
-        precisions: variants to write besides fp32, which is always written.
-        hints: what the checkpoint does not say.
-        label_names: text file with one label a line; None uses the checkpoint's.
-        compact_weights: store fp32 weights in 16 bits.
-        model_version: free text without white space.
-        license: of the weights.
-        training_data: free text; None uses the checkpoint's.
-        opened: an open head to put beside the trained one.
-    """
-
-    checkpoint: Path
-    out: Path
+    checkpoint: Path  # the file, or `hf-hub:owner/name`
+    out: Path  # the bundle's folder; its last part becomes the model's name
+    # Labelled folder with the splits train, val and test; without it there are no int8, no
+    # thresholds and no accuracy.
     photos: Path | None = None
-    precisions: frozenset[Precision] = frozenset()
+    precisions: frozenset[Precision] = frozenset()  # besides fp32, which is always written
     hints: Hints = NO_HINTS
-    label_names: Path | None = None
-    compact_weights: bool = False
-    model_version: str = "1"
+    label_names: Path | None = None  # text file with one label a line; None uses the checkpoint's
+    compact_weights: bool = False  # store fp32 weights in 16 bits
+    model_version: str = "1"  # free text without white space
     license: str = "unknown"
-    training_data: str | None = None
-    opened: OpenRequest | None = None
+    training_data: str | None = None  # free text; None uses the checkpoint's
+    opened: OpenRequest | None = None  # an open head to put beside the trained one
 
 
 def build_bundle(request: ExportRequest) -> Bundle:

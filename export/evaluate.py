@@ -47,11 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iterator[str]:
     """Yields the figures that fit the bundle: multi-label, single-label or zero-shot.
 
-    Args:
-        bundle: its trained labels are measured, else its open head.
-        data: labelled folder with the same labels, or with word vectors of its own.
-        split: name of the photos' split.
-        precision: of the graphs.
+    A bundle's trained labels are measured, else its open head on the data set's word vectors.
 
     Raises:
         ExportError: the labels are not the folder's, or there are no word vectors that fit.

@@ -31,12 +31,7 @@ def add_open_labels(
 ) -> BundleDraft:
     """Adds the text encoder, the threshold and the ready label sets to a bundle.
 
-    Args:
-        draft: with the open head's graphs.
-        opened: the open head.
-        source: the encoder's.
-        graphs: of the precision that a CPU runs by default.
-        splits: photos with the truth on the trained labels; None calibrates no label of the sets.
+    `graphs` are those that a CPU runs by default.
     """
     text = build_text_graph(opened.text)
     texts = TextEmbedder(opened.text, text)

@@ -45,20 +45,14 @@ from service.bundle.manifest import MAP_GRAPHS, GraphName
 # Not in float16: labels and maps have to be the same on every device.
 _EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")
 
-CALIBRATION_PHOTOS = 256
-"""Training photos that the ranges of int8 are measured on."""
+CALIBRATION_PHOTOS = 256  # training photos that the ranges of int8 are measured on
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """The graphs of a bundle.
-
-    Attributes:
-        graphs: encoder and heads of each precision; fp32 is always there.
-        defaults: precision for a device, if not fp32.
-    """
+    """The graphs of a bundle; fp32 is always there, and the default of devices not listed."""
 
     graphs: dict[Precision, Graphs]
     defaults: dict[Device, Precision]
@@ -72,13 +66,7 @@ class Variants:
 def make_variants(
     source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool
 ) -> Variants:
-    """Makes the variants; int8 becomes the CPU's default if it agrees with fp32.
-
-    Args:
-        source: what to trace.
-        splits: labelled photos; int8 needs them.
-        precisions: variants to make besides fp32.
-        compact: store the fp32 weights in 16 bits.
+    """Makes fp32 and the other precisions; int8 becomes the CPU's default if it agrees with fp32.
 
     Raises:
         VerificationError: a float32 graph deviates from torch, or a float16 one by far.
@@ -135,14 +123,8 @@ def add_open_head(
     There is no int8 open head: at the widths that 1,000 labels can afford, it is larger and no
     faster than float32.
 
-    Args:
-        variants: of the encoder and the trained head.
-        head: what to trace.
-        source: the encoder's.
-        compact: store the fp32 weights in 16 bits.
-
     Raises:
-        VerificationError: a float32 graph deviates from torch, or a float16 one by far.
+        VerificationError: as `make_variants`.
     """
     formats = make_formats(
         trace_heads(head, *_read_grid(variants.graphs["fp32"]["encoder"], source)),
@@ -164,17 +146,7 @@ def make_formats(
     compact: bool,
     half: bool,
 ) -> dict[Precision, Graphs]:
-    """Verifies float32 graphs and makes the formats that need no photos.
-
-    Args:
-        exact: optimised float32 graphs.
-        verify: compares graphs with torch, within a tolerance.
-        compact: store the fp32 weights in 16 bits.
-        half: make fp16 too.
-
-    Raises:
-        VerificationError: from `verify`.
-    """
+    """Verifies float32 graphs, and makes 16-bit weights and fp16 of them, verified too."""
     worst = verify(exact, FP32_TOLERANCE)
     _log.info("equals torch within %.1e (%s)", worst.value, worst.case)
     formats: dict[Precision, Graphs] = {"fp32": exact}
@@ -201,16 +173,12 @@ def trace_heads(
 ) -> Graphs:
     """Traces and optimises a head's graphs, for tokens [B, tokens, width].
 
-    Args:
-        head: the head.
-        tokens: S.
-        width: C.
-        grid: rows and columns of the tokens; None leaves out the maps.
+    `grid` is the rows and columns of the tokens; None leaves out the maps.
     """
     if isinstance(head, ZeroShotMLDecoder):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace_label_encoder(head)),
-            "open_head": optimise(trace_open_head(head, tokens, with_memory=grid is not None)),
+            "open_head": optimise(trace_open_head(head, with_memory=grid is not None)),
         }
         if grid is not None:
             graphs["open_head_maps"] = optimise(trace_open_maps(head, grid))

@@ -13,14 +13,11 @@ from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
 
 FloatArray = NDArray[np.float32]
-Graphs = Mapping[GraphName, onnx.ModelProto]
-"""The graphs of one precision."""
+Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
+# What a `Chain` opens for trained labels, which has an int8 variant, and for open labels.
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
-"""The graphs of a `Chain` for trained labels, and those with an int8 variant."""
-
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
-"""The graphs of a `Chain` for open labels."""
 
 WEIGHTED_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 

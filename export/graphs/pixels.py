@@ -62,19 +62,12 @@ def feed_pixels(model: onnx.ModelProto) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Stem:
-    """The nodes around the first convolution of an int8 encoder.
+    """The nodes around the first convolution of an int8 encoder."""
 
-    Attributes:
-        quantise: QuantizeLinear of its input.
-        dequantise: DequantizeLinear of its input.
-        weights: DequantizeLinear of its weights.
-        bias: DequantizeLinear of its bias.
-    """
-
-    quantise: NodeProto
-    dequantise: NodeProto
-    weights: NodeProto
-    bias: NodeProto
+    quantise: NodeProto  # QuantizeLinear of its input
+    dequantise: NodeProto  # DequantizeLinear of its input
+    weights: NodeProto  # DequantizeLinear
+    bias: NodeProto  # DequantizeLinear
 
 
 def _find_stem(model: onnx.ModelProto) -> _Stem | None:

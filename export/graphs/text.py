@@ -16,15 +16,12 @@ from torch import Tensor
 
 from export.graphs.graph import FloatArray, open_session
 from export.graphs.optimise import optimise
-from export.graphs.trace import TracedInput, trace_graph
+from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
 from models.text import SentenceEmbedding, TextEncoder
 
-TEXT_TOLERANCE = 1e-5
-"""Largest difference of an embedding's component from torch's; embeddings have length 1."""
-
-INT8_COSINE = 0.97
-"""Smallest cosine between an embedding of the int8 graph and torch's."""
+TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
+INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
 
 _PROBES = (
     "a photo of a dog.",
@@ -85,12 +82,8 @@ def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
 
 def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
     """Traces and optimises a sentence encoder in float32, L and T dynamic."""
-    ids = torch.ones(2, 7, dtype=torch.int64)
-    axes = {0: "L", 1: "T"}
-    inputs = {
-        "input_ids": TracedInput(ids, axes),
-        "attention_mask": TracedInput(torch.ones_like(ids), axes),
-    }
+    tokens = example("L", "T", dtype=torch.int64)
+    inputs = {"input_ids": tokens, "attention_mask": tokens}
     return optimise(trace_graph(module, inputs, "embeddings"))
 
 

@@ -8,10 +8,10 @@ maps return their memory too, which the graph of the maps reads.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -29,15 +29,13 @@ from models.heads.zero_shot import (
     ZeroShotMLDecoder,
 )
 
-OPSET = 20
-"""ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later."""
+Example = tuple[Tensor, Mapping[int, str]]  # an input, and names of the sizes of dynamic axes
 
-MEMORY = "memory"
-"""Output of heads with maps: the tokens that their queries attend to."""
+OPSET = 20  # ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later
+MEMORY = "memory"  # output of heads with maps: the tokens that their queries attend to
 
-# The exporter takes 0 and 1 for constants, and equal sizes for the same size.
-_TRACED_BATCH = 2
-_TRACED_LABELS = 3
+# Sizes to trace with. The exporter takes 0 and 1 for constants, and equal sizes for the same size.
+_SIZES = {"B": 2, "L": 3, "S": 5, "T": 7}
 
 
 class TracingError(ExportError):
@@ -71,25 +69,15 @@ class PixelEncoder(nn.Module):
         return tokens
 
 
-@dataclass(frozen=True, eq=False)
-class TracedInput:
-    """An example input, and axis -> name of its size for the axes that stay dynamic."""
-
-    example: Tensor
-    axes: Mapping[int, str]
-
-
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
     """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic.
 
     Raises:
         TracingError: the backbone cannot become a graph.
     """
-    images = torch.zeros(_TRACED_BATCH, spec.height, spec.width, 3, dtype=torch.uint8)
+    images = example("B", spec.height, spec.width, 3, dtype=torch.uint8)
     with _unfused_attention(backbone):
-        return trace_graph(
-            PixelEncoder(backbone, spec), {"images": TracedInput(images, {0: "B"})}, "tokens"
-        )
+        return trace_graph(PixelEncoder(backbone, spec), {"images": images}, "tokens")
 
 
 @contextmanager
@@ -119,14 +107,10 @@ def trace_head(
 ) -> onnx.ModelProto:
     """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B dynamic.
 
-    Args:
-        head: the head.
-        num_tokens: S to trace with.
-        width: C.
-        any_tokens: S is dynamic too; False for a head with a position table.
-        with_memory: output the memory float32 [B, S, D] too; only `MLDecoder` has one.
+    S is dynamic too, except for a head with a position table. `MLDecoder` also has the memory
+    float32 [B, S, D].
     """
-    tokens = {"tokens": _tokens(num_tokens, width, any_tokens)}
+    tokens = {"tokens": example("B", "S" if any_tokens else num_tokens, width)}
     if with_memory and isinstance(head, MLDecoder):
         return trace_graph(ScorerWithMemory(head), tokens, "logits", MEMORY)
     return trace_graph(head, tokens, "logits")
@@ -134,26 +118,19 @@ def trace_head(
 
 def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
     """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic."""
-    embeddings = torch.zeros(_TRACED_LABELS, head.config.embedding_width)
-    return trace_graph(
-        LabelEncoder(head), {"embeddings": TracedInput(embeddings, {0: "L"})}, "queries"
-    )
+    embeddings = example("L", head.config.embedding_width)
+    return trace_graph(LabelEncoder(head), {"embeddings": embeddings}, "queries")
 
 
-def trace_open_head(
-    head: ZeroShotMLDecoder, num_tokens: int, *, with_memory: bool = False
-) -> onnx.ModelProto:
+def trace_open_head(head: ZeroShotMLDecoder, *, with_memory: bool = False) -> onnx.ModelProto:
     """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
 
-    Args:
-        head: the head.
-        num_tokens: S to trace with.
-        with_memory: output the memory float32 [B, S, D] too.
+    The memory is float32 [B, S, D].
     """
-    queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
+    config = head.config
     inputs = {
-        "tokens": _tokens(num_tokens, head.config.encoder_width, any_tokens=True),
-        "queries": TracedInput(queries, {0: "L"}),
+        "tokens": example("B", "S", config.encoder_width),
+        "queries": example("L", config.query_width),
     }
     if with_memory:
         return trace_graph(LabelScorerWithMemory(head), inputs, "logits", MEMORY)
@@ -162,58 +139,39 @@ def trace_open_head(
 
 def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
     """Traces memory [B, S, D] and labels int64 [L] -> maps float32 [B, L, rows, columns]."""
-    labels = torch.zeros(_TRACED_LABELS, dtype=torch.int64)
-    inputs = {
-        "memory": _memory(grid, head.config.decoder_width),
-        "labels": TracedInput(labels, {0: "L"}),
-    }
-    return trace_graph(TrainedMaps(head, grid), inputs, "maps")
+    memory = example("B", math.prod(grid), head.config.decoder_width)
+    labels = example("L", dtype=torch.int64)
+    return trace_graph(TrainedMaps(head, grid), {"memory": memory, "labels": labels}, "maps")
 
 
 def trace_open_maps(head: ZeroShotMLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
     """Traces memory [B, S, D] and queries [L, K] -> maps float32 [B, L, rows, columns]."""
-    queries = torch.zeros(_TRACED_LABELS, head.config.query_width)
-    inputs = {
-        "memory": _memory(grid, head.config.decoder_width),
-        "queries": TracedInput(queries, {0: "L"}),
-    }
-    return trace_graph(OpenMaps(head, grid), inputs, "maps")
+    memory = example("B", math.prod(grid), head.config.decoder_width)
+    queries = example("L", head.config.query_width)
+    return trace_graph(OpenMaps(head, grid), {"memory": memory, "queries": queries}, "maps")
 
 
-def _memory(grid: tuple[int, int], width: int) -> TracedInput:
-    return TracedInput(torch.zeros(_TRACED_BATCH, grid[0] * grid[1], width), {0: "B"})
+def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
+    """Returns an input to trace with; the axes whose sizes are names stay dynamic."""
+    numbers = [_SIZES[size] if isinstance(size, str) else size for size in sizes]
+    axes = {axis: size for axis, size in enumerate(sizes) if isinstance(size, str)}
+    return torch.zeros(numbers, dtype=dtype), axes
 
 
-def _tokens(count: int, width: int, any_tokens: bool) -> TracedInput:
-    if not any_tokens:
-        return TracedInput(torch.zeros(_TRACED_BATCH, count, width), {0: "B"})
-    # A size unlike those of images and labels; the graph takes any S.
-    return TracedInput(torch.zeros(_TRACED_BATCH, max(count, 4), width), {0: "B", 1: "S"})
-
-
-def trace_graph(
-    module: nn.Module, inputs: Mapping[str, TracedInput], *targets: str
-) -> onnx.ModelProto:
-    """Traces a module.
-
-    Args:
-        module: takes the inputs in their order.
-        inputs: by name; axes of one name have one size.
-        *targets: names of the outputs.
+def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str) -> onnx.ModelProto:
+    """Traces a module from inputs in its order.
 
     Raises:
         TracingError: the module cannot become a graph.
     """
     # torch.export's tracer resolves shape arithmetic, of which TorchScript leaves hundreds of nodes
     # (98 instead of 608 on an EfficientNet-Lite).
-    axes = {axis: torch.export.Dim(axis) for i in inputs.values() for axis in i.axes.values()}
-    shapes = tuple(
-        {axis: axes[name] for axis, name in value.axes.items()} for value in inputs.values()
-    )
+    dims = {name: torch.export.Dim(name) for name in _SIZES}
+    shapes = tuple({axis: dims[name] for axis, name in axes.items()} for _, axes in inputs.values())
     with _quiet_exporter():
         program = torch.onnx.export(
             module.eval(),
-            tuple(value.example for value in inputs.values()),
+            tuple(tensor for tensor, _ in inputs.values()),
             dynamo=True,
             verbose=False,
             opset_version=OPSET,

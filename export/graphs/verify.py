@@ -18,29 +18,18 @@ from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.images.decode import PixelArray
 
+# Largest allowed difference from torch, relative to torch's largest value: of float32 graphs, of
+# weights rounded to float16, and of float16 graphs, where values must not overflow or vanish.
 FP32_TOLERANCE = 1e-4
-"""Largest allowed difference from torch, relative to torch's largest value."""
-
 COMPACT_TOLERANCE = 2e-2
-"""The same for weights that were rounded to float16 (`compact_weights`)."""
-
 HALF_TOLERANCE = 2e-2
-"""The same for float16 graphs: beyond it values have overflowed or vanished."""
 
+# Sizes to verify at; graphs are traced at 2 images and 3 labels.
 ENCODER_BATCHES = (1, 3, 5)
-"""Batch sizes to verify the encoder at; it is traced at 2."""
-
 NUM_IMAGES = max(ENCODER_BATCHES)
-"""Pictures that the verification needs."""
-
-HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))
-"""(B, S) to verify the head at, besides the encoder's own."""
-
-OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))
-"""(B, S, L) to verify the graphs for open labels at; labels are traced at 3."""
-
-MAP_SHAPES = ((1, 1), (3, 7), (5, 40))
-"""(B, L) to verify maps at; they are traced at 2 and 3."""
+HEAD_SHAPES = ((1, 1), (3, 50), (5, 23))  # (B, S), besides the encoder's own
+OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))  # (B, S, L)
+MAP_SHAPES = ((1, 1), (3, 7), (5, 40))  # (B, L)
 
 _SEED = 0
 
@@ -51,12 +40,7 @@ class VerificationError(ExportError):
 
 @dataclass(frozen=True)
 class Deviation:
-    """The difference between a graph and torch in one case.
-
-    Attributes:
-        case: what was compared.
-        value: largest absolute difference, relative to the largest absolute value.
-    """
+    """The largest absolute difference in one case, relative to the largest absolute value."""
 
     case: str
     value: float
@@ -65,20 +49,12 @@ class Deviation:
 def verify_graphs(
     network: nn.Module, graphs: Graphs, spec: InputConfig, pixels: PixelArray, tolerance: float
 ) -> Deviation:
-    """Compares the encoder and all graphs of the head with torch.
+    """Compares the encoder and all graphs of the head with torch; returns the largest deviation.
 
-    Args:
-        network: in eval mode, with `backbone` and `head`.
-        graphs: encoder and head.
-        spec: mean and std of the network's input.
-        pixels: uint8 [n, H, W, 3]; n at least `NUM_IMAGES`.
-        tolerance: largest deviation to accept.
-
-    Returns:
-        The largest deviation of all cases.
+    The network is in eval mode; pixels are uint8 [n, H, W, 3], n at least `NUM_IMAGES`.
 
     Raises:
-        VerificationError: one is over the tolerance or not finite.
+        VerificationError: a deviation is over the tolerance or not finite.
     """
     with torch.inference_mode():
         found = _compare_encoder(network, graphs, spec, pixels)

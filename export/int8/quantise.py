@@ -57,10 +57,10 @@ class Quantiser:
     """
 
     def __init__(self, model: onnx.ModelProto, samples: Iterable[Feed], folder: Path) -> None:
-        """Measures the range of every value in the graph.
+        """Measures the range of every value of an optimised float32 graph.
 
         Args:
-            model: optimised float32 graph.
+            model: the graph.
             samples: inputs, one photo each.
             folder: an existing folder for intermediate files.
         """

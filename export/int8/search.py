@@ -27,30 +27,24 @@ from export.int8.quantise import Feed, Quantiser
 from service.bundle.manifest import GraphName
 from service.images.decode import PixelArray
 
-Layer = tuple[GraphName, str]
-"""A graph and the name of a node in it."""
+Layer = tuple[GraphName, str]  # a graph and the name of a node in it
 
-KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)
-"""Numbers of layers in float that are tried, in this order."""
+KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)  # numbers of layers in float to try, in this order
 
+# Decibels that the logits' variation between photos exceeds int8's deviation from fp32: the search
+# stops at the first, int8 is the CPU's default from the second. Noise at 20 dB costs the default
+# bundle's 74 mAP about 0.4 points, at 14 dB 1.2, at 10 dB 3. Measured mAP does not decide: with
+# 1,000 labels shown its loss has a standard deviation of 0.25 points, and the best of several
+# candidates is the luckiest.
 AIMED_AGREEMENT = 24.0
-"""Decibels at which the search stops: logits vary so much above int8's deviation from fp32."""
-
 MIN_AGREEMENT = 20.0
-"""Decibels from which int8 is the CPU's default: the deviation is a tenth of what distinguishes
-photos. Noise at 20 dB costs the default bundle's 74 mAP about 0.4 points, at 14 dB 1.2, at 10 dB
-3. Measured mAP does not decide: with 1,000 labels shown its loss has a standard deviation of 0.25
-points, and the best of several candidates is the luckiest."""
 
+# Each layer costs a run of these. Ranked on 32 photos, the default bundle's worst layers in float
+# are worth the same.
 RANKING_PHOTOS = 4
-"""Photos that the layers are ranked on; each layer costs a run of them. Ranked on 32, the default
-bundle's worst layers in float are worth the same."""
 
-LAYER = "layer"
-"""Input int64 of `switch_layers`: the place of the layer in 8 bits, or `NO_LAYER`."""
-
+LAYER = "layer"  # input int64: the place of the layer in 8 bits, or `NO_LAYER`
 NO_LAYER = -1
-
 _TWIN = "int8."
 _ROUNDERS = ("QuantizeLinear", "DequantizeLinear")
 
@@ -59,17 +53,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Int8Graphs:
-    """The search's result.
-
-    Attributes:
-        graphs: encoder and head in int8.
-        kept_float: the layers in float, worst first.
-        agreement: with fp32, in decibels.
-    """
+    """Encoder and head in int8."""
 
     graphs: Graphs
-    kept_float: tuple[Layer, ...]
-    agreement: float
+    kept_float: tuple[Layer, ...]  # worst first
+    agreement: float  # with fp32, in decibels
 
 
 def find_int8(
@@ -78,7 +66,7 @@ def find_int8(
     """Quantises with the fewest layers in float that reach `AIMED_AGREEMENT`, else the best.
 
     Args:
-        graphs: float32 graphs.
+        graphs: in float32.
         samples: photos uint8 [n, H, W, 3] to measure the ranges of values on.
         measure_agreement: of int8 graphs with fp32, in decibels.
     """
@@ -165,12 +153,7 @@ def switch_layers(
 ) -> onnx.ModelProto:
     """Returns the float32 graph with one more input, `LAYER`, so that one session ranks all layers.
 
-    The input, the weights and the output of the chosen layer are rounded.
-
-    Args:
-        model: float32 graph.
-        int8: the same with all layers in int8.
-        layers: names of nodes in both.
+    The input, the weights and the output of the chosen layer are rounded as in the int8 graph.
     """
     rounded = compose.add_prefix(int8, _TWIN, rename_inputs=False)
     twins = _find_twins(rounded)

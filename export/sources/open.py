@@ -24,54 +24,36 @@ from service.labels.definition import LabelSetRecord, check_fit, define_label_se
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """An open head to export beside the trained one.
+    """An open head to export beside the trained one."""
 
-    Attributes:
-        checkpoint: of `train_open`.
-        text_encoder: folder of the sentence encoder; None uses the installed package's.
-        label_sets: JSON files of ready label sets, in the form of `POST /labels`.
-        photos: labelled folder to choose the threshold of open labels on; only its labels that
-            the head was not trained on count. None chooses no threshold.
-        split: of these photos.
-    """
-
-    checkpoint: Path
-    text_encoder: Path | None = None
-    label_sets: tuple[Path, ...] = ()
+    checkpoint: Path  # of `train_open`
+    text_encoder: Path | None = None  # folder; None uses the installed package's
+    label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
+    # Labelled folder to choose the threshold of open labels on; only its labels that the head was
+    # not trained on count.
     photos: Path | None = None
-    split: str = "val"
+    split: str = "val"  # of these photos
 
 
 @dataclass(frozen=True, eq=False)
 class UnseenLabels:
     """Labels that an open head was not trained on with every photo's truth.
 
-    They stand in for a user's labels; the head may know some of them from captions.
-
-    Attributes:
-        names: L labels.
-        photos: with the truth on them, targets int64 [n, L].
+    They represent a user's labels; the head may know some of them from captions.
     """
 
-    names: tuple[str, ...]
-    photos: LabelledPhotos
+    names: tuple[str, ...]  # L labels
+    photos: LabelledPhotos  # targets int64 [n, L]
 
 
 @dataclass(frozen=True, eq=False)
 class OpenSource:
-    """An open head to export.
+    """An open head to export."""
 
-    Attributes:
-        head: in eval mode.
-        text: the encoder of its embedding space.
-        label_sets: ready label sets.
-        unseen: labels to choose the threshold on, or None.
-    """
-
-    head: ZeroShotMLDecoder
-    text: TextEncoder
+    head: ZeroShotMLDecoder  # in eval mode
+    text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    unseen: UnseenLabels | None
+    unseen: UnseenLabels | None  # to choose the threshold on
 
     @property
     def template(self) -> str:
@@ -96,9 +78,9 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
         UnusableCheckpointError: the model has an open head already.
         ExportError: the text encoder or a label set cannot be used.
         UnusablePhotosError: the photos have only labels that the head was trained on.
-        models.checkpoints.description.CheckpointError: the file cannot be read, or its head was
-            trained with another encoder or text encoder.
-        models.data.DataError: the photos cannot be read.
+        CheckpointError: the file cannot be read, or its head was trained with another encoder or
+            text encoder.
+        DataError: the photos cannot be read.
     """
     if source.is_open:
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")

@@ -25,18 +25,11 @@ class UnusablePhotosError(ExportError):
 
 @dataclass(frozen=True, eq=False)
 class LabelledPhotos:
-    """One split.
+    """One split: n files and their targets, 0 or 1 (-1 if unknown and allowed)."""
 
-    Attributes:
-        dataset: data set and split, for example `coco18/val`.
-        paths: n files.
-        targets: 0 or 1 (-1 if unknown and allowed), int64 [n, N], columns in the order of the
-            logits.
-    """
-
-    dataset: str
+    dataset: str  # data set and split, for example `coco18/val`
     paths: tuple[Path, ...]
-    targets: NDArray[np.int64]
+    targets: NDArray[np.int64]  # [n, N], columns in the order of the logits
 
     def sample(self, count: int) -> tuple[Path, ...]:
         """Returns at most `count` of the files, evenly at random with a fixed seed."""
@@ -46,17 +39,11 @@ class LabelledPhotos:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A labelled folder by purpose.
+    """A labelled folder by purpose."""
 
-    Attributes:
-        train: ranges of int8 are measured on some of these.
-        val: thresholds and the default precision are chosen on these.
-        test: the manifest's accuracy is measured on these.
-    """
-
-    train: LabelledPhotos
-    val: LabelledPhotos
-    test: LabelledPhotos
+    train: LabelledPhotos  # to measure the ranges of int8 on
+    val: LabelledPhotos  # to choose thresholds and the default precision on
+    test: LabelledPhotos  # to measure the manifest's accuracy on
 
 
 def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
@@ -65,7 +52,7 @@ def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
     Raises:
         UnusablePhotosError: the data set's labels are not the model's, or in val or test every
             label is on all photos or on none.
-        models.data.DataError: the folder cannot be read or lacks a split.
+        DataError: the folder cannot be read or lacks a split.
     """
     folder = read_labelled_folder(path)
     splits = Splits(
@@ -82,17 +69,11 @@ def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
 def select_photos(
     folder: LabelledFolder, split: str, label_names: Sequence[str], *, partial: bool = False
 ) -> LabelledPhotos:
-    """Returns one split with its targets in the model's order of labels.
-
-    Args:
-        folder: the data set.
-        split: its name.
-        label_names: the model's N labels.
-        partial: allow unknown targets (-1).
+    """Returns one split with its targets in the model's order; `partial` allows unknown ones (-1).
 
     Raises:
         UnusablePhotosError: the data set's labels are not the model's, or only partly known.
-        models.data.DataError: the split has no photo.
+        DataError: the split has no photo.
     """
     missing = sorted(set(label_names) ^ set(folder.label_names))
     if missing:
@@ -123,11 +104,7 @@ def read_batches(
 
 
 def read_pixels(paths: Sequence[Path], contract: InputContract) -> PixelArray:
-    """Returns the pixels of all files at once, uint8 [n, H, W, 3]; for few photos.
-
-    Raises:
-        UnusablePhotosError: a file cannot be read or decoded.
-    """
+    """Returns the pixels of few files at once, uint8 [n, H, W, 3]; raises as `read_batches`."""
     return np.stack([_read_photo(path, contract) for path in paths])
 
 

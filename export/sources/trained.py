@@ -29,21 +29,13 @@ class UnusableCheckpointError(ExportError):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A network to export.
+    """A network to export."""
 
-    Attributes:
-        network: in eval mode.
-        config: of the network.
-        label_names: N names, in the order of the logits; none for an open head.
-        sha256: hash of the checkpoint file.
-        training_data: as the checkpoint names it, else `unknown`.
-    """
-
-    network: Network
+    network: Network  # in eval mode
     config: NetworkConfig
-    label_names: tuple[str, ...]
-    sha256: str
-    training_data: str
+    label_names: tuple[str, ...]  # N names, in the order of the logits; none for an open head
+    sha256: str  # of the checkpoint file
+    training_data: str  # as the checkpoint names it, else `unknown`
 
     @property
     def is_open(self) -> bool:
@@ -64,19 +56,12 @@ class Source:
 
 
 def read_source(path: Path, hints: Hints = NO_HINTS, label_names: Path | None = None) -> Source:
-    """Reads a checkpoint.
-
-    Args:
-        path: the file, or `hf-hub:owner/name`.
-        hints: what the file does not say.
-        label_names: text file with one label a line, in the order of the logits; overrides the
-            checkpoint's own.
+    """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
     Raises:
         UnusableCheckpointError: the file has a head alone, or label names are missing, too many
             or too few, or cannot be shown.
-        models.checkpoints.description.CheckpointError: the file cannot be read, or contradicts
-            the hints.
+        CheckpointError: the file cannot be read, or contradicts the hints.
     """
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):

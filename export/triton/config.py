@@ -6,44 +6,38 @@ There is no batching delay: as in the service, a free instance runs all requests
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_BATCH_SIZE = 16
-# As the service's own queue size; further requests are refused at once.
-_MAX_QUEUE_SIZE = 64
+_MAX_QUEUE_SIZE = 64  # as the service's own; further requests are refused at once
+
+Message = Mapping[str, object]  # fields of a protobuf message; a list repeats its field
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a model.
+    """An input or output of a model."""
 
-    Attributes:
-        name: as in the graph.
-        data_type: Triton's name, `TYPE_FP32` for example.
-        sizes: of one item, without the batch; -1 is any.
-        labels_file: file with a name for each value, one a line.
-    """
+    name: str  # as in the graph
+    data_type: str  # Triton's name, `TYPE_FP32` for example
+    sizes: tuple[int, ...]  # of one item, without the batch; -1 is any
+    labels_file: str | None = None  # file with a name for each value, one a line
 
-    name: str
-    data_type: str
-    sizes: tuple[int, ...]
-    labels_file: str | None = None
+    def describe(self) -> Message:
+        """Returns the `ModelInput` or `ModelOutput`."""
+        labels = {} if self.labels_file is None else {"label_filename": self.labels_file}
+        return {"name": self.name, "data_type": self.data_type, "dims": self.sizes, **labels}
 
 
-@dataclass(frozen=True)
-class Step:
-    """A model of an ensemble.
-
-    Attributes:
-        model: its name.
-        inputs: the model's name of a tensor -> the ensemble's.
-        outputs: the same for its outputs.
-    """
-
-    model: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
+def make_step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Message:
+    """Returns a model of an ensemble; the maps go from its tensors' names to the ensemble's."""
+    maps = {"input_map": inputs, "output_map": outputs}
+    entries = {
+        field: [{"key": theirs, "value": ours} for theirs, ours in names.items()]
+        for field, names in maps.items()
+    }
+    return {"model_name": model, "model_version": -1, **entries}
 
 
 def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool) -> str:
@@ -51,64 +45,55 @@ def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool
 
     `queue` limits the queue, for the model that requests enter first.
     """
-    policy = f" default_queue_policy {{ max_queue_size: {_MAX_QUEUE_SIZE} }} " if queue else " "
-    lines = [
-        f"name: {_quote(name)}",
-        'backend: "onnxruntime"',
-        f"max_batch_size: {MAX_BATCH_SIZE}",
-        f"input [ {_write_tensor(source)} ]",
-        f"output [ {_write_tensor(target)} ]",
-        f"dynamic_batching {{{policy}}}",
+    policy: Message = {"default_queue_policy": {"max_queue_size": _MAX_QUEUE_SIZE}} if queue else {}
+    zeros = {"data_type": source.data_type, "dims": source.sizes, "zero_data": True}
+    warmups = [
+        {
+            "name": str(size),
+            "batch_size": size,
+            "inputs": {"key": source.name, "value": zeros},
+        }
+        for size in (1, MAX_BATCH_SIZE)
     ]
-    if -1 not in source.sizes:
-        zeros = f"data_type: {source.data_type} {_write_sizes(source)} zero_data: true"
-        value = f"inputs {{ key: {_quote(source.name)} value: {{ {zeros} }} }}"
-        lines += [
-            f'model_warmup [ {{ name: "{size}" batch_size: {size} {value} }} ]'
-            for size in (1, MAX_BATCH_SIZE)
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def write_ensemble_config(
-    name: str, source: Tensor, targets: Sequence[Tensor], steps: Sequence[Step]
-) -> str:
-    """Returns the configuration of an ensemble: one request runs all steps."""
-    lines = [
-        f"name: {_quote(name)}",
-        'platform: "ensemble"',
-        f"max_batch_size: {MAX_BATCH_SIZE}",
-        f"input [ {_write_tensor(source)} ]",
-        *(f"output [ {_write_tensor(target)} ]" for target in targets),
-        "ensemble_scheduling {",
-        *(f"  step [ {_write_step(step)} ]" for step in steps),
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _write_step(step: Step) -> str:
-    inputs = _write_map("input_map", step.inputs)
-    outputs = _write_map("output_map", step.outputs)
-    return f"{{ model_name: {_quote(step.model)} model_version: -1 {inputs} {outputs} }}"
-
-
-def _write_map(field: str, names: Mapping[str, str]) -> str:
-    return " ".join(
-        f"{field} {{ key: {_quote(theirs)} value: {_quote(ours)} }}"
-        for theirs, ours in names.items()
+    return _format(
+        {
+            "name": name,
+            "backend": "onnxruntime",
+            "max_batch_size": MAX_BATCH_SIZE,
+            "input": source.describe(),
+            "output": target.describe(),
+            "dynamic_batching": policy,
+            "model_warmup": [] if -1 in source.sizes else warmups,
+        }
     )
 
 
-def _write_tensor(tensor: Tensor) -> str:
-    labels = "" if tensor.labels_file is None else f" label_filename: {_quote(tensor.labels_file)}"
-    kind = f"name: {_quote(tensor.name)} data_type: {tensor.data_type}"
-    return f"{{ {kind} {_write_sizes(tensor)}{labels} }}"
+def write_ensemble_config(
+    name: str, source: Tensor, targets: Sequence[Tensor], steps: Sequence[Message]
+) -> str:
+    """Returns the configuration of an ensemble: one request runs all steps."""
+    return _format(
+        {
+            "name": name,
+            "platform": "ensemble",
+            "max_batch_size": MAX_BATCH_SIZE,
+            "input": source.describe(),
+            "output": [target.describe() for target in targets],
+            "ensemble_scheduling": {"step": steps},
+        }
+    )
 
 
-def _write_sizes(tensor: Tensor) -> str:
-    return f"dims: [ {', '.join(map(str, tensor.sizes))} ]"
+def _format(message: Message) -> str:
+    return "".join(f"{line}\n" for line in _format_lines(message))
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text)  # the text format quotes as JSON does
+def _format_lines(message: Message) -> Iterator[str]:
+    for name, value in message.items():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, Mapping):
+                yield f"{name} {{"
+                yield from (f"  {line}" for line in _format_lines(item))
+                yield "}"
+            else:  # numbers, booleans and strings are JSON's; names of enumerations stand bare
+                yield f"{name}: {item if name == 'data_type' else json.dumps(item)}"

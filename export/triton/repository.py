@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from export import ExportError
-from export.triton.config import Step, Tensor, write_ensemble_config, write_model_config
+from export.triton.config import Tensor, make_step, write_ensemble_config, write_model_config
 from service.bundle.card import Activation, Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
@@ -43,28 +43,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Head:
-    """A head of the repository.
-
-    Attributes:
-        model: its model's name.
-        output: the ensemble's name for its scores.
-        labels: a name for each score.
-        graph: tokens [B, S, C] -> scores [B, L].
-    """
-
-    model: str
-    output: str
-    labels: tuple[str, ...]
-    graph: onnx.ModelProto
+    model: str  # its name in the repository
+    output: str  # the ensemble's name for its scores
+    labels: tuple[str, ...]  # a name for each score
+    graph: onnx.ModelProto  # tokens [B, S, C] -> scores [B, L]
 
 
 def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32") -> None:
-    """Writes the models of a bundle into a repository; replaces its models of the same names.
+    """Writes the models of a bundle into a repository; replaces its models of the same names only.
 
-    Args:
-        folder: the repository; other models in it stay.
-        bundle: any.
-        precision: of the graphs; a head without this variant is written in fp32.
+    A head without a variant of this precision is written in fp32.
 
     Raises:
         ExportError: there is no label to score, a label set cannot be encoded, or a model's folder
@@ -91,10 +79,6 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
 def check_new_bundle(folder: Path, bundle: Path) -> None:
     """Checks before an export that the paths of a bundle and its models do not collide.
 
-    Args:
-        folder: the repository.
-        bundle: folder that the bundle will be written to.
-
     Raises:
         ExportError: they do, or a model's folder exists and is no Triton model.
     """
@@ -117,14 +101,14 @@ def _write_models(
     tokens = Tensor("tokens", "TYPE_FP32", _read_sizes(encoder.graph.output[0]))
     config = write_model_config(f"{name}_encoder", images, tokens, queue=True)
     _write_model(folder / f"{name}_encoder", config, encoder)
-    steps = [Step(f"{name}_encoder", {"images": "images"}, {"tokens": "tokens"})]
+    steps = [make_step(f"{name}_encoder", {"images": "images"}, {"tokens": "tokens"})]
     outputs = []
     for head in heads:
         scores = Tensor("scores", "TYPE_FP32", (len(head.labels),), LABELS_FILE)
         config = write_model_config(head.model, tokens, scores, queue=False)
         _write_model(folder / head.model, config, head.graph)
         _write_labels(folder / head.model / LABELS_FILE, head.labels)
-        steps.append(Step(head.model, {"tokens": "tokens"}, {"scores": head.output}))
+        steps.append(make_step(head.model, {"tokens": "tokens"}, {"scores": head.output}))
         labels_file = f"{head.output}.{LABELS_FILE}"
         outputs.append(Tensor(head.output, "TYPE_FP32", (len(head.labels),), labels_file))
     (folder / name / "1").mkdir(parents=True)  # Triton requires an empty version folder

@@ -24,21 +24,13 @@ _NOTES_KEY = "notes"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's network.
+    """A checkpoint's network, in eval mode."""
 
-    Attributes:
-        network: a `Network`, or a head alone if the file has no backbone; eval mode.
-        config: the whole network's configuration; None for a head alone.
-        label_names: N names, or None if the file has none.
-        notes: how the network was trained, free text by key.
-        sha256: of the file, in hex.
-    """
-
-    network: nn.Module
-    config: NetworkConfig | None
-    label_names: tuple[str, ...] | None
-    notes: Mapping[str, str]
-    sha256: str
+    network: nn.Module  # a `Network`, or a head alone if the file has no backbone
+    config: NetworkConfig | None  # None for a head alone
+    label_names: tuple[str, ...] | None  # N names, or None if the file has none
+    notes: Mapping[str, str]  # on the training, free text by key
+    sha256: str  # of the file
 
 
 def load_checkpoint(
@@ -114,11 +106,7 @@ def write_checkpoint(
 ) -> None:
     """Writes a network as safetensors, with its configuration inside, atomically.
 
-    Args:
-        path: the file, ending in `.safetensors`.
-        network: what to store.
-        label_names: N names in the order of the logits.
-        notes: how it was trained, free text by key.
+    The path ends in `.safetensors`; label names are in the order of the logits.
     """
     metadata = {
         _CONFIG_KEY: network.config.model_dump_json(),

@@ -25,27 +25,16 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Hints:
-    """What a person says of a checkpoint; None leaves it to the file or the authors' default.
+    """What a person says of a checkpoint; None leaves it to the file or the authors' default."""
 
-    Attributes:
-        backbone: timm name.
-        image_size: height and width in pixels.
-        num_heads: attention heads; the authors' default is 8 in ML-Decoder, 4 in Query2Label.
-        pre_norm: Query2Label with the norms before the attention.
-        plain_pixels: trained on pixels in 0..1, without mean and std.
-        single_label: a photo has exactly one label, so scores are a softmax.
-        embedding_encoder: name of the model whose embeddings an open head takes.
-        embedding_template: text that it embeds, `{}` for a label's name.
-    """
-
-    backbone: str | None = None
-    image_size: int | None = None
-    num_heads: int | None = None
-    pre_norm: bool | None = None
-    plain_pixels: bool = False
-    single_label: bool = False
-    embedding_encoder: str | None = None
-    embedding_template: str | None = None
+    backbone: str | None = None  # timm name
+    image_size: int | None = None  # height and width in pixels
+    num_heads: int | None = None  # the authors' default: 8 in ML-Decoder, 4 in Query2Label
+    pre_norm: bool | None = None  # Query2Label with the norms before the attention
+    plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
+    single_label: bool = False  # a photo has exactly one label, so scores are a softmax
+    embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
+    embedding_template: str | None = None  # text that it embeds, `{}` for a label's name
 
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
         """Adds what no weight depends on to the configuration read from a file.
@@ -96,17 +85,12 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True)
 class Description:
-    """What a foreign checkpoint says of its network, in the file or in one beside it.
+    """What a foreign checkpoint says of its network, in the file or in one beside it."""
 
-    Attributes:
-        architecture: its name in its authors' words, or None.
-        label_names: N names, or None.
-        preparation: of photos, in timm's words: `input_size`, `img_size`, `mean`, `std`,
-            `interpolation`; the architecture's own if absent or None.
-    """
-
-    architecture: str | None = None
-    label_names: tuple[str, ...] | None = None
+    architecture: str | None = None  # its name in its authors' words
+    label_names: tuple[str, ...] | None = None  # N names
+    # Of photos, in timm's words: `input_size`, `img_size`, `mean`, `std`, `interpolation`; the
+    # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
 
     def complete(self, other: Description) -> Description:
@@ -120,19 +104,12 @@ class Description:
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under our names and what they are: the result of every layout reader.
-
-    Attributes:
-        state: tensors of the whole network, or of the head alone.
-        config: of the whole network, or of the head alone.
-        label_names: N names, or None if the file has none.
-        notes: how the network was trained, free text by key.
-    """
+    """A whole network, or a head alone, under our names: the result of every layout reader."""
 
     state: State
     config: NetworkConfig | HeadConfig
-    label_names: tuple[str, ...] | None
-    notes: Mapping[str, str] = field(default_factory=dict)
+    label_names: tuple[str, ...] | None  # N names, or None if the file has none
+    notes: Mapping[str, str] = field(default_factory=dict)  # on the training, free text by key
 
 
 def read_names(names: object) -> tuple[str, ...] | None:

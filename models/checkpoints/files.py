@@ -44,21 +44,13 @@ _PLAIN_DATA: list[Any] = [
 
 @dataclass(frozen=True, eq=False)
 class CheckpointFile:
-    """A file's content.
+    """A file's content."""
 
-    Attributes:
-        name: without folders.
-        sha256: in hex.
-        content: `State` of a safetensors file, else the object that was pickled.
-        metadata: of a safetensors file, else empty.
-        description: from the repository on the hub, else empty.
-    """
-
-    name: str
+    name: str  # without folders
     sha256: str
-    content: Any
-    metadata: Mapping[str, str]
-    description: Description
+    content: Any  # `State` of a safetensors file, else the object that was pickled
+    metadata: Mapping[str, str]  # of a safetensors file, else empty
+    description: Description  # from the repository on the hub, else empty
 
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:

@@ -22,23 +22,15 @@ _CONFIG_KEY, _ORIGIN_KEY = "open_head", "origin"
 
 
 class Origin(BaseModel):
-    """How an open head was trained.
-
-    Attributes:
-        encoder_fingerprint: of the backbone whose tokens it was trained on.
-        text_encoder_sha256: hash of the weights of the encoder that embedded its labels.
-        label_names: labels that it was trained on with every photo's truth.
-        concept_names: labels that it was trained on with positives only.
-        notes: free text by key.
-    """
+    """How an open head was trained."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    encoder_fingerprint: str
-    text_encoder_sha256: str
-    label_names: tuple[str, ...]
-    concept_names: tuple[str, ...]
-    notes: dict[str, str]
+    encoder_fingerprint: str  # of the backbone whose tokens it was trained on
+    text_encoder_sha256: str  # of the weights of the encoder that embedded its labels
+    label_names: tuple[str, ...]  # trained on with every photo's truth
+    concept_names: tuple[str, ...]  # trained on with positives only
+    notes: dict[str, str]  # free text by key
 
 
 @dataclass(frozen=True, eq=False)

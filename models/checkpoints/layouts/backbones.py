@@ -11,9 +11,8 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.description import State
 
+# The three of ML-Decoder's authors, then Query2Label's older two.
 TRESNETS = ("tresnet_m", "tresnet_v2_l", "tresnet_v2_xl", "tresnet_l", "tresnet_xl")
-"""The three of ML-Decoder's authors, then Query2Label's older two."""
-
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 SWINS = tuple(
     f"swin_{size}_patch4_{window}"
@@ -54,12 +53,7 @@ _CVT_NAMES = (
 
 
 def recognise(state: Mapping[str, Tensor], candidates: Iterable[str]) -> str | None:
-    """Returns the first candidate with exactly these tensors, or None.
-
-    Args:
-        state: under timm's names; `num_batches_tracked` may be missing.
-        candidates: names for `Backbone`.
-    """
+    """Returns the first backbone with these tensors; `num_batches_tracked` may be missing."""
     shapes = _shapes(state)
     for name in candidates:
         with torch.device("meta"):
@@ -121,11 +115,8 @@ def take_pooled_norm(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> 
 
     timm's networks that pool by mean may normalise the mean (`fc_norm`); without their pooling
     they normalise each token (`norm`). The mean of normalised tokens is not the normalised mean,
-    so this is a start for training, not what the whole network computed.
-
-    Args:
-        state: a whole network's tensors.
-        own: those of its body without pooling.
+    so this is a start for training, not what the whole network computed. `own` are the tensors of
+    its body without pooling.
     """
     renamed = {k: k.removeprefix("fc_") for k in state if k.startswith("fc_norm.")}
     wanted = own.keys() - state.keys()

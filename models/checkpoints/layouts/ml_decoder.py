@@ -12,8 +12,7 @@ from models.checkpoints.description import CheckpointError, State
 from models.checkpoints.layouts.state import take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
 
-MARK = "embed_standart.weight"
-"""A tensor of every ML-Decoder head, below the head's own prefix."""
+MARK = "embed_standart.weight"  # in every ML-Decoder head, below the head's own prefix
 
 _DEFAULT_HEADS = 8
 _LAYER = "decoder.layers.0."
@@ -66,11 +65,7 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
 def read_ml_decoder(
     keys: Mapping[str, Tensor], num_heads: int | None
 ) -> tuple[MLDecoderConfig | ZeroShotMLDecoderConfig, State]:
-    """Translates a head.
-
-    Args:
-        keys: its tensors and no others, names from `decoder.` or `wordvec_proj.` on.
-        num_heads: attention heads; None means the authors' 8.
+    """Translates a head, whose names start at `decoder.` or `wordvec_proj.`.
 
     Raises:
         CheckpointError: a tensor is missing or too many, or the widths are impossible.

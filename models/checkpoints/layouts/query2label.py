@@ -12,12 +12,8 @@ from models.checkpoints.description import CheckpointError, Hints, State
 from models.checkpoints.layouts.state import take, unpack_attention
 from models.config import Query2LabelConfig
 
-MARK = "fc.W"
-"""A tensor of every Query2Label head."""
-
-POSITIONS = "backbone.1.pe"
-"""The position table, which the authors store beside the backbone."""
-
+MARK = "fc.W"  # in every Query2Label head
+POSITIONS = "backbone.1.pe"  # the position table, which the authors store beside the backbone
 _DEFAULT_HEADS = 4
 _WANTED = (POSITIONS, "query_embed.weight", "fc.W", "fc.b")
 _PARTS = re.compile(r"(self_attn|multihead_attn|linear1|linear2|norm1|norm2|norm3)\.")
@@ -31,11 +27,7 @@ _OUR_PARTS = {
 
 
 def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2LabelConfig, State]:
-    """Translates a head.
-
-    Args:
-        keys: its tensors, the position table included.
-        hints: number of heads and place of the norms.
+    """Translates a head, its position table included.
 
     Raises:
         CheckpointError: a tensor is missing, or the widths are impossible.

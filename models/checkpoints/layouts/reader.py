@@ -50,12 +50,7 @@ _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 
 
 def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
-    """Translates a foreign checkpoint.
-
-    Args:
-        content: of the file, in one of the wrappings that `unwrap` knows.
-        hints: what the file cannot say.
-        beside: what another file says of this one; overrides what this one says.
+    """Translates a file's content; what a file `beside` it says overrides what it says itself.
 
     Raises:
         CheckpointError: the layout is unknown.
@@ -76,8 +71,7 @@ def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
 def read_bare_backbone(content: object, beside: Description) -> Content | None:
     """Reads a backbone, its tensors under timm's names; None if the file has a head of ours too.
 
-    A classifier of the backbone's own stays among the tensors. `content` and `beside` are those
-    of `read_foreign`.
+    A classifier of the backbone's own stays among the tensors.
 
     Raises:
         CheckpointError: there is no dictionary of tensors.
@@ -156,11 +150,7 @@ def _prepare(
 ) -> InputConfig:
     """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
 
-    Args:
-        name: of the backbone.
-        hints: the image size, perhaps.
-        described: the preparation, perhaps.
-        size: (H, W) if neither gives it; None uses the backbone's own.
+    `size` (H, W) replaces the backbone's own if neither gives one.
     """
     known = {key: value for key, value in described.preparation.items() if value is not None}
     if hints.image_size is not None:

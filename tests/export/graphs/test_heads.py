@@ -99,7 +99,7 @@ def test_open_heads_graphs_take_any_number_of_labels_tokens_and_images() -> None
     assert isinstance(head, ZeroShotMLDecoder)
     graphs = {
         "label_encoder": optimise(trace_label_encoder(head)),
-        "open_head": optimise(trace_open_head(head, 6)),
+        "open_head": optimise(trace_open_head(head)),
     }
     assert verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE  # type: ignore[arg-type]
     scorer = open_session(graphs["open_head"])
