@@ -9,7 +9,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +16,7 @@ from export import ExportError
 from export.build import ExportRequest, build_bundle
 from export.sources.open import OpenRequest
 from export.triton.repository import check_new_bundle, write_repository
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
 from models.commands import run_command
 from models.data import DataError
 from models.metrics import MetricError
@@ -95,13 +94,12 @@ def _log_to_stderr() -> None:
 
 
 def _to_request(given: argparse.Namespace) -> ExportRequest:
-    names = [field.name for field in fields(Hints)]
     return ExportRequest(
         checkpoint=given.checkpoint,
         out=given.out,
         photos=given.photos,
         precisions=frozenset(given.precision),
-        hints=Hints(**{name: getattr(given, name) for name in names}),
+        hints=read_hints(given),
         label_names=given.label_names,
         compact_weights=given.compact_weights,
         model_version=given.model_version,
@@ -153,20 +151,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "set of open labels; may be given again")  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to choose the open labels' threshold on")
     add("--open-split", default="val", help="which of its photos (default: val)")
-    add("--backbone", help="timm name, if the checkpoint has none")
-    add("--image-size", type=int, help="pixels, if the checkpoint has no size")
-    add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
-    add(
-        "--pre-norm",
-        action=argparse.BooleanOptionalAction,
-        help="Query2Label's norms are before the attention, if the file has no encoder to show it",
-    )
-    add(
-        "--plain-pixels",
-        action="store_true",
-        help="trained on pixels in 0..1, without mean and std",
-    )
-    add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
+    add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
     add("--embedding-encoder", help="open head: name of the model that makes the label embeddings")
     add("--embedding-template", help="open head: text to embed, {} for the label")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
 from models.metrics import MetricError
@@ -36,10 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         if unused:
             parser.error(f"--{unused[0].replace('_', '-')} is for checkpoints: a bundle can tell")
         return _evaluate_bundle(given)
-    hints = Hints(**{name: getattr(given, name) for name in _OF_WEIGHTS})
     try:
         folder = read_labelled_folder(given.data)
-        checkpoint = read_checkpoint(given.checkpoint, hints)
+        checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
         lines = list(report(checkpoint, folder, given.split))
     except (CheckpointError, DataError, MetricError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -58,22 +57,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle"
     )
-    parser.add_argument("--backbone", help="timm name, where the file does not tell")
-    parser.add_argument("--image-size", type=int, help="pixels, where the file does not tell")
-    parser.add_argument("--num-heads", type=int, help="attention heads, where the file's differ")
-    parser.add_argument(
-        "--pre-norm",
-        action=argparse.BooleanOptionalAction,
-        help="Query2Label's norms stand before the attention, where the file does not tell",
-    )
-    parser.add_argument(
-        "--plain-pixels",
-        action="store_true",
-        help="trained on pixels in 0..1, without mean and std",
-    )
-    parser.add_argument(
-        "--single-label", action="store_true", help="one label a photo: prints accuracy"
-    )
+    add_hint_flags(parser)
     return parser
 
 

@@ -95,7 +95,7 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     sets = tuple(_read_label_set(path, space) for path in request.label_sets)
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
-        raise ExportError(f"label set {twice[0]} is there twice")
+        raise ExportError(f"label set {twice[0]} is repeated")
     unseen = None
     if request.photos is not None:
         unseen = _read_unseen(request.photos, request.split, opened.origin.label_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -65,7 +66,7 @@ def read_source(path: Path, hints: Hints = NO_HINTS, label_names: Path | None = 
     """
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
-        raise UnusableCheckpointError(f"{path.name} holds a head without a backbone")
+        raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
@@ -87,8 +88,9 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
         raise UnusableCheckpointError(f"{name} names no labels: give --label-names")
     if len(names) != count:
         raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
-    if len(set(names)) != len(names):
-        raise UnusableCheckpointError("a label name is there twice")
+    twice = [label for label, repeats in Counter(names).items() if repeats > 1]
+    if twice:
+        raise UnusableCheckpointError(f"label name {twice[0]!r:.80} is repeated")
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is
             _label_name.validate_python(label)

@@ -95,5 +95,5 @@ def _format_lines(message: Message) -> Iterator[str]:
                 yield f"{name} {{"
                 yield from (f"  {line}" for line in _format_lines(item))
                 yield "}"
-            else:  # numbers, booleans and strings are JSON's; names of enumerations stand bare
+            else:  # numbers, booleans and strings are JSON's; names of enumerations have no quotes
                 yield f"{name}: {item if name == 'data_type' else json.dumps(item)}"

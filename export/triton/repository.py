@@ -88,9 +88,11 @@ def check_new_bundle(folder: Path, bundle: Path) -> None:
 def _check_places(folder: Path, models: Iterable[str], bundle: Path) -> None:
     for place in (folder / model for model in models):
         if bundle.resolve().is_relative_to(place.resolve()):
-            raise ExportError(f"the bundle {bundle} lies where the Triton model {place.name} goes")
+            raise ExportError(
+                f"the bundle {bundle} is in the folder of the Triton model {place.name}"
+            )
         if os.path.lexists(place) and not (place / CONFIG_FILE).is_file():
-            raise ExportError(f"{place} is there and is no Triton model")
+            raise ExportError(f"{place} exists and is not a Triton model")
 
 
 def _write_models(

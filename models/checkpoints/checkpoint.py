@@ -141,7 +141,5 @@ def _read_own(file: CheckpointFile) -> Weights:
         label_names = tuple(json.loads(file.metadata[_LABELS_KEY]))
         notes = json.loads(file.metadata.get(_NOTES_KEY, "{}"))
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{file.name} holds a network configuration that is damaged"
-        ) from error
+        raise CheckpointError(f"{file.name} has a damaged network configuration") from error
     return Weights(file.content, config, label_names, notes)

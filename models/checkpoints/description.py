@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -81,6 +82,25 @@ class Hints:
 
 
 NO_HINTS = Hints()
+
+
+def add_hint_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a command line for a checkpoint with trained labels."""
+    add = parser.add_argument
+    add("--backbone", help="timm name, if the checkpoint has none")
+    add("--image-size", type=int, help="pixels, if the checkpoint has no size")
+    add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
+    add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
+        "the attention, if the file has no encoder to show it")  # fmt: skip
+    add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "
+        "std")  # fmt: skip
+    add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
+
+
+def read_hints(given: argparse.Namespace) -> Hints:
+    """Returns the hints among a command line's options."""
+    names = {field.name for field in fields(Hints)}
+    return Hints(**{name: value for name, value in vars(given).items() if name in names})
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def locate(checkpoint: Path | str) -> Path:
     for name in _WEIGHTS:
         if (path := _fetch(checkpoint, name)) is not None:
             return path
-    raise CheckpointError(f"{checkpoint} holds neither {' nor '.join(_WEIGHTS)}")
+    raise CheckpointError(f"{checkpoint} has neither {' nor '.join(_WEIGHTS)}")
 
 
 def _read_description(checkpoint: Path | str) -> Description:

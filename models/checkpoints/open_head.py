@@ -80,7 +80,7 @@ def read_open_head(path: Path) -> OpenHeadCheckpoint:
         config = ZeroShotMLDecoderConfig.model_validate_json(file.metadata[_CONFIG_KEY])
         origin = Origin.model_validate_json(file.metadata[_ORIGIN_KEY])
     except (KeyError, ValidationError) as error:
-        raise CheckpointError(f"{path.name} holds no open head of ours") from error
+        raise CheckpointError(f"{path.name} has no open head of ours") from error
     head = ZeroShotMLDecoder(config)
     fill(head, file.content)
     return OpenHeadCheckpoint(head.eval(), origin)

@@ -76,7 +76,7 @@ def _packaged_state(name: str) -> dict[str, Tensor] | None:
     tensors = torch.load(path, map_location="cpu", weights_only=True)
     keys = timm.create_model(name, pretrained=False).state_dict()
     if len(keys) != len(tensors):
-        raise PretrainedError(f"package {package} does not hold weights for {name}")
+        raise PretrainedError(f"package {package} has no weights for {name}")
     return dict(zip(keys, tensors.values(), strict=True))
 
 

@@ -65,7 +65,7 @@ def test_every_variant_runs_in_the_service(bundle: Bundle) -> None:
         assert logits.shape == (2, len(LABELS))
 
 
-def test_card_tells_where_the_weights_came_from(bundle: Bundle) -> None:
+def test_card_has_the_provenance_of_the_weights(bundle: Bundle) -> None:
     card = bundle.card
     assert (card.name, card.version, card.license) == ("colours-v1", "7", "CC0-1.0")
     assert card.provenance.backbone == "test_efficientnet"
@@ -120,7 +120,7 @@ def test_agreement_of_20_db_is_a_deviation_of_a_tenth_of_the_variation(
     assert (variation_to_noise(logits, found) >= MIN_AGREEMENT) == enough
 
 
-def test_without_photos_nothing_is_claimed_of_accuracy(checkpoint: Path, tmp_path: Path) -> None:
+def test_bundle_has_no_accuracy_without_photos(checkpoint: Path, tmp_path: Path) -> None:
     request = ExportRequest(checkpoint, tmp_path / "tiny", compact_weights=True)
     bundle = build_bundle(request)
     assert bundle.precisions() == ("fp32",)
@@ -128,7 +128,7 @@ def test_without_photos_nothing_is_claimed_of_accuracy(checkpoint: Path, tmp_pat
     assert all(label.threshold is None for label in bundle.labels)
 
 
-def test_what_is_no_bundle_is_kept_and_refused_before_any_work(tmp_path: Path) -> None:
+def test_build_refuses_a_folder_that_is_no_bundle_before_any_work(tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     out.mkdir()
     (out / "model.safetensors").write_text("kept")
@@ -141,7 +141,7 @@ def test_what_is_no_bundle_is_kept_and_refused_before_any_work(tmp_path: Path) -
         build_bundle(ExportRequest(tmp_path / "gone", out))
 
 
-def test_thresholds_of_single_labels_are_of_the_scores_that_are_served(
+def test_thresholds_of_single_labels_are_softmax_scores(
     checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
     hints = Hints(single_label=True)

@@ -22,7 +22,7 @@ def _read(text: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("order", [LABELS, LABELS[::-1]])
-def test_a_bundle_is_measured_like_its_checkpoint(
+def test_bundle_has_the_figures_of_its_checkpoint(
     network: Network, order: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_folder(tmp_path / "photos", order)
@@ -48,7 +48,7 @@ def test_flags_of_checkpoints_are_refused_beside_a_bundle(
     assert f"{flag[0].replace('no-', '')} is for checkpoints" in capsys.readouterr().err
 
 
-def test_what_no_file_tells_is_told_to_the_measure_as_to_the_export(
+def test_hints_have_the_same_effect_on_evaluation_and_export(
     network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "own.safetensors"
@@ -79,7 +79,7 @@ def test_other_labels_are_refused_by_name(
     assert main(given) == 0
 
 
-def test_an_open_heads_bundle_is_measured_on_the_data_sets_word_vectors(
+def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

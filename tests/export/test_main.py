@@ -17,7 +17,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, l
     return code, capsys.readouterr().err.splitlines()
 
 
-def test_export_tells_its_story_and_writes_a_bundle(
+def test_export_logs_its_steps_and_writes_a_bundle(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tiny"
@@ -28,7 +28,7 @@ def test_export_tells_its_story_and_writes_a_bundle(
     assert load_bundle(out).precisions() == ("fp32",)
 
 
-def test_mistakes_are_one_line_and_write_nothing(
+def test_export_writes_nothing_and_prints_one_line_after_a_mistake(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "tiny"
@@ -56,7 +56,7 @@ def test_mistakes_are_one_line_and_write_nothing(
         (["--open-head", "x", "--open-split", "test"], "--open-split needs --open-photos"),
     ],
 )
-def test_option_that_would_be_ignored_is_refused(
+def test_export_refuses_an_option_that_has_no_effect(
     checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -69,7 +69,7 @@ def test_option_that_would_be_ignored_is_refused(
     assert reason in capsys.readouterr().err
 
 
-def test_unknown_precision_is_refused_by_name(
+def test_export_names_an_unknown_precision(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -83,7 +83,7 @@ class _Code:
         return (Path.write_text, (Path("pwned"), "pwned"))
 
 
-def test_checkpoints_that_are_not_what_they_should_be_are_one_line(
+def test_export_prints_one_line_for_a_bad_checkpoint(
     checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -107,7 +107,7 @@ def test_checkpoints_that_are_not_what_they_should_be_are_one_line(
         "cut.safetensors": "damaged or not a safetensors file",
         "code.pth": "code in a pickle is refused",
         "classifier.pth": "no ML-Decoder head and no Query2Label head",
-        "head.pth": "holds a head without a backbone",
+        "head.pth": "has a head without a backbone",
     }.items():
         code, lines = _run(capsys, "--checkpoint", tmp_path / name, "--out", tmp_path / "model")
         assert code == 2

@@ -148,7 +148,7 @@ def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
     assert shapes.thresholds[1:] == (None, None)
 
 
-def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder: Path) -> None:
+def test_thresholds_use_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
     val = read_splits(folder, LABELS).val
     served = {
         name: onnx.load_from_string(bundle.read_graph(name, precision))
@@ -165,7 +165,7 @@ def test_thresholds_are_of_the_embeddings_that_are_served(bundle: Bundle, folder
     assert shapes.thresholds[0] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_label_keeps_its_own_threshold_and_takes_none_that_is_of_another_embedding(
+def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
     bundle: Bundle, checkpoint: Path, folder: Path, opened: OpenRequest
 ) -> None:
     labels: list[object] = [
@@ -208,7 +208,7 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
     return asyncio.run(encode())
 
 
-def test_ready_sets_come_with_the_embeddings_that_the_service_would_compute(
+def test_ready_sets_have_the_services_embeddings(
     bundle: Bundle,
 ) -> None:
     (shapes,) = read_bundle_sets(bundle)
@@ -294,7 +294,7 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
     given = ["--checkpoint", str(checkpoint), "--out", str(tmp_path / "model")]
     assert main([*given, "--open-head", str(checkpoint)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == "error: tiny.safetensors holds no open head of ours"
+    assert lines[-1] == "error: tiny.safetensors has no open head of ours"
     assert not (tmp_path / "model").exists()
 
 
@@ -306,7 +306,7 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
         ({"embedding_space": "0" * 64}, "embeddings of another space"),
     ],
 )
-def test_label_set_that_the_head_cannot_take_is_refused_before_the_trace(
+def test_label_set_is_refused_when_it_does_not_fit_the_head(
     checkpoint: Path, opened: OpenRequest, tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
     source, path = read_source(checkpoint), tmp_path / "zoo.json"
@@ -334,7 +334,7 @@ def test_unusable_label_sets_and_photos_are_refused(
     for request, error, reason in (
         (replace(opened, label_sets=(bad,)), ExportError, "bad.json: labels"),
         (replace(opened, label_sets=(tmp_path / "none.json",)), ExportError, "cannot be read"),
-        (replace(opened, label_sets=opened.label_sets * 2), ExportError, "twice"),
+        (replace(opened, label_sets=opened.label_sets * 2), ExportError, "repeated"),
         (replace(opened, photos=trained), UnusablePhotosError, "no label that was not trained"),
         (replace(opened, photos=tmp_path), DataError, "neither labels.json"),
     ):
@@ -343,7 +343,7 @@ def test_unusable_label_sets_and_photos_are_refused(
     assert read_open_source(opened, source).label_sets
 
 
-def test_everyday_labels_are_plain_and_stand_once() -> None:
+def test_everyday_labels_are_plain_and_unique() -> None:
     path = Path(__file__).parents[2] / "export" / "label_sets" / "everyday.json"
     record = LabelSetRecord.model_validate_json(path.read_bytes())
     names = [label.name for label in record.labels]

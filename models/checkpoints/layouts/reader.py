@@ -92,7 +92,7 @@ def _take_network(state: State) -> State:
     heads = [found for key in state if (found := _HEAD.fullmatch(key))]
     if len(heads) > 1:
         raise CheckpointError(
-            f"the checkpoint holds several networks, with {heads[0][0]} and {heads[1][0]}: "
+            f"the checkpoint has several networks, with {heads[0][0]} and {heads[1][0]}: "
             "store the tensors of the one to serve"
         )
     return take(state, heads[0][1]) if heads else state

@@ -42,7 +42,7 @@ def unwrap(content: object) -> Content:
     }
     if len(state) != len(inner) - (_COUNTER in inner):
         raise CheckpointError(
-            "the checkpoint holds no dictionary of tensors, neither bare nor under one of "
+            "the checkpoint has no dictionary of tensors, neither bare nor under one of "
             f"{', '.join(_WRAPPINGS)}"
         )
     return Content(state, _read_description(content))

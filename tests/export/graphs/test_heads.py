@@ -118,7 +118,7 @@ def test_single_label_mode_reaches_the_card(tmp_path: Path) -> None:
         assert head.activation == activation
 
 
-def test_what_does_not_fit_the_head_is_refused(tmp_path: Path) -> None:
+def test_hints_and_names_that_do_not_fit_the_head_are_refused(tmp_path: Path) -> None:
     trained = write(make_network(TRAINED["gap"]), tmp_path / "trained.safetensors")
     opened = write(make_network(OPEN), tmp_path / "open.safetensors")
     names = tmp_path / "names.txt"

@@ -54,7 +54,7 @@ def test_maps_of_any_labels_and_images_equal_torch(kind: str) -> None:
         verify_head(head, graphs, FP32_TOLERANCE)
 
 
-def test_heads_that_have_no_maps_are_exported_without() -> None:
+def test_heads_without_maps_are_exported() -> None:
     gap = Gap(GapConfig(num_classes=3, encoder_width=WIDTH)).eval()
     assert set(trace_heads(gap, TOKENS, WIDTH, GRID)) == {"trained_head"}
     head = make_heads()["full"]
@@ -85,7 +85,7 @@ def test_maps_of_small_number_formats_are_close(tmp_path: Path) -> None:
         assert signal_to_noise(expected, draw(graphs, variant, tokens)) > floor
 
 
-def test_memory_leaves_the_int8_heads_logits_as_they_are(tmp_path: Path) -> None:
+def test_memory_output_does_not_change_int8_logits(tmp_path: Path) -> None:
     exact = trace_heads(make_heads()["full"], TOKENS, WIDTH, GRID)["trained_head"]
     tokens, logits, nodes = make_tokens(16), [], []
     for name, model in (("with", exact), ("without", hide_outputs(exact)[0])):

@@ -23,7 +23,7 @@ from service.images.decode import PixelArray
 from tests.export.tiny_network import ENCODER_WIDTH, LABELS, NUM_TOKENS, make_network
 
 
-def test_what_depends_on_fixed_queries_alone_is_a_constant(
+def test_optimise_folds_what_depends_on_fixed_queries_alone(
     network: Network, graphs: Graphs
 ) -> None:
     traced = trace_head(network.head, NUM_TOKENS, ENCODER_WIDTH)
@@ -33,13 +33,13 @@ def test_what_depends_on_fixed_queries_alone_is_a_constant(
     assert _count_constant_nodes(graphs["encoder"]) == 0
 
 
-def test_graphs_hold_standard_operators_only(graphs: Graphs) -> None:
+def test_optimise_emits_standard_operators_only(graphs: Graphs) -> None:
     for model in graphs.values():
         assert {node.domain for node in model.graph.node} == {""}
         assert [entry.domain for entry in model.opset_import] == [""]
 
 
-def test_temporary_folder_that_takes_no_graph_is_one_line(graphs: Graphs) -> None:
+def test_optimise_fails_with_one_line_when_the_disk_is_full(graphs: Graphs) -> None:
     model = graphs["encoder"]
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))  # a full disk, to this process
@@ -51,7 +51,7 @@ def test_temporary_folder_that_takes_no_graph_is_one_line(graphs: Graphs) -> Non
     assert optimise(model).graph.node
 
 
-def test_compact_weights_compute_what_rounded_weights_do(graphs: Graphs) -> None:
+def test_compact_weights_equal_rounded_weights(graphs: Graphs) -> None:
     rounded = onnx.ModelProto()
     rounded.CopyFrom(graphs["trained_head"])
     for tensor in rounded.graph.initializer:
@@ -69,7 +69,7 @@ def test_compact_weights_compute_what_rounded_weights_do(graphs: Graphs) -> None
     assert not np.array_equal(found, exact)
 
 
-def test_compact_weights_halve_a_graph_and_leave_the_original(graphs: Graphs) -> None:
+def test_compact_weights_halve_a_graph_and_not_its_original(graphs: Graphs) -> None:
     before = graphs["encoder"].SerializeToString(deterministic=True)
     compact = compact_weights(graphs["encoder"])
     assert compact.ByteSize() < 0.65 * len(before)
@@ -78,7 +78,7 @@ def test_compact_weights_halve_a_graph_and_leave_the_original(graphs: Graphs) ->
     assert TensorProto.FLOAT16 in types
 
 
-def test_weights_are_float16_and_the_boundary_is_not(graphs: Graphs) -> None:
+def test_halve_converts_weights_and_not_the_boundary(graphs: Graphs) -> None:
     for name, model in graphs.items():
         half = halve(model)
         assert half.graph.input[0].type == model.graph.input[0].type, name
@@ -88,13 +88,13 @@ def test_weights_are_float16_and_the_boundary_is_not(graphs: Graphs) -> None:
         assert half.ByteSize() < 0.65 * model.ByteSize()
 
 
-def test_logits_are_close_to_float32(graphs: Graphs, pixels: PixelArray) -> None:
+def test_halve_keeps_logits_close_to_float32(graphs: Graphs, pixels: PixelArray) -> None:
     half = {name: halve(model) for name, model in graphs.items()}
     expected = Chain(graphs).predict(pixels)
     assert signal_to_noise(expected, Chain(half).predict(pixels)) > 40
 
 
-def test_network_whose_values_float16_cannot_hold_has_no_such_variant(tmp_path: Path) -> None:
+def test_fp16_is_refused_when_values_overflow(tmp_path: Path) -> None:
     network, path = make_network(), tmp_path / "large.safetensors"
     assert isinstance(network.head, MLDecoder)
     layer, factor = network.head.layer, 1e7  # what it computes stays the same

@@ -95,7 +95,7 @@ def test_scale_becomes_part_of_the_weights(pictures: PixelArray) -> None:
     assert np.abs(run(model, pictures) - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_scale_before_another_layer_is_left(pictures: PixelArray) -> None:
+def test_scale_stays_before_another_layer(pictures: PixelArray) -> None:
     model = trace(Patches().eval(), _IMAGENET)
     before = run(model, pictures)
 
@@ -106,7 +106,7 @@ def test_scale_before_another_layer_is_left(pictures: PixelArray) -> None:
 
 
 @pytest.mark.parametrize("mean", _SAME_MEANS)
-def test_int8_layer_reads_pixels_where_the_channels_have_one_mean(
+def test_int8_layer_reads_pixels_when_the_channels_share_a_mean(
     mean: tuple[float, float, float], pictures: PixelArray, tmp_path: Path
 ) -> None:
     exact = trace(Stem().eval(), mean)
@@ -118,7 +118,7 @@ def test_int8_layer_reads_pixels_where_the_channels_have_one_mean(
 
 
 @pytest.mark.parametrize("mean", [-0.2, 1.2])
-def test_mean_that_no_pixel_has_is_taken_from_the_pixels(
+def test_mean_outside_the_pixels_range_is_subtracted(
     mean: float, pictures: PixelArray, tmp_path: Path
 ) -> None:
     exact = trace(Stem().eval(), (mean, mean, mean))
@@ -128,7 +128,7 @@ def test_mean_that_no_pixel_has_is_taken_from_the_pixels(
     assert signal_to_noise(run(exact, pictures), run(model, pictures)) > 30
 
 
-def test_int8_layer_reads_rounded_values_where_the_means_differ(
+def test_int8_layer_reads_rounded_values_when_the_means_differ(
     pictures: PixelArray, tmp_path: Path
 ) -> None:
     exact = trace(Stem().eval(), _IMAGENET)
@@ -165,7 +165,7 @@ def test_fourth_channel_is_for_small_windows(pictures: PixelArray, tmp_path: Pat
     assert kinds_before(model) == {"Transpose", "DequantizeLinear"}
 
 
-def test_layer_without_bias_and_layer_in_float_are_left(
+def test_feed_pixels_skips_layers_without_bias_or_in_float(
     pictures: PixelArray, tmp_path: Path
 ) -> None:
     exact = trace(Stem(bias=False).eval(), _GREY)

@@ -20,14 +20,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> TextEncoder:
     return read_text_encoder(write_text_encoder(tmp_path_factory.mktemp("text") / "tiny"))
 
 
-def test_graph_takes_any_texts_and_equals_torch(encoder: TextEncoder) -> None:
+def test_text_graph_equals_torch_for_any_texts(encoder: TextEncoder) -> None:
     model = trace_text_encoder(encoder.module)
     for texts in (TEXTS, TEXTS[:1], TEXTS * 3):
         found = embed_tokens(model, *encoder.tokenize(texts))
         assert np.abs(found - encoder.embed(texts).numpy()).max() <= 1e-5
 
 
-def test_int8_graph_is_small_close_and_made_in_silence(
+def test_int8_text_graph_is_close_and_logs_nothing(
     encoder: TextEncoder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -40,7 +40,7 @@ def test_int8_graph_is_small_close_and_made_in_silence(
     assert [port.name for port in stored.graph.input] == ["input_ids", "attention_mask"]
 
 
-def test_graph_that_deviates_is_refused(
+def test_text_graph_is_refused_when_it_deviates(
     encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:

@@ -22,7 +22,7 @@ def _describe(port: onnx.ValueInfoProto) -> tuple[str, int, list[str | int]]:
     return port.name, tensor.elem_type, [d.dim_param or d.dim_value for d in tensor.shape.dim]
 
 
-def test_encoder_takes_pixels_and_gives_float32_tokens(graphs: Graphs) -> None:
+def test_encoder_maps_pixels_to_float32_tokens(graphs: Graphs) -> None:
     graph = graphs["encoder"].graph
     size = [INPUT.height, INPUT.width, 3]
     assert _describe(graph.input[0]) == ("images", TensorProto.UINT8, ["B", *size])
@@ -44,7 +44,7 @@ def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
         (6, {"value": 16, "key": 16}),
     ],
 )
-def test_fixed_queries_replace_the_keys_projection_where_they_are_few(
+def test_fixed_queries_replace_the_keys_projection_when_few(
     num_queries: int, widths: dict[str, int]
 ) -> None:
     config = MLDecoderConfig(
@@ -84,7 +84,7 @@ def test_other_kinds_of_backbone_trace_to_equal_graphs(name: str) -> None:
     assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
 
 
-def test_fused_attention_is_traced_in_plain_steps_and_left_as_it_was() -> None:
+def test_trace_splits_fused_attention_and_restores_it() -> None:
     torch.manual_seed(0)
     spec = InputConfig(height=64, width=64)
     backbone = Backbone("test_vit_relpos", (64, 64)).eval()
@@ -107,7 +107,7 @@ class _Untraceable(torch.nn.Module):
         return images.flatten(2) if images.sum() > 0 else images.flatten(2) + 1
 
 
-def test_what_cannot_be_traced_is_told_in_one_line() -> None:
+def test_trace_fails_with_one_line() -> None:
     spec = InputConfig(height=8, width=8)
     with pytest.raises(TracingError, match=r"^the network cannot be traced to ONNX: [^\n]+$"):
         trace_encoder(_Untraceable(), spec)

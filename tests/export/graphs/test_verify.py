@@ -59,7 +59,7 @@ def _wrong_at_other_counts(model: onnx.ModelProto, right_count: int) -> onnx.Mod
     return changed
 
 
-def test_head_that_is_right_at_the_encoders_tokens_alone_is_refused(
+def test_head_is_refused_when_right_only_at_the_encoders_tokens(
     network: Network, graphs: Graphs, pixels: PixelArray
 ) -> None:
     count = Chain(graphs).encode(pixels[:1]).shape[1]
@@ -76,7 +76,7 @@ def test_graph_with_another_normalisation_is_refused(
         verify_graphs(network, graphs, other, pixels, FP32_TOLERANCE)
 
 
-def test_float16_is_not_taken_for_float32(
+def test_float16_graph_is_refused_as_float32(
     network: Network, graphs: Graphs, pixels: PixelArray
 ) -> None:
     half = {name: halve(model) for name, model in graphs.items()}

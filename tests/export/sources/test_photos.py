@@ -48,7 +48,9 @@ def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [[], ["red", "green", "blue"]])
-def test_photos_that_no_label_tells_apart_are_refused(tmp_path: Path, labels: list[str]) -> None:
+def test_split_is_refused_when_no_label_differs_between_photos(
+    tmp_path: Path, labels: list[str]
+) -> None:
     folder = write_folder(tmp_path / "colours")
     good = json.loads((folder / "labels.json").read_text())
     bad = json.loads((folder / "labels.json").read_text())

@@ -130,9 +130,7 @@ def test_ensemble_connects_what_fits(repository: Path, open_bundle: Bundle) -> N
         assert len(read_labels(repository, config.name, output)) == output.dims[0]
 
 
-def test_warm_up_and_queue_limit_are_where_requests_enter(
-    repository: Path, open_bundle: Bundle
-) -> None:
+def test_encoder_has_the_warm_up_and_the_queue_limit(repository: Path, open_bundle: Bundle) -> None:
     config = read_config(repository, f"{open_bundle.card.name}_encoder")
     assert config.dynamic_batching.default_queue_policy.max_queue_size == 64
     assert [entry.batch_size for entry in config.model_warmup] == [1, config.max_batch_size]
@@ -177,7 +175,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments: list[str]) -> None:
     assert stopped.value.code == 2
 
 
-def test_precision_that_the_bundle_lacks_writes_nothing(
+def test_repository_is_not_written_in_a_missing_precision(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     with pytest.raises(BundleError, match="fp16"):
@@ -186,7 +184,7 @@ def test_precision_that_the_bundle_lacks_writes_nothing(
     assert load_bundle(open_bundle.path) == open_bundle
 
 
-def test_head_that_lacks_the_precision_is_written_in_fp32(tmp_path: Path) -> None:
+def test_head_is_written_in_fp32_when_it_lacks_the_precision(tmp_path: Path) -> None:
     graphs: Graphs = {
         **tiny_graphs(),
         "trained_head": {"fp32": tiny_graphs()["trained_head"]["fp32"]},
@@ -212,12 +210,12 @@ def test_bundle_without_labels_gives_no_repository(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["tiny", "tiny_trained"])
-def test_what_is_no_model_is_never_replaced(tmp_path: Path, place: str) -> None:
+def test_repository_never_replaces_a_folder_that_is_no_model(tmp_path: Path, place: str) -> None:
     bundle = write_tiny_bundle(tmp_path / "bundles")
     other = tmp_path / "repository" / place / "model.safetensors"
     other.parent.mkdir(parents=True)
     other.write_text("kept")
-    with pytest.raises(ExportError, match=f"{place} is there and is no Triton model"):
+    with pytest.raises(ExportError, match=f"{place} exists and is not a Triton model"):
         write_repository(tmp_path / "repository", bundle)
     assert [path.name for path in (tmp_path / "repository").iterdir()] == [place]
     assert other.read_text() == "kept"
@@ -230,13 +228,13 @@ def test_bundle_inside_the_repository_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = write_tiny_bundle(tmp_path)
-    with pytest.raises(ExportError, match="lies where the Triton model tiny goes"):
+    with pytest.raises(ExportError, match="is in the folder of the Triton model tiny"):
         write_repository(tmp_path, bundle)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
     assert load_bundle(bundle.path) == bundle
     # A new one is refused before its checkpoint is looked for.
     new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
     assert main([*new, "--triton", str(tmp_path)]) == 2
-    assert "lies where the Triton model new goes" in capsys.readouterr().err
+    assert "is in the folder of the Triton model new" in capsys.readouterr().err
     assert main([*new, "--triton", str(tmp_path / "models")]) == 2
     assert "no checkpoint file" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_truncated_torch_file_is_refused(network: Network, tmp_path: Path, keep:
 
 
 @pytest.mark.parametrize("core", ["core", "_core"])
-def test_a_numpy_number_beside_the_tensors_is_no_code(core: str, tmp_path: Path) -> None:
+def test_numpy_numbers_beside_the_tensors_are_read(core: str, tmp_path: Path) -> None:
     golden = read_golden("mld_10_full_7x7_b1")
     path = write_official(golden, tmp_path / "official.pth", "module")
     content = torch.load(path, weights_only=True)
@@ -143,7 +143,7 @@ def test_other_content_is_refused(
     assert_still_reads(network, tmp_path)
 
 
-def test_a_backbone_that_is_not_named_is_asked_for(network: Network, tmp_path: Path) -> None:
+def test_missing_backbone_name_asks_for_the_flag(network: Network, tmp_path: Path) -> None:
     golden = read_golden("timm_resnet50_80_224_b2")
     path = write_official(golden, tmp_path / "official.pth")
     with pytest.raises(CheckpointError, match="--backbone"):
@@ -175,7 +175,7 @@ def test_a_safetensors_file_without_our_configuration_is_read_as_a_foreign_one(
 def test_a_damaged_configuration_is_refused(network: Network, tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     save_file({"a": torch.zeros(1)}, path, {"config": "{}"})
-    with pytest.raises(CheckpointError, match="configuration that is damaged"):
+    with pytest.raises(CheckpointError, match="damaged network configuration"):
         load_checkpoint(path)
     assert_still_reads(network, tmp_path)
 

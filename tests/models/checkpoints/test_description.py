@@ -1,4 +1,4 @@
-"""What is said of a checkpoint fits it, or is refused where it would change nothing."""
+"""Hints fit a checkpoint, or are refused; names are put in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoints.checkpoint import read_checkpoint
-from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.description import CheckpointError, Hints, read_names
 from models.evaluate import main
 from tests.models.test_average import LABELS, write_network
 from tests.support.photos import encode_picture, make_picture
@@ -29,7 +29,7 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("said", "reason"), CONTRADICTIONS)
-def test_hint_that_does_not_fit_is_named(
+def test_hint_is_named_when_it_contradicts_the_file(
     checkpoint: Path, said: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(CheckpointError, match=f"a.safetensors {reason}"):
@@ -38,7 +38,7 @@ def test_hint_that_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize(("said", "reason"), CONTRADICTIONS)
-def test_evaluation_measures_nothing_else_than_it_is_asked_for(
+def test_evaluation_refuses_a_hint_that_contradicts_the_file(
     checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -58,3 +58,19 @@ def test_evaluation_measures_nothing_else_than_it_is_asked_for(
     assert main([*command, *flags]) == 2
     assert reason in capsys.readouterr().err
     assert main([*command, "--image-size", "32", "--single-label"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({1: "b", 0: "a", 2: "c"}, ("a", "b", "c")),
+        ({str(i): f"{i}" for i in sorted(range(12), key=str)}, tuple(f"{i}" for i in range(12))),
+        ({1: "a", 2: "b"}, None),
+        ({0: "a", "0": "b"}, None),
+        ({"cat": 0, "dog": 1}, None),
+    ],
+)
+def test_names_are_in_the_order_of_their_numbers(
+    names: dict[object, object], expected: tuple[str, ...] | None
+) -> None:
+    assert read_names(names) == expected

@@ -56,7 +56,7 @@ def test_a_repository_names_its_architecture(hub: Path) -> None:
     assert config.backbone == "test_resnet"
 
 
-def test_a_repository_tells_how_photos_are_prepared_and_what_labels_are_called(hub: Path) -> None:
+def test_repository_has_the_preparation_and_the_label_names(hub: Path) -> None:
     write_timm_repository(hub)
     prepared = {"input_size": [3, 96, 128], "mean": [0.5, 0.5, 0.5], "interpolation": "bilinear"}
     config = {"architecture": "test_resnet", "pretrained_cfg": prepared}
@@ -87,7 +87,7 @@ def test_our_own_checkpoint_on_the_hub_is_exported(hub: Path, tmp_path: Path) ->
         (OSError("long story"), "cannot be fetched"),
     ],
 )
-def test_no_network_is_one_line(
+def test_unreachable_hub_is_one_line(
     hub: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -105,7 +105,7 @@ def test_no_network_is_one_line(
 
 
 def test_a_repository_without_weights_or_with_a_damaged_index_is_refused(hub: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds neither"):
+    with pytest.raises(CheckpointError, match="has neither"):
         load_checkpoint(REFERENCE)
     (hub / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="damaged"):

@@ -169,7 +169,7 @@ def _official_head(ours: State) -> State:
     return theirs
 
 
-def test_a_tresnet_tells_everything_but_its_image_size(tmp_path: Path) -> None:
+def test_tresnet_needs_no_hint_but_its_image_size(tmp_path: Path) -> None:
     names = {0: "cat", 1: "dog", 2: "bus", 3: "sea"}
     path = write_tresnet(tmp_path / "official.pth", idx_to_class=names)
     checkpoint = read_checkpoint(path)

@@ -67,7 +67,7 @@ def test_a_file_of_timms_training_script_needs_no_hints(
         torch.testing.assert_close(checkpoint.network(images), expected)
 
 
-def test_timms_training_script_tells_how_photos_are_prepared(tmp_path: Path) -> None:
+def test_preparation_is_read_from_timms_training_script(tmp_path: Path) -> None:
     model = make_model("test_resnet")
     told = {"img_size": 96, "input_size": None, "mean": [0.5, 0.4, 0.3], "std": None}
     content = {
@@ -96,7 +96,7 @@ def test_timms_training_script_tells_how_photos_are_prepared(tmp_path: Path) -> 
     ("told", "size"),
     [("tresnet_m", 224), ("tresnet_m.miil_in1k_448", 448), ("our_tresnet", 448), (None, 448)],
 )
-def test_a_tresnet_has_timms_size_where_timm_trained_it_else_the_authors(
+def test_tresnet_has_timms_size_when_timm_trained_it_else_the_authors(
     told: str | None, size: int, tmp_path: Path
 ) -> None:
     told_of_photos = dict.fromkeys(("img_size", "input_size", "mean", "std")) | {
@@ -114,7 +114,7 @@ def test_a_tresnet_has_timms_size_where_timm_trained_it_else_the_authors(
 
 
 def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What must not be served: the last weights where averaged ones are beside them."""
+    """Returns last weights, which must not be served beside averaged ones."""
     return {key: torch.zeros_like(tensor) for key, tensor in state.items()}
 
 
@@ -136,7 +136,7 @@ def rename(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     ],
     ids=["lightning", "loss", "compiled", "epoch", "ema", "ema-module", "averaged", "bfloat16"],
 )
-def test_tensors_are_read_out_of_what_training_wraps_them_in(
+def test_unwrap_finds_tensors_in_every_wrapping(
     wrap: Callable[[dict[str, Tensor]], object], tmp_path: Path
 ) -> None:
     model = make_model("test_resnet")
@@ -182,7 +182,7 @@ def test_tensors_of_another_backbone_are_named(
     assert load_checkpoint(path, backbone="resnet18")
 
 
-def test_without_it_the_flag_is_named_and_a_backbone_that_fits(tmp_path: Path) -> None:
+def test_missing_backbone_names_the_flag_and_a_backbone_that_fits(tmp_path: Path) -> None:
     path = tmp_path / "bare.pth"
     torch.save(make_model("resnet18").state_dict(), path)
     with pytest.raises(CheckpointError, match=r"--backbone .*resnet18, whose tensors fit"):
