@@ -14,7 +14,6 @@ from service.settings import Settings, check_variables
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_setting_has_a_docstring_with_its_default(name: str) -> None:
     field = Settings.model_fields[name]
-
     assert field.description is not None
     assert "default" in field.description
 
@@ -25,7 +24,6 @@ def test_setting_has_a_docstring_with_its_default(name: str) -> None:
 )
 def test_setting_with_a_unit_in_its_name_has_it_in_its_docstring(suffix: str, unit: str) -> None:
     found = {n: f for n, f in Settings.model_fields.items() if n.endswith(suffix)}
-
     assert found
     assert all(unit in (field.description or "") for field in found.values())
 
@@ -34,7 +32,6 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ML_DECODER_QUEUE_SIZE", "7")
     monkeypatch.setenv("ML_DECODER_BUNDLE", "some/where")
     monkeypatch.setenv("ML_DECODER_DEVICE", "")
-
     assert Settings().queue_size == 7
     assert Settings().bundle == Path("some/where")
     assert Settings().device == "auto"
@@ -44,7 +41,6 @@ def test_environment_sets_and_argument_wins(monkeypatch: pytest.MonkeyPatch) -> 
 def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("ML_DECODER_LABEL_SETS", "~/sets")
-
     found = Settings.model_validate({"bundle": "~/bundle"})
     assert (found.bundle, found.label_sets) == (Path("/home/me/bundle"), Path("/home/me/sets"))
     assert Settings(bundle=Path("~no-such-user/a")).bundle == Path("~no-such-user/a")

@@ -105,7 +105,6 @@ async def test_prediction_has_the_photos_size_labels_and_times(
     pipeline: Pipeline, file_format: str
 ) -> None:
     prediction = await predict(pipeline, make_photo(1, file_format))
-
     assert (prediction.width, prediction.height) == (48, 32)
     assert {label.label for label in prediction.labels} == {la.name for la in TINY_LABELS}
     times = prediction.timings
@@ -151,9 +150,7 @@ async def test_pixels_get_the_labels_of_their_photo_without_decoding(
 async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:
     pixels = decode_image(make_photo(1), pipeline.bundle.card.input, 10**6).pixels
     (((logits,), _),) = pipeline.engine.run(pixels[None], [[None]])
-
     scores = await predict_scores(pipeline, 1)
-
     expected = 1 / (1 + np.exp(-logits))
     assert [scores[label.name] for label in TINY_LABELS] == pytest.approx(expected, abs=TOLERANCE)
 
@@ -162,9 +159,7 @@ async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -
     alone = [await predict_scores(pipeline, seed) for seed in range(20)]
     recorder = Recorder()
     pipeline.watchers.append(recorder)
-
     together = await asyncio.gather(*(predict_scores(pipeline, seed) for seed in range(20)))
-
     assert sum(recorder.batches) == 20
     assert max(recorder.batches) > 1, "nothing was batched"
     for mine, expected in zip(together, alone, strict=True):
@@ -175,11 +170,9 @@ async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -
 @pytest.mark.parametrize("bad", [b"junk", make_photo(2, "JPEG")[:-9]], ids=["apart", "in batch"])
 async def test_invalid_photo_in_a_batch_fails_alone(pipeline: Pipeline, bad: bytes) -> None:
     photos = [make_photo(0), bad, make_photo(1)]
-
     results = await asyncio.gather(
         *(predict(pipeline, data) for data in photos), return_exceptions=True
     )
-
     assert isinstance(results[1], InvalidImage)
     for seed, result in ((0, results[0]), (1, results[2])):
         assert not isinstance(result, BaseException)
@@ -209,10 +202,8 @@ async def test_event_loop_runs_while_names_are_looked_up(
 ) -> None:
     others = asyncio.Event()
     asyncio.get_running_loop().call_soon(others.set)
-
     with pytest.raises(UnknownLabel) as unknown:
         await pipeline.select(Question(exclude=tuple(names)))
-
     assert unknown.value.names == tuple(name.strip() for name in names)
     assert others.is_set()
     await assert_good_photo_is_answered(pipeline)
@@ -234,7 +225,6 @@ async def test_event_loop_runs_while_many_labels_are_scored(
         for count in (2000, 2001):
             question = Question(candidate_labels=tuple(names[:count]), top_k=1)
             assert len((await predict(pipeline, make_photo(0), question)).labels) == 1
-
     few, many = threads
     assert few is threading.current_thread()
     assert many is not few
@@ -378,10 +368,8 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
         taken = [asyncio.create_task(predict_scores(pipeline, seed)) for seed in range(3)]
         await gate.wait_for_arrival()
         await gate.wait_for_arrival()  # both decoding threads are busy; the third waits
-
         with pytest.raises(QueueFull) as caught:
             await predict(pipeline, make_photo(9))
-
         assert caught.value.retry_after_seconds == 1  # the queue has stood for no longer
         assert gate.arrivals == 2
         gate.open()
@@ -394,16 +382,13 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
 async def test_deadline_covers_decoding_and_the_queue(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, file_format: str, stage: str
 ) -> None:
-    pipeline = open_pipeline(make_settings(tiny_bundle, deadline_ms=30))
-    await pipeline.start()
-    with monkeypatch.context() as patch:
+    async with running(tiny_bundle, deadline_ms=30) as pipeline:
         module = pipeline_module if file_format == "PNG" else worker_module
         owner, name = (Engine, "run") if stage == "run" else (module, "decode_image")
-        gate = Gate(patch, owner, name)
+        gate = Gate(monkeypatch, owner, name)
         with pytest.raises(DeadlineExceeded):
             await predict(pipeline, make_photo(0, file_format))
         gate.open()
-    await pipeline.drain()
 
 
 async def test_photo_is_not_run_after_its_deadline(
@@ -417,7 +402,6 @@ async def test_photo_is_not_run_after_its_deadline(
             with pytest.raises(DeadlineExceeded):
                 await pipeline.predict(make_photo(0, file_format), selection, passed)
         assert gate.arrivals == 0
-
     await assert_good_photo_is_answered(pipeline)
 
 
@@ -431,7 +415,6 @@ async def test_cancelled_request_frees_its_place_while_decoding(
         leaves.cancel()
         await asyncio.wait([leaves])
         gate.open()
-
         await assert_good_photo_is_answered(pipeline)
 
 
@@ -447,11 +430,9 @@ async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
         waits = asyncio.create_task(predict(pipeline, photo))
         await asyncio.sleep(0)
         assert sys.getrefcount(photo) > held
-
         waits.cancel()
         await asyncio.wait([waits])
         del waits
-
         assert sys.getrefcount(photo) == held
         gate.open()
         await decodes
@@ -470,7 +451,6 @@ async def test_next_photo_is_answered_after_an_engine_failure(
         patch.setattr(pipeline.engine, "run", fail)
         with pytest.raises(InferenceFailed):
             await predict(pipeline, make_photo(0))
-
     await assert_good_photo_is_answered(pipeline)
 
 
@@ -479,10 +459,8 @@ async def test_pipeline_refuses_requests_before_start_and_after_drain(tiny_bundl
     assert pipeline.state == "loading"
     with pytest.raises(NotReady):
         await predict(pipeline, make_photo(0))
-
     await pipeline.start()
     await assert_good_photo_is_answered(pipeline)
-
     await pipeline.drain()
     assert pipeline.state == "draining"
     with pytest.raises(Draining):
@@ -497,12 +475,10 @@ async def test_drain_finishes_a_request_that_is_decoding(
     await pipeline.start()
     request = asyncio.create_task(predict_scores(pipeline, 0))
     await gate.wait_for_arrival()
-
     drain = asyncio.create_task(pipeline.drain())
     await asyncio.sleep(0)
     assert not drain.done()
     gate.open()
-
     assert len(await request) == len(TINY_LABELS)
     await drain
 
@@ -515,9 +491,7 @@ async def test_drain_fails_requests_after_drain_seconds(
     gate = Gate(monkeypatch, Engine, "run")
     request = asyncio.create_task(predict_scores(pipeline, 0))
     await gate.wait_for_arrival()
-
     await pipeline.drain()
-
     with pytest.raises(Draining):
         await request
     gate.open()
@@ -533,7 +507,6 @@ async def test_pipeline_is_failed_when_its_batcher_dies(
         monkeypatch.setattr(pipeline.engine, "run", die)
         with pytest.raises(NotReady):
             await predict(pipeline, make_photo(0))
-
         assert pipeline.state == "failed"
         with pytest.raises(NotReady):
             await predict(pipeline, make_photo(0))
@@ -542,7 +515,6 @@ async def test_pipeline_is_failed_when_its_batcher_dies(
 async def test_damaged_bundle_does_not_open(tmp_path: Path) -> None:
     bundle = write_tiny_bundle(tmp_path)
     (bundle.path / "encoder.fp32.onnx").write_bytes(b"")
-
     with pytest.raises(BundleError):
         open_pipeline(make_settings(bundle))
 

@@ -73,9 +73,7 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     labels = make_trained_set([Label(name=f"label {i}") for i in range(300)])
     question = Question(top_k=300)
     logits = np.tile([0.0, 1.0, 2.0], 100)
-
     answer = score_labels([logits], select_labels([labels], question))
-
     positions = [labels.positions[label.label] for label in answer]
     assert positions == [*range(2, 300, 3), *range(1, 300, 3), *range(0, 300, 3)]
 
@@ -122,9 +120,7 @@ def test_softmax_answers_with_its_best_label_by_default() -> None:
 
 def test_softmax_answers_by_thresholds_beside_another_set() -> None:
     sets = [make_trained_set(TRAINED, activation="softmax"), random_label_set(0, ["x", "y"])]
-
     answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Question()))
-
     assert [label.label for label in answer] == ["x", "y"]
 
 
@@ -132,14 +128,12 @@ def test_softmax_answers_by_thresholds_beside_another_set() -> None:
 def test_include_does_not_change_a_score(activation: Activation) -> None:
     alone = ask(Question(include=("d",), top_k=1), activation=activation)[0]
     among_all = {label.label: label for label in ask(Question(top_k=4), activation=activation)}
-
     assert alone == among_all["d"]
 
 
 def test_label_has_its_threshold_and_the_threshold_its_source() -> None:
     own = {label.label: label for label in ask(Question(top_k=4))}
     number = ask(Question(threshold=0.25))
-
     assert (own["a"].threshold, own["a"].calibrated) == (0.9, True)
     assert (own["c"].threshold, own["c"].calibrated) == (FALLBACK_THRESHOLD, False)
     assert {(label.threshold, label.calibrated) for label in number} == {(0.25, False)}
@@ -151,7 +145,6 @@ def test_any_finite_logits_give_scores_in_the_order_of_the_logits(
     logits: list[float], activation: Activation
 ) -> None:
     scores = compute_scores(np.array(logits, np.float32), activation)
-
     assert ((scores >= 0) & (scores <= 1)).all()
     order = np.argsort(logits, kind="stable")
     assert (np.diff(scores[order]) >= 0).all()
@@ -159,7 +152,6 @@ def test_any_finite_logits_give_scores_in_the_order_of_the_logits(
 
 def test_scores_are_sigmoid_and_softmax() -> None:
     logits = np.array([0.0, np.log(3.0)])
-
     assert compute_scores(logits, "sigmoid") == pytest.approx([0.5, 0.75])
     assert compute_scores(logits, "softmax") == pytest.approx([0.25, 0.75])
 
@@ -173,7 +165,6 @@ def test_answer_is_sorted_and_obeys_its_limits(
     logits: list[float], top_k: int | None, threshold: Any
 ) -> None:
     answer = ask(Question(top_k=top_k, threshold=threshold), logits=np.array(logits))
-
     scores = [label.score for label in answer]
     assert scores == sorted(scores, reverse=True)
     if top_k is not None:
