@@ -168,20 +168,18 @@ class Pipeline:
         with self.taking():
             deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
-            if isinstance(photo, bytes):
-                # On a CPU the worker decodes quick photos itself: one thread needs fewer hand-overs
-                # than two. A slow photo would hold up its batch, and a GPU would wait.
-                jpeg = parse_jpeg(photo) if self.engine.device in CPU_DEVICES else None
-                if jpeg is not None and jpeg.is_quick:
-                    photo = jpeg
-                else:
-                    self.queue.check_room()  # before the photo costs a decode
-                    started = time.perf_counter()
-                    contract, max_pixels = self.bundle.card.input, self.settings.max_pixels
-                    photo = await self._side_threads.run(
-                        deadline, decode_image, jpeg or photo, contract, max_pixels
-                    )
-                    earlier = (Stage("decode", started, time.perf_counter()),)
+            # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than
+            # two. A slow photo would delay its batch, and a GPU would wait.
+            if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
+                photo = parse_jpeg(photo) or photo
+            if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
+                self.queue.check_room()  # before the photo costs a decode
+                started = time.perf_counter()
+                contract, max_pixels = self.bundle.card.input, self.settings.max_pixels
+                photo = await self._side_threads.run(
+                    deadline, decode_image, photo, contract, max_pixels
+                )
+                earlier = (Stage("decode", started, time.perf_counter()),)
             prediction = await self._answer(photo, selection, deadline, earlier)
             self._drain_rate.note_answer(time.perf_counter())
             return prediction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from service.bundle.card import InputContract, Interpolation
 from service.images import jpeg
 from service.images.decode import decode_image
-from tests.support.photos import make_photo
+from tests.support.photos import encode_picture, make_photo
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
 
@@ -27,10 +28,7 @@ MEAN_DISTANCE = 3.0
 """Largest mean difference to Pillow's pixels, of 255; photos of cats and faces have 1."""
 
 
-def encode(image: Image.Image, **options: object) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, "JPEG", **options)
-    return stream.getvalue()
+encode = partial(encode_picture, file_format="JPEG")
 
 
 def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
