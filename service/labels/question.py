@@ -81,8 +81,8 @@ class Question(BaseModel):
     )
     label_set: Names[LabelSetName] | None = Field(
         default=None,
-        description="Label sets to answer from; may be repeated. A label that stands in several "
-        "is answered from the first. Without it: the default set.",
+        description="Label sets to answer from; may be repeated. A label in several is "
+        "answered from the first. Without it: the default set.",
         examples=[[]],
     )
     candidate_labels: Names[LabelText] | None = Field(

@@ -52,11 +52,7 @@ _ANSWERS = document_answer(
     },
 )
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
-_MODEL_ERRORS = (
-    *_UNAVAILABLE,
-    errors.UnknownModel,
-    errors.InvalidParameters,
-)
+_MODEL_ERRORS = (*_UNAVAILABLE, errors.UnknownModel, errors.InvalidParameters)
 _INFER_ERRORS = (
     *(errors.InvalidTensors, errors.UnknownModel),
     # Any Content-Type is read: Triton's clients send none.
@@ -140,19 +136,13 @@ async def ready(host: Host) -> ReadyAnswer:
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # Logs and metrics show this path: a prefix given to `include_router` would be missing.
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
-    of_model.get(
-        "",
-        responses=document_errors(*_MODEL_ERRORS, errors.Unauthorized),
-        dependencies=[*PREDICT],
-    )(model)
+    documented = document_errors(*_MODEL_ERRORS, errors.Unauthorized)
+    of_model.get("", responses=documented, dependencies=[*PREDICT])(model)
     of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
     of_model.post(
         "/infer",
         response_class=Response,
-        responses={
-            **_ANSWERS,
-            **document_errors(*_INFER_ERRORS),
-        },
+        responses={**_ANSWERS, **document_errors(*_INFER_ERRORS)},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
         dependencies=[*PREDICT, LIMITED],
     )(infer)

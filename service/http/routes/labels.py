@@ -42,12 +42,7 @@ from service.labels.label_set import LabelSet
 from service.labels.store.order import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
-_READ_PROBLEMS = (
-    errors.NotReady,
-    errors.Draining,
-    errors.Unauthorized,
-    errors.RateLimited,
-)
+_READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
 _NAME_PROBLEMS = (
     *_READ_PROBLEMS,
     errors.LabelSetNotFound,

@@ -61,11 +61,7 @@ REQUEST_PROBLEMS = (
     errors.Draining,
     errors.DeadlineExceeded,
 )
-_URL_PROBLEMS = (
-    errors.UrlInputOff,
-    errors.UrlNotUsable,
-    errors.OriginTimeout,
-)
+_URL_PROBLEMS = (errors.UrlInputOff, errors.UrlNotUsable, errors.OriginTimeout)
 IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])

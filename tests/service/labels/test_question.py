@@ -13,22 +13,30 @@ from service.labels.question import Question
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("top_k", value) for value in (0, -1, "a", 1.5, "9" * 5000, True)),
+        *(("top_k", value) for value in (0, -1, "0", "a", "", "1.5", "1e9", 1.5, "9" * 5000, True)),
         *(("threshold", value) for value in (-0.1, 1.1, float("nan"), float("inf"))),
-        *(("threshold", value) for value in ("NaN", "inf", 2, "sometimes", [0.5], True)),
+        *(
+            ("threshold", value)
+            for value in ("NaN", "inf", "-1", "1e999", "", 2, "sometimes", [0.5])
+        ),
         *(("include", value) for value in ("cat", [1], [""], ["x" * 201], ["\ud800"])),
         ("exclude", [["cat"]]),
         ("label_set", ["../pets"]),
         *(("candidate_labels", value) for value in ([" "], ["a\x00b"])),
-        *(("min_version", value) for value in (-1, True, 2**63)),
-        *(("explain", value) for value in ("maybe", 2, ["true"])),
+        *(("min_version", value) for value in (-1, "x", True, 2**63)),
+        *(("explain", value) for value in ("maybe", "", "2", 2, ["true"])),
         ("surprise", 1),
     ],
 )
 def test_question_names_a_bad_value_once(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         Question.model_validate({name: value})
-    assert [error["loc"][0] for error in caught.value.errors()] == [name]
+    (error,) = caught.value.errors()
+    assert error["loc"][0] == name
+    if name == "explain":
+        assert error["msg"] == "Input should be true, false or 'overlay'"
+    if name == "threshold" and not isinstance(value, bool):
+        assert error["msg"] == "Input should be a number from 0 to 1, or 'calibrated'"
 
 
 @pytest.mark.parametrize("name", ["include", "exclude", "label_set", "candidate_labels"])

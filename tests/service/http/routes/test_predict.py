@@ -157,10 +157,8 @@ def test_orientation_is_applied_and_changes_no_score(client: TestClient) -> None
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("top_k", value) for value in ("0", "-1", "a", "1e9", "", "1.5")),
-        *(("threshold", value) for value in ("NaN", "inf", "-1", "2", "1e999", "", "often")),
-        *(("min_version", value) for value in ("-1", "x", "9" * 30)),
-        ("topk", "3"),
+        *(("top_k", ""), ("top_k", "0"), ("threshold", "often"), ("threshold", "NaN")),
+        *(("min_version", "9" * 30), ("explain", "maybe"), ("topk", "3")),
     ],
 )
 def test_bad_parameter_is_422_naming_it(client: TestClient, name: str, value: str) -> None:
