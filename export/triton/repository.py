@@ -142,7 +142,7 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     definitions = read_bundle_sets(bundle)
     encoding = open_encoding(
-        bundle, threads=os.cpu_count() or 1, remembered=0, queue_size=len(definitions) + 1
+        bundle, threads=os.cpu_count() or 1, cache_size=0, queue_size=len(definitions) + 1
     )
     if encoding is None:
         return []

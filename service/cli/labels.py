@@ -146,8 +146,7 @@ def add_set(settings: Settings, definition: Definition, *, replace: bool) -> Lab
     """Registers a set and returns it; `replace` lets it replace a set of its name."""
 
     async def write(catalogue: Catalogue) -> LabelSet:
-        register = catalogue.replace if replace else catalogue.register
-        return (await register(definition))[0]
+        return (await catalogue.register(definition, replace=replace))[0]
 
     return _run(settings, write)
 

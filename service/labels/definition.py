@@ -1,7 +1,6 @@
-"""The definition of a label set: what a user gives, checked, before any model has seen it.
+"""Definitions of label sets: the JSON of a client or a file, checked, then as columns.
 
-In: JSON values of a request or of a file. Out: a `Definition`: names, prompt texts, thresholds
-and the embeddings that were given. Next: `texts.py`, which makes the embeddings that were not.
+Nothing here depends on a model, except `check_fit`.
 """
 
 from __future__ import annotations
@@ -33,39 +32,39 @@ from service.labels.text import LabelSetName, LabelText, PromptText
 
 MAX_EMBEDDING_VALUES = 65_536
 EMBEDDING_LENGTHS = (1e-4, 1e4)
-"""Shortest and longest embedding (Euclidean): those of text encoders and word vectors are between 1
+"""Shortest and longest embedding (Euclidean). Those of text encoders and word vectors are between 1
 and a few hundred; far beyond, their squares overflow or vanish in the graphs."""
 
 
-def _refuse_truth(value: object) -> object:
+def _refuse_bool(value: object) -> object:
     if isinstance(value, bool):
         raise PydanticCustomError("truth", "Input should be a number, not true or false")
     return value
 
 
-NoTruth = BeforeValidator(_refuse_truth)
-"""For numbers: JSON tells `true` from 1, Python does not."""
+NoBool = BeforeValidator(_refuse_bool)
+"""For numbers: Python's `bool` is an `int`."""
 
 
 class OpenLabel(Record):
     """One label of a set; a bare string is a label that has only a name.
 
     Attributes:
-        name: shown to users; once in a set.
-        prompt: text that is encoded as it is, instead of the name in the bundle's template.
-        calibrated: as the service tells it: where it is false, `threshold` is none of the label's
-            own and is dropped.
+        name: shown to users; unique in a set.
+        prompt: text to encode instead of the name in the bundle's template.
+        calibrated: from an answer of the service: if false, `threshold` is dropped, since it is
+            not the label's own.
         threshold: score (0..1) at and above which the label is predicted.
         embedding: E numbers in the bundle's embedding space, instead of any text.
-        own_embedding: as the service tells it, which does not tell the numbers: where it is true,
-            the label is refused without them.
+        own_embedding: from an answer of the service, which omits the numbers: if true, `embedding`
+            is required.
     """
 
     name: LabelText
     prompt: PromptText | None = None
-    # Before `threshold`, whose check looks at it.
+    # Before `threshold`, whose validator reads it.
     calibrated: StrictBool | None = Field(default=None, exclude=True)
-    threshold: Annotated[float | None, NoTruth] = Field(
+    threshold: Annotated[float | None, NoBool] = Field(
         default=None, ge=0.0, le=1.0, allow_inf_nan=False
     )
     embedding: (
@@ -76,7 +75,6 @@ class OpenLabel(Record):
     @field_validator("threshold")
     @classmethod
     def _drop_shared(cls, value: float | None, info: ValidationInfo) -> float | None:
-        # Kept, it would be the label's own from then on.
         return None if info.data.get("calibrated") is False else value
 
     @model_validator(mode="before")
@@ -96,9 +94,9 @@ class OpenLabel(Record):
             )
         if self.own_embedding and self.embedding is None:
             raise PydanticCustomError(
-                "embedding_not_told",
-                "The label has an embedding of its own, which is not told: give it again, or leave "
-                "out own_embedding to have a text encoded",
+                "embedding_missing",
+                "The label has an embedding of its own, which answers omit: send it again, or "
+                "leave out own_embedding to have a text encoded",
             )
         return self
 
@@ -106,16 +104,16 @@ class OpenLabel(Record):
 class LabelSetRecord(Record):
     """A label set as JSON, in a request or in a file.
 
-    What the service tells of a set is one too, so that it can be changed and sent back.
+    An answer of the service is valid too, so that clients can change it and send it back.
 
     Attributes:
-        name: name of the set; a file's name has to agree with it.
+        name: name of the set; the same as the file's, in a file.
         labels: at least one.
         embedding_space: fingerprint of the space of the given embeddings; None trusts them.
-        version: as the service tells it, and the three below: they say nothing here.
-        origin: see there.
-        read_only: see there.
-        num_labels: see there.
+        version: ignored, from an answer of the service.
+        origin: ignored.
+        read_only: ignored.
+        num_labels: ignored.
     """
 
     name: LabelSetName
@@ -129,16 +127,16 @@ class LabelSetRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A label set as its author gave it, as columns.
+    """A label set as columns, before anything is encoded.
 
     Attributes:
         name: name of the set.
-        names: L label names, each once.
-        prompts: L texts to encode as they are; None where the name is used.
-        thresholds: L scores (0..1); None where the label has none of its own.
+        names: L unique label names.
+        prompts: L texts to encode as they are; None uses the name.
+        thresholds: L scores (0..1); None for labels without their own.
         given: positions of the M labels that came with an embedding, ascending.
         embeddings: their embeddings, float32 [M, E].
-        embedding_space: fingerprint of their space; None where the author did not tell.
+        embedding_space: fingerprint of their space; None if the author did not give it.
     """
 
     name: str
@@ -151,14 +149,14 @@ class Definition:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all that makes the set what it is, sha256 in hex."""
+        """Hash of all but `embedding_space`, sha256 in hex."""
         columns = [self.name, self.names, self.prompts, self.thresholds, self.given]
         digest = hashlib.sha256(json.dumps(columns).encode())
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
         return digest.hexdigest()
 
     def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:
-        """Returns the text to encode of every label, the bundle's template applied."""
+        """Returns the text to encode for each label: its prompt, or its name in the template."""
         return tuple(
             space.template.replace("{}", name) if prompt is None else prompt
             for name, prompt in zip(self.names, self.prompts, strict=True)
@@ -166,18 +164,18 @@ class Definition:
 
 
 def define_label_set(record: LabelSetRecord) -> Definition:
-    """Turns the JSON record of a set into its columns.
+    """Turns the JSON record of a set into columns.
 
     Raises:
-        InvalidLabelSet: a name stands twice, or the given embeddings differ in width.
+        InvalidLabelSet: a name is there twice, or the embeddings differ in width.
     """
     labels = record.labels
     given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
-    # Each for itself: a thread that reads millions of numbers at once lets no other one run.
+    # One array for each label: reading millions of numbers at once would hold the GIL.
     rows = [np.array(labels[i].embedding, np.float64) for i in given]
     if len({len(row) for row in rows}) > 1:
         raise InvalidLabelSet("The embeddings differ in their number of values")
-    with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused later
+    with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused by `check_fit`
         embeddings = np.array(rows, np.float64).astype(np.float32)
     return Definition(
         name=record.name,
@@ -191,53 +189,40 @@ def define_label_set(record: LabelSetRecord) -> Definition:
 
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names as they are.
-
-    Raises:
-        InvalidLabelSet: one of them stands twice.
-    """
+    """Returns `names`; raises `InvalidLabelSet` if one is there twice."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise InvalidLabelSet(f"Label '{twice[0][:80]}' stands twice")
+        raise InvalidLabelSet(f"Label '{twice[0][:80]}' appears twice")
     return names
 
 
-def check_candidates(names: Sequence[object], most: int) -> None:
-    """Checks that there are not too many candidate labels, whatever they are.
-
-    Raises:
-        InvalidLabelSet: there are.
-    """
-    if len(names) > most:
-        raise InvalidLabelSet(f"A request takes at most {most} candidate labels")
+def check_candidates(names: Sequence[object], limit: int) -> None:
+    """Raises `InvalidLabelSet` if there are more than `limit` candidate labels, valid or not."""
+    if len(names) > limit:
+        raise InvalidLabelSet(f"A request takes at most {limit} candidate labels")
 
 
 def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:
-    """Checks that a definition can be used in a space, before anything is computed.
-
-    Args:
-        definition: the set.
-        space: where the embeddings have to be.
-        encodes_text: whether a label needs no more than a name.
+    """Checks that the set can be used in an embedding space.
 
     Raises:
         OtherEmbeddings: its embeddings are of another space.
-        InvalidLabelSet: its embeddings cannot be used.
-        TextNotEncodable: a label has no embedding, and texts cannot be encoded.
+        InvalidLabelSet: its embeddings are invalid.
+        TextNotEncodable: without `encodes_text`, a label has no embedding.
     """
     if definition.embedding_space not in (None, space.fingerprint):
-        raise OtherEmbeddings("embeddings of another space")
+        raise OtherEmbeddings("embeddings of another space than the bundle's")
     check_embeddings(definition.embeddings, space.width)
     if not encodes_text and len(definition.given) < len(definition.names):
-        raise TextNotEncodable("a label without embedding, and no text encoder")
+        raise TextNotEncodable("a label has no embedding, and the bundle has no text encoder")
 
 
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
-    """Checks that embeddings [M, E] can be used.
+    """Checks embeddings [M, E].
 
     Raises:
-        InvalidLabelSet: another width than `width`, NaN or infinity, or a length of zero or out of
-            all proportion (`EMBEDDING_LENGTHS`).
+        InvalidLabelSet: E is not `width`, a value is not finite, or a length is outside
+            `EMBEDDING_LENGTHS`.
     """
     if len(embeddings) and embeddings.shape[1:] != (width,):
         raise InvalidLabelSet(f"An embedding needs {width} values")
@@ -249,5 +234,5 @@ def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
 
 
 def _refuse_rows(wrong: NDArray[np.bool_], reason: str) -> None:
-    if wrong.any():  # of thousands, nobody would find the one
+    if wrong.any():
         raise InvalidLabelSet(f"Embedding {wrong.argmax() + 1} of {len(wrong)} {reason}")

@@ -1,8 +1,7 @@
-"""Encoding: what is given of labels becomes what the open head takes, off the event loop.
+"""Encoding of labels for the open head, on one thread beside the event loop.
 
-In: a `Definition`, or texts. Out: embeddings [L, E] and queries [L, K]. Texts are encoded on one
-thread, a few at a time, so that a long list and a short one take turns; a caller that gives up
-stops its own work. Texts of candidate labels are remembered. Next: `catalogue.py`.
+Texts are encoded a few at a time, so that long and short lists take turns, and a cancelled caller
+stops its own work.
 """
 
 from __future__ import annotations
@@ -26,12 +25,7 @@ from service.engine.encoders import (
     open_text_encoder,
 )
 from service.engine.heads import Embeddings, QueryArray
-from service.errors import (
-    Draining,
-    InferenceFailed,
-    InvalidLabelSet,
-    QueueFull,
-)
+from service.errors import Draining, InferenceFailed, InvalidLabelSet, QueueFull
 from service.labels.definition import Definition, check_fit
 from service.labels.label_set import LabelSet, Origin, make_open_set
 
@@ -39,12 +33,12 @@ ResultT = TypeVar("ResultT")
 
 
 class Encoding:
-    """Text encoder and label encoder of one bundle; its methods belong to one event loop.
+    """Text encoder and label encoder of one bundle; use it from one event loop.
 
     Attributes:
-        head: the open head that the queries are for.
+        head: the open head that takes the queries.
         query_width: K.
-        encodes_text: whether a label needs no more than a name.
+        encodes_text: whether labels may come without an embedding.
     """
 
     def __init__(
@@ -53,45 +47,31 @@ class Encoding:
         labels: LabelEncoder,
         texts: TextEncoder | None,
         *,
-        remembered: int,
+        cache_size: int,
         queue_size: int,
     ) -> None:
-        """Takes the encoders; `open_encoding` is what to call.
-
-        Args:
-            head: the open head.
-            labels: its label encoder.
-            texts: the text encoder, where there is one.
-            remembered: most texts whose queries are kept.
-            queue_size: most callers that may wait; more are refused at once.
-        """
+        """Use `open_encoding`, which describes the arguments."""
         self.head = head
         self.query_width = labels.width
         self.encodes_text = texts is not None
         self._labels = labels
         self._texts = texts
-        self._remembered: OrderedDict[str, QueryArray] = OrderedDict()
-        self._capacity = remembered
+        self._cache: OrderedDict[str, QueryArray] = OrderedDict()  # least recently used first
+        self._cache_size = cache_size
         self._waiting = 0
         self._queue_size = queue_size
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
     def check(self, definition: Definition) -> None:
-        """Checks that a definition fits this bundle, before anything is computed.
-
-        Raises:
-            OtherEmbeddings: its embeddings are of another space.
-            InvalidLabelSet: its embeddings cannot be used.
-            TextNotEncodable: a label has no embedding, and texts cannot be encoded.
-        """
+        """Checks that a set fits the bundle; raises the `LabelSetError` of `check_fit`."""
         check_fit(definition, self.head.embedding_space, encodes_text=self.encodes_text)
 
     async def embed(self, definition: Definition) -> Embeddings:
-        """Returns the embedding [L, E] of every label: the given one, or that of its text.
+        """Returns the embeddings [L, E] of a checked set: those given, and those of the texts.
 
         Raises:
-            QueueFull: too many wait for the encoder.
+            QueueFull: too many callers wait for the text encoder.
             InferenceFailed: the text encoder failed.
         """
         given = set(definition.given)
@@ -108,7 +88,7 @@ class Encoding:
 
         Raises:
             InferenceFailed: the label encoder failed.
-            InvalidLabelSet: what it gave is not finite.
+            InvalidLabelSet: a query is not finite.
         """
         queries = await self._run(partial(self._labels.encode, embeddings))
         if not np.isfinite(queries).all():
@@ -116,35 +96,35 @@ class Encoding:
         return queries
 
     async def encode_candidates(self, definition: Definition) -> QueryArray:
-        """Returns the queries [L, K] of labels of one request, each computed once for many.
+        """Returns the queries [L, K] of a request's candidate labels, cached by their texts.
 
         Raises:
-            QueueFull: too many wait for the encoder.
+            QueueFull: too many callers wait for the text encoder.
             InferenceFailed: an encoder failed.
         """
         texts = definition.texts(self.head.embedding_space)
-        found = {text: self._remembered[text] for text in texts if text in self._remembered}
+        found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
             queries = await self.project(await self._encode_texts(missing))
             found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
         for text in texts:
-            self._remembered[text] = found[text]
-            self._remembered.move_to_end(text)
-        while len(self._remembered) > self._capacity:
-            self._remembered.popitem(last=False)
+            self._cache[text] = found[text]
+            self._cache.move_to_end(text)
+        while len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
         return np.stack([found[text] for text in texts])
 
     def make_set(
         self, definition: Definition, queries: QueryArray, version: str, origin: Origin
     ) -> LabelSet:
-        """Returns the snapshot of a set, with the open head's threshold where a label has none."""
+        """Returns the snapshot of a set, with the open head's threshold as the fallback."""
         return make_open_set(
             definition, queries, version=version, origin=origin, fallback=self.head.threshold
         )
 
     def close(self) -> None:
-        """Stops the thread after what it has; from now on, encoding raises `Draining`."""
+        """Stops the thread after its queued work; later calls raise `Draining`."""
         self._closed = True
         self._thread.shutdown(wait=False)
 
@@ -153,9 +133,9 @@ class Encoding:
         if not texts:
             return empty
         if self._waiting >= self._queue_size:
-            raise QueueFull("too many requests wait for the text encoder")
+            raise QueueFull("the queue of the text encoder is full")
         encoder = self._texts
-        assert encoder is not None  # `check` has refused the rest
+        assert encoder is not None  # else `check` refuses the set
         self._waiting += 1
         try:
             starts = range(0, len(texts), TEXTS_PER_TURN)
@@ -167,7 +147,7 @@ class Encoding:
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         if self._closed:
-            raise Draining("the encoders are closed")
+            raise Draining("the label encoders are closed")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -175,17 +155,23 @@ class Encoding:
 
 
 def open_encoding(
-    bundle: Bundle, *, threads: int, remembered: int, queue_size: int
+    bundle: Bundle, *, threads: int, cache_size: int, queue_size: int
 ) -> Encoding | None:
-    """Opens the encoders for labels; None where the bundle has no open head.
+    """Opens the encoders of a bundle; None without an open head.
+
+    Args:
+        bundle: the model.
+        threads: of ONNX Runtime, for each run.
+        cache_size: most candidate labels whose queries are cached.
+        queue_size: most callers that wait for the text encoder; more are refused.
 
     Raises:
-        BundleError: a graph or the tokenizer cannot be used.
+        BundleError: a graph or the tokenizer is invalid.
     """
     labels = open_label_encoder(bundle, threads)
     if labels is None or bundle.card.open_head is None:
         return None
     texts = open_text_encoder(bundle, threads)
     return Encoding(
-        bundle.card.open_head, labels, texts, remembered=remembered, queue_size=queue_size
+        bundle.card.open_head, labels, texts, cache_size=cache_size, queue_size=queue_size
     )

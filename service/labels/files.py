@@ -1,9 +1,8 @@
-"""Label set files: a `.json` or `.npz` file on disk becomes a definition.
+"""Label set files: JSON or `.npz` becomes a definition, and back to `.npz`.
 
-In: the content of a file. Out: a `Definition`. JSON is a `LabelSetRecord`, the same as the body
-of `POST /labels`. An `.npz` has the arrays `names` (text [L]), `embeddings` (float [L, E]) and,
-where wanted, `prompts` (text [L], empty for none), `thresholds` (float [L], NaN for none) and
-`embedding_space` (one text); it is read without pickle. Next: `texts.py`.
+JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` has the arrays `names`
+(text [L]) and `embeddings` (float [L, E]), and optionally `prompts` (text [L], empty for none),
+`thresholds` (float [L], NaN for none) and `embedding_space` (one text). Pickles are never read.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from service.labels.definition import (
 )
 from service.labels.text import LabelSetName, LabelText, PromptText
 
-ENDINGS = (".json", ".npz")
+SUFFIXES = (".json", ".npz")
 MAX_FILE_BYTES = 1 << 30
-_NPZ_ARRAYS = frozenset({"names", "embeddings", "prompts", "thresholds", "embedding_space"})
-# What zipfile and numpy raise on a damaged, encrypted or pickled file.
+_NPZ_REQUIRED = frozenset({"names", "embeddings"})
+_NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space"}
+# Raised by zipfile and numpy on a damaged, encrypted or pickled file.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError)
-_NPZ_NEEDED = frozenset({"names", "embeddings"})
 
 _set_name = TypeAdapter[str](LabelSetName)
 _prompt = TypeAdapter[str](PromptText)
@@ -43,14 +42,10 @@ _label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a label set.
-
-    Args:
-        path: a `.json` or `.npz` file.
-        name: name of the set; None takes the file's name without its ending.
+    """Reads a `.json` or `.npz` file; the set's name is the file's without `name`.
 
     Raises:
-        StartError: the file cannot be used, with a one-line reason.
+        StartError: the file is missing or invalid, with a one-line reason.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -63,14 +58,14 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
 
 
 def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
-    """Reads every label set of a folder, by name.
+    """Reads every label set of a folder, ordered by name.
 
     Raises:
-        StartError: the folder or one of its files cannot be used, or two hold the same set.
+        StartError: the folder or one of its files is invalid, or two have the same name.
     """
     if not folder.is_dir():
-        raise StartError(f"label_sets: {folder} is no folder")
-    files = sorted(path for path in folder.iterdir() if path.suffix in ENDINGS)
+        raise StartError(f"label_sets must be a folder; it is {folder}")
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     stems = [path.stem for path in files]
     for stem in stems:
         if stems.count(stem) > 1:
@@ -78,27 +73,27 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
     return tuple(read_label_set_file(path) for path in files)
 
 
-def parse_label_set(content: bytes, ending: str, name: str) -> Definition:
-    """Turns the content of a file into the set called `name`.
+def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
+    """Parses the content of a file as the set called `name`.
 
     Raises:
-        InvalidLabelSet: the content cannot be used.
+        InvalidLabelSet: the name or the content is invalid.
     """
     try:
         _set_name.validate_python(name)
     except ValidationError as error:
         raise InvalidLabelSet(f"'{name[:80]}': {format_first_error(error)}") from error
-    if ending == ".npz":
+    if suffix == ".npz":
         return _parse_npz(content, name)
-    if ending == ".json":
+    if suffix == ".json":
         return _parse_json(content, name)
-    raise InvalidLabelSet(f"A label set file ends in {' or '.join(ENDINGS)}")
+    raise InvalidLabelSet(f"A label set file ends in {' or '.join(SUFFIXES)}")
 
 
 def pack_label_set(definition: Definition) -> bytes:
-    """Returns a set whose labels all have embeddings as the content of an `.npz` file.
+    """Returns an `.npz` of a set whose labels all have embeddings, stored as float16.
 
-    The embeddings are stored in 16 bits: their last digits say nothing.
+    The same set has the same bytes.
     """
     thresholds = [math.nan if value is None else value for value in definition.thresholds]
     arrays: dict[str, NDArray[Any]] = {
@@ -114,7 +109,7 @@ def pack_label_set(definition: Definition) -> bytes:
         for key, array in arrays.items():
             member = io.BytesIO()
             np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
-            # Not the time of day: the same set has the same bytes.
+            # `ZipInfo` has a fixed time; `np.savez` would write the time of day.
             archive.writestr(zipfile.ZipInfo(f"{key}.npy"), member.getvalue())
     return stream.getvalue()
 
@@ -184,7 +179,7 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if not _NPZ_NEEDED <= members.keys() <= _NPZ_ARRAYS:
+            if not _NPZ_REQUIRED <= members.keys() <= _NPZ_ARRAYS:
                 raise InvalidLabelSet(f"The arrays are not {', '.join(sorted(_NPZ_ARRAYS))}")
             if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
                 raise InvalidLabelSet(f"The arrays have more than {MAX_FILE_BYTES} bytes")
@@ -196,7 +191,7 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _read_array(content: bytes) -> NDArray[Any]:
-    # numpy allocates what the header claims, so the claim has to fit what is there.
+    # numpy allocates the size in the header, so the header is checked first.
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     read_header = (
@@ -206,7 +201,7 @@ def _read_array(content: bytes) -> NDArray[Any]:
     )
     shape, _, dtype = read_header(stream)
     if math.prod(shape) * dtype.itemsize > len(content):
-        raise ValueError("the header claims more than there is")
+        raise ValueError("the header claims more bytes than the array has")
     stream.seek(0)
     array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
     return array

@@ -1,9 +1,4 @@
-"""A label set as requests see it: an immutable snapshot that a request pins to its end.
-
-In: the trained labels of a bundle, or a definition with its queries. Out: a `LabelSet`: columns
-in the order of the logits. Replacing a set makes a new snapshot; who holds the old one keeps it.
-Next: `selection.py`, which chooses from sets what a request asks for.
-"""
+"""The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from service.engine.heads import QueryArray
 from service.labels.definition import Definition
 
 FALLBACK_THRESHOLD = 0.5
-"""Score at and above which a label is predicted that nobody calibrated."""
+"""Threshold of labels that were not calibrated."""
 
 TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
@@ -36,19 +31,18 @@ class LabelSet:
 
     Attributes:
         name: name of the set.
-        version: changes with the content; a number that grows where `origin` is `store`.
-        digest: hash of the definition, sha256 in hex; None for the trained labels, which are part
-            of the model.
-        origin: where the set is from: `model` (the trained labels), `bundle`, `folder`,
-            `store`, or `request` (candidate labels).
-        names: L names, each once.
-        prompts: L texts that were encoded instead of the names; None where there was none.
-        thresholds: float64 [L], 0..1, the fallback where a label has none of its own.
+        version: changes with the content; with `origin` `store`, a number that grows.
+        digest: hash of the definition, sha256 in hex; None for the trained labels.
+        origin: `model` (the trained labels), `bundle`, `folder`, `store`, or `request` (candidate
+            labels).
+        names: L unique names.
+        prompts: L texts that were encoded instead of the names, or None.
+        thresholds: float64 [L], 0..1; the fallback for labels without their own.
         calibrated: bool [L], whether the threshold is the label's own.
-        own_embeddings: bool [L], whether the label came with an embedding, and not with a text.
-        source: how the model knows the labels.
+        own_embeddings: bool [L], whether the label came with an embedding instead of a text.
+        source: whether the model was trained on the labels.
         activation: turns their logits into scores.
-        queries: float32 [L, K], what the open head takes; None for the trained labels.
+        queries: float32 [L, K], input of the open head; None for the trained labels.
         positions: name -> its index in the columns.
     """
 
@@ -81,8 +75,8 @@ def make_trained_set(
     labels: Sequence[Label], *, version: str = "1", activation: Activation = "sigmoid"
 ) -> LabelSet:
     """Returns the set of a bundle's trained labels."""
-    thresholds = [label.threshold for label in labels]
     names = tuple(label.name for label in labels)
+    thresholds, calibrated = _fill([label.threshold for label in labels], FALLBACK_THRESHOLD)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -90,8 +84,8 @@ def make_trained_set(
         origin="model",
         names=names,
         prompts=(None,) * len(names),
-        thresholds=_fill(thresholds, FALLBACK_THRESHOLD),
-        calibrated=_tell_own(thresholds),
+        thresholds=thresholds,
+        calibrated=calibrated,
         own_embeddings=np.zeros(len(names), np.bool_),
         source="trained",
         activation=activation,
@@ -108,18 +102,19 @@ def make_open_set(
     origin: Origin,
     fallback: float | None,
 ) -> LabelSet:
-    """Returns the set of a definition whose labels are encoded.
+    """Returns the set of a definition and its queries, float32 [L, K].
 
     Args:
-        definition: what its author gave.
-        queries: float32 [L, K].
+        definition: the labels.
+        queries: shared by all requests of the set.
         version: of the set.
-        origin: where it is from.
-        fallback: the open head's own threshold; None takes `FALLBACK_THRESHOLD`.
+        origin: of the set.
+        fallback: the open head's threshold; None takes `FALLBACK_THRESHOLD`.
     """
-    # Requests of a set share this array. The engine does not cache a writable one on a GPU, which
-    # is right for candidate labels: they are used once.
+    # The engine does not cache a writable array on a GPU: candidate labels are used once.
     queries.flags.writeable = origin == "request"
+    fallback = FALLBACK_THRESHOLD if fallback is None else fallback
+    thresholds, calibrated = _fill(definition.thresholds, fallback)
     return LabelSet(
         name=definition.name,
         version=version,
@@ -127,10 +122,8 @@ def make_open_set(
         origin=origin,
         names=definition.names,
         prompts=definition.prompts,
-        thresholds=_fill(
-            definition.thresholds, FALLBACK_THRESHOLD if fallback is None else fallback
-        ),
-        calibrated=_tell_own(definition.thresholds),
+        thresholds=thresholds,
+        calibrated=calibrated,
         own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
         source="zero_shot",
         activation="sigmoid",
@@ -139,9 +132,9 @@ def make_open_set(
     )
 
 
-def _fill(thresholds: Sequence[float | None], fallback: float) -> NDArray[np.float64]:
-    return np.array([fallback if value is None else value for value in thresholds], np.float64)
-
-
-def _tell_own(thresholds: Sequence[float | None]) -> NDArray[np.bool_]:
-    return np.array([value is not None for value in thresholds], np.bool_)
+def _fill(
+    thresholds: Sequence[float | None], fallback: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    filled = [fallback if value is None else value for value in thresholds]
+    own = [value is not None for value in thresholds]
+    return np.array(filled, np.float64), np.array(own, np.bool_)

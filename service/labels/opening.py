@@ -1,8 +1,4 @@
-"""Opens the catalogue of a bundle as the settings say.
-
-In: a `Bundle`, its encoders and the `Settings`. Out: a `Catalogue`, which loads its sets when it
-starts.
-"""
+"""Opens the catalogue of a bundle as configured by the settings."""
 
 from __future__ import annotations
 
@@ -11,12 +7,11 @@ from pathlib import Path
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, NoOpenHead, StartError
-from service.labels.catalogue import Catalogue, CatalogueRules
+from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
 from service.labels.definition import Definition, check_fit
 from service.labels.encoding import Encoding
 from service.labels.files import parse_label_set, read_label_set_folder
-from service.labels.fixed_sets import FixedSet
-from service.labels.label_set import LabelSet, make_trained_set
+from service.labels.label_set import make_trained_set
 from service.labels.store.database import open_database
 from service.labels.store.store import LabelStore, Limits
 from service.settings import Settings
@@ -27,37 +22,29 @@ _log = logging.getLogger(__name__)
 def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None) -> Catalogue:
     """Reads the label sets of bundle and folder, and prepares the store.
 
-    Args:
-        settings: which label sets there are, and where the store is.
-        bundle: the model.
-        encoding: its encoders, which the catalogue closes; None where it has no open head.
+    The catalogue closes `encoding`, the bundle's encoders; None without an open head.
 
     Raises:
-        BundleError: a label set of the bundle cannot be used.
+        BundleError: a label set of the bundle is invalid.
         StartError: the folder or the store cannot be used as configured.
     """
-    fixed = [
-        FixedSet(definition, bundle.card.version, "bundle")
-        for definition in read_bundle_sets(bundle)
-    ]
+    fixed = [FixedSet(found, bundle.card.version, "bundle") for found in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
-        fixed += [
-            FixedSet(definition, definition.digest[:12], "folder")
-            for definition in read_label_set_folder(settings.label_sets)
-        ]
+        found_sets = read_label_set_folder(settings.label_sets)
+        fixed += [FixedSet(found, found.digest[:12], "folder") for found in found_sets]
+    names = (name.strip() for name in (settings.default_label_set or "").split(","))
     rules = CatalogueRules(
-        default_sets=_split_names(settings.default_label_set or ""),
-        labels_per_set=settings.max_labels_per_set,
-        candidates=settings.max_candidate_labels,
+        default_sets=tuple(dict.fromkeys(name for name in names if name)),
+        max_candidates=settings.max_candidate_labels,
         poll_seconds=settings.label_poll_seconds,
     )
-    return Catalogue(
-        _read_trained(bundle),
-        fixed,
-        encoding,
-        _open_store(settings, bundle),
-        rules,
-    )
+    card = bundle.card
+    trained = None
+    if card.trained_head is not None:
+        trained = make_trained_set(
+            bundle.labels, version=card.version, activation=card.trained_head.activation
+        )
+    return Catalogue(trained, fixed, encoding, _open_store(settings, bundle), rules)
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
@@ -77,23 +64,11 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
                 raise NoOpenHead("the bundle has no open head")
             check_fit(definition, head.embedding_space, encodes_text=encodes_text)
         except InvalidLabelSet as error:
-            raise BundleError(f"{file}: {error.reason}") from error
+            raise BundleError(f"label set {file}: {error.reason}") from error
         except LabelSetError as error:
-            raise BundleError(f"label set {path.stem}: {error}") from error
+            raise BundleError(f"label set {file}: {error}") from error
         definitions.append(definition)
     return tuple(definitions)
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    names = (name.strip() for name in text.split(","))
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _read_trained(bundle: Bundle) -> LabelSet | None:
-    head = bundle.card.trained_head
-    if head is None:
-        return None
-    return make_trained_set(bundle.labels, version=bundle.card.version, activation=head.activation)
 
 
 def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
@@ -105,8 +80,8 @@ def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
     except StartError as error:
         if settings.label_store is not None:
             raise
-        # Nobody asked for this place, so it is no reason not to predict.
-        _log.warning("%s; registrations are refused until label_store names a place", error)
+        # The user did not ask for the default place, so predictions go on without it.
+        _log.warning("%s; registrations are refused until label_store is set", error)
         return None
-    limits = Limits(settings.max_label_sets, settings.max_labels)
+    limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
     return LabelStore(database, head.embedding_space.fingerprint, limits)

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidParameters, list_values
-from service.labels.definition import NoTruth
+from service.labels.definition import NoBool
 from service.labels.text import LabelSetName, LabelText
 
 MAX_EXPLAINED = 100
@@ -48,7 +48,7 @@ class Question(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # `/docs` fills its form with the examples: each must be valid for every model.
-    top_k: Annotated[int | None, NoTruth] = Field(
+    top_k: Annotated[int | None, NoBool] = Field(
         default=None,
         ge=1,
         description="Most labels to answer with; more than there are means all of them. "
@@ -58,7 +58,7 @@ class Question(BaseModel):
     threshold: (
         Annotated[
             Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
-            NoTruth,
+            NoBool,
             _replace_errors("threshold", "Input should be a number from 0 to 1, or 'calibrated'"),
         ]
         | None
@@ -91,7 +91,7 @@ class Question(BaseModel):
         "repeated. Without `label_set` they are all there is to choose from.",
         examples=[[]],
     )
-    min_version: Annotated[int | None, NoTruth] = Field(
+    min_version: Annotated[int | None, NoBool] = Field(
         default=None,
         ge=0,
         le=2**63 - 1,

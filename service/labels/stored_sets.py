@@ -1,8 +1,7 @@
-"""Stored sets: the label sets of the store, loaded, in this process.
+"""The label sets of the store in this process: loaded, written, and followed as others write.
 
-In: a `LabelStore`, which any process may change. Out: snapshots by name, replaced by swapping one
-reference, so that a request sees the old set or the new one. One thread talks to the store. While
-the store is away, what is loaded stays as it is. Next: `catalogue.py`.
+Readers take the mapping `by_name`, which is replaced as a whole, never changed. One thread calls
+the store. While the store is unavailable, the loaded sets stay.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as replace_fields
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
+from service.engine.heads import Embeddings, QueryArray
 from service.errors import (
     Draining,
     InvalidLabelSet,
+    LabelSetNotFound,
     StartError,
     StoreError,
     StoreIncompatible,
     StoreUnavailable,
     VersionNotReached,
 )
-from service.labels.definition import check_embeddings
+from service.labels.definition import Definition, check_embeddings
 from service.labels.encoding import Encoding
 from service.labels.label_set import LabelSet
-from service.labels.store.order import Kept
-from service.labels.store.rows import StoredSet
-from service.labels.store.store import LabelStore, Mark, Written
+from service.labels.store.store import LabelStore, Mark, Stored, Written, check_version
 
-# The largest set takes seconds to write; a server that is silent for longer hangs.
-_PATIENCE_SECONDS = 30.0
-_CLOSING_SECONDS = 1.0
+# The largest set takes seconds to write, so a call that takes longer hangs.
+_TIMEOUT_SECONDS = 30.0
+_CLOSE_TIMEOUT_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +42,18 @@ ResultT = TypeVar("ResultT")
 
 
 class StoredSets:
-    """Snapshots of the store's sets; every method belongs to one event loop."""
+    """Snapshots of the store's sets; use it from one event loop."""
 
     def __init__(
         self, store: LabelStore, encoding: Encoding, poll_seconds: float, hidden: Collection[str]
     ) -> None:
-        """Loads nothing before `start`.
+        """Call `start` before anything else.
 
         Args:
-            store: where the sets are kept.
-            encoding: turns their embeddings into queries.
-            poll_seconds: how often the store is asked whether another process wrote.
-            hidden: names of sets that came with us, which hide those of the store.
+            store: not used by anything else in this process.
+            encoding: computes the queries of the sets.
+            poll_seconds: time between two looks for other processes' writes.
+            hidden: names of sets outside the store, which take precedence.
         """
         self._store = store
         self._encoding = encoding
@@ -61,11 +61,11 @@ class StoredSets:
         self._hidden = frozenset(hidden)
         self._sets: Mapping[str, LabelSet] = MappingProxyType({})
         self._mark = Mark(-1, 0)
-        self._turn = asyncio.Lock()
+        self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._following: asyncio.Task[None] | None = None
-        self._patience_seconds = _PATIENCE_SECONDS
-        self._away: str | None = None  # why
+        self._timeout_seconds = _TIMEOUT_SECONDS
+        self._failure: str | None = None
         self._stopped = False
 
     @property
@@ -75,200 +75,244 @@ class StoredSets:
 
     @property
     def revision(self) -> int:
-        """Version of the store that the sets are of; -1 before the first look."""
+        """Revision of the store that is loaded; -1 before it was first read."""
         return self._mark.revision
 
     @property
     def answers(self) -> bool:
-        """Whether the store answered when it was last looked at."""
-        return self._away is None
+        """Whether the last poll of the store succeeded."""
+        return self._failure is None
 
     def check_answers(self) -> None:
-        """Does nothing if the store answered when it was last looked at.
-
-        Raises:
-            StoreUnavailable: it did not.
-        """
-        if self._away is not None:
-            raise StoreUnavailable(self._away)
+        """Raises `StoreUnavailable` if the last poll of the store failed."""
+        if self._failure is not None:
+            raise StoreUnavailable(self._failure)
 
     async def start(self) -> None:
-        """Loads the sets, if the store answers, and follows the store from then on.
+        """Loads the sets, if the store answers, and starts polling.
 
         Raises:
-            StartError: the store is of another version of the service.
+            StartError: the store has another schema version.
         """
         try:
-            await self._look(self.refresh)
+            await self._watch(self.refresh)
         except StoreIncompatible as error:
             raise StartError(str(error)) from error
         self._following = asyncio.create_task(self._follow(), name="label store")
 
     async def stop(self) -> None:
-        """Stops following the store and lets go of it."""
+        """Stops polling and closes the store; later calls raise `Draining`."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
-        self._patience_seconds = _CLOSING_SECONDS
+        self._timeout_seconds = _CLOSE_TIMEOUT_SECONDS
         with contextlib.suppress(StoreError):
-            await self.call(self._store.close)
+            await self._call(self._store.close)
         self._stopped = True
         self._thread.shutdown(wait=False)
 
-    async def call(
-        self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
-    ) -> ResultT:
-        """Runs a method of the store on the store's thread."""
-        if self._stopped:
-            raise Draining("the store is closed")
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._thread, lambda: work(*args, **options))
-        try:
-            while not (await asyncio.wait([done], timeout=self._patience_seconds))[0]:
-                self._store.hang_up()
-        finally:
-            done.cancel()  # where nobody waits for it any more: if it has not begun, it need not
-        return done.result()
-
     async def refresh(self) -> None:
-        """Loads what other processes wrote.
+        """Loads the writes of other processes.
 
         Raises:
             StoreUnavailable: the store does not answer; the sets stay as they are.
         """
-        async with self._turn:
-            mark, kept = await self.call(self._store.read_versions)
+        async with self._changing:
+            mark, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
-            for name, wanted in kept.items():
+            for name, stored in versions.items():
                 known = self._sets.get(name)
-                if not _is_kept(known, wanted):
+                if not _is_current(known, stored):
                     known = await self._load(name)
                 if known is not None:
                     loaded[name] = known
-            self._tell_hidden(loaded)
+            for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
+                _log.warning("label set %s of the store is hidden by a read-only one", name)
             if self.revision < 0:
-                await self._tell_others()
+                await self._warn_of_others()
             self._sets, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
-        """Returns once the sets called `names` are at least of `version`.
+        """Returns when the sets called `names` are at least of `version`.
 
         Raises:
-            VersionNotReached: the store has not seen this version.
-            StoreUnavailable: it may have, but does not answer.
+            VersionNotReached: the store has no such version.
+            StoreUnavailable: the store may have it, but does not answer.
         """
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
             raise VersionNotReached(f"version {version}, the store is at {self.revision}")
 
-    async def find_current(self, name: str, kept: Kept) -> LabelSet | None:
-        """Returns the set that the store has as `kept`, or in a later version; None if gone."""
-        if not _is_kept(self._sets.get(name), kept):
-            await self.refresh()
-        return self._sets.get(name)
-
     async def write(
-        self, make: Callable[[int], LabelSet], work: Callable[[], Written]
-    ) -> tuple[LabelSet | None, Written]:
-        """Writes a set to the store, and shows it once it is durable.
-
-        Args:
-            make: makes the snapshot of the version that the store gave.
-            work: writes; runs on the store's thread.
+        self, definition: Definition, *, replace: bool, if_version: int | None = None
+    ) -> tuple[LabelSet, bool]:
+        """Writes a set as `LabelStore.write` does; then it is durable and in `by_name`.
 
         Returns:
-            The snapshot, None where nothing had to be written, and what the store did.
-        """
-        async with self._turn:
-            written = await self.call(work)
-            if not written.changed:
-                return None, written
-            made = make(written.version)
-            self._show({**self._sets, made.name: made}, written)
-            return made, written
-
-    async def delete(self, name: str, if_version: int | None) -> None:
-        """Deletes a set from the store; who holds its snapshot keeps it.
+            The set, and whether its name is new.
 
         Raises:
-            LabelSetError: there is no such set, or it is in another version.
-            StoreError: it could not be deleted.
+            LabelSetError: the set is invalid or conflicts with the one of its name.
+            StoreError: the store did not keep it.
+            BusyError: too many callers encode labels.
+            InferenceFailed: an encoder failed.
         """
-        async with self._turn:
-            written = await self.call(self._store.delete, name, if_version=if_version)
+        self._encoding.check(definition)
+        # Before encoding, which may take long.
+        same = await self._call(
+            self._store.check, definition, replace=replace, if_version=if_version
+        )
+        if same is not None:
+            return await self._find_current(definition, same), False
+        embeddings = await self._encoding.embed(definition)
+        queries = await self._encoding.project(embeddings)
+        return await self._commit(
+            definition, embeddings, queries, replace=replace, if_version=if_version
+        )
+
+    async def set_thresholds(
+        self, name: str, thresholds: Mapping[str, float], if_version: int | None
+    ) -> LabelSet:
+        """Writes thresholds (0..1) for some labels of a set; the others keep theirs.
+
+        Raises:
+            LabelSetError: the set is missing, or not in the version `if_version`.
+            StoreError: the store did not keep it.
+        """
+        stored = await self._call(self._store.read, name)
+        if stored is None:
+            raise LabelSetNotFound(name)
+        old = stored.definition
+        check_version(name, Stored(stored.version, old.digest), if_version)
+        pairs = zip(old.names, old.thresholds, strict=True)
+        new = tuple(thresholds.get(label, own) for label, own in pairs)
+        queries = await self._encoding.project(stored.embeddings)
+        definition = replace_fields(old, thresholds=new)
+        labels, _ = await self._commit(
+            definition, stored.embeddings, queries, replace=True, if_version=stored.version
+        )
+        return labels
+
+    async def delete(self, name: str, if_version: int | None) -> None:
+        """Deletes a set; requests that have pinned its snapshot keep it.
+
+        Raises:
+            LabelSetError: the set is missing, or not in the version `if_version`.
+            StoreError: the store did not delete it.
+        """
+        async with self._changing:
+            written = await self._call(self._store.delete, name, if_version)
             self._show({n: s for n, s in self._sets.items() if n != name}, written)
+
+    async def _commit(
+        self,
+        definition: Definition,
+        embeddings: Embeddings,
+        queries: QueryArray,
+        *,
+        replace: bool,
+        if_version: int | None,
+    ) -> tuple[LabelSet, bool]:
+        async with self._changing:
+            written = await self._call(
+                self._store.write, definition, embeddings, replace=replace, if_version=if_version
+            )
+            if written.version > written.previous:
+                version = str(written.version)
+                labels = self._encoding.make_set(definition, queries, version, "store")
+                self._show({**self._sets, labels.name: labels}, written)
+                return labels, written.created
+        return await self._find_current(definition, written.version), False
+
+    async def _find_current(self, definition: Definition, version: int) -> LabelSet:
+        stored = Stored(version, definition.digest)
+        if not _is_current(self._sets.get(definition.name), stored):
+            await self.refresh()
+        found = self._sets.get(definition.name)
+        if found is None:  # deleted meanwhile
+            raise LabelSetNotFound(definition.name)
+        return found
 
     def _show(self, sets: dict[str, LabelSet], written: Written) -> None:
         self._sets = MappingProxyType(sets)
-        if written.previous == self.revision:  # else somebody else wrote too: look again
+        if written.previous == self.revision:  # else another process wrote too: poll again
             self._mark = self._mark._replace(revision=written.version)
 
     def _has_reached(self, version: int, names: Sequence[str]) -> bool:
         if self.revision >= version:
             return True
-        # A set that is not here yet may be one that another process has written since.
+        # A missing set may be one that another process has just written.
         sets = [self._sets.get(name) for name in names if name not in self._hidden]
         return bool(sets) and all(known and int(known.version) >= version for known in sets)
 
     async def _load(self, name: str) -> LabelSet | None:
         try:
-            stored: StoredSet | None = await self.call(self._store.read, name)
+            stored = await self._call(self._store.read, name)
             if stored is None:
-                return None  # deleted since; the next look at the store tells
+                return None  # deleted meanwhile; the next poll differs
             check_embeddings(stored.embeddings, self._encoding.head.embedding_space.width)
             queries = await self._encoding.project(stored.embeddings)
         except InvalidLabelSet as error:
-            _log.error("label set %s in the store cannot be used: %s", name, error.reason)
+            _log.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
         version = str(stored.version)
         return self._encoding.make_set(stored.definition, queries, version, "store")
 
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_seconds)
-            with contextlib.suppress(StoreIncompatible):  # told, and whoever mends it is served
-                await self._look(self._poll)
-
-    async def _poll(self) -> None:
-        if await self.call(self._store.read_mark) != self._mark:
-            await self.refresh()
-
-    async def _look(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Looks at the store; that it is away is told once, and once that it is back."""
-        try:
-            await look()
-        except StoreError as error:
-            if self._away is None:
-                _log.warning("the label store is away: %s", error)
-            self._away = str(error)
-            if isinstance(error, StoreIncompatible):
-                raise
-        except Exception:
-            _log.exception("looking at the label store failed")
-        else:
-            if self._away is not None:
-                _log.warning("the label store is back")
-            self._away = None
-
-    def _tell_hidden(self, loaded: Mapping[str, LabelSet]) -> None:
-        for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
-            _log.warning(
-                "label set %s in the store is hidden by one of the same name that is not stored",
-                name,
-            )
-
-    async def _tell_others(self) -> None:
-        count = await self.call(self._store.count_others)
+    async def _warn_of_others(self) -> None:
+        count = await self._call(self._store.count_others)
         if count:
             _log.warning(
-                "%d label set(s) in the store are of another embedding space than the bundle's, "
-                "which cannot use them: register them again, or serve the bundle they are of",
+                "%d label set(s) of the store are of another embedding space than the bundle's: "
+                "register them again, or serve the bundle that they are of",
                 count,
             )
 
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            with contextlib.suppress(StoreIncompatible):  # logged; it may be mended
+                await self._watch(self._poll)
 
-def _is_kept(known: LabelSet | None, kept: Kept) -> bool:
-    """Tells whether a set is the one that the store has."""
-    version, digest = kept
-    return known is not None and (known.version, known.digest) == (str(version), digest)
+    async def _poll(self) -> None:
+        if await self._call(self._store.read_mark) != self._mark:
+            await self.refresh()
+
+    async def _watch(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Logs once that the store is unavailable, and once that it is back."""
+        try:
+            await look()
+        except StoreError as error:
+            if self._failure is None:
+                _log.warning("the label store is unavailable: %s", error)
+            self._failure = str(error)
+            if isinstance(error, StoreIncompatible):
+                raise
+        except Exception:
+            _log.exception("polling the label store failed")
+        else:
+            if self._failure is not None:
+                _log.warning("the label store is back")
+            self._failure = None
+
+    async def _call(
+        self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
+    ) -> ResultT:
+        """Runs a method of the store on the store's thread."""
+        if self._stopped:
+            raise Draining("the label store is closed")
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(self._thread, lambda: work(*args, **options))
+        try:
+            while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
+                self._store.hang_up()
+        finally:
+            done.cancel()  # if the caller was cancelled before the call began
+        return done.result()
+
+
+def _is_current(known: LabelSet | None, stored: Stored) -> bool:
+    return known is not None and (known.version, known.digest) == (
+        str(stored.version),
+        stored.digest,
+    )

@@ -1,8 +1,4 @@
-"""The texts of a label set: its name, its labels' names and prompts, normal and within limits.
-
-In: texts as they are given. Out: types of fields whose values are checked and in one form. Next:
-`definition.py`, whose records have such fields.
-"""
+"""Field types for the texts of a label set: normalised (Unicode NFC) and limited in length."""
 
 from __future__ import annotations
 
@@ -22,16 +18,19 @@ from pydantic_core import PydanticCustomError
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
-# Not to be seen, or able to turn around what stands beside them; the two joiners are letters'
-# business in Persian, in Indic scripts and in emoji.
+# Invisible, or changing the direction of the text beside them; Persian, Indic scripts and emoji
+# need the two joiners.
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
+# NFC of combining marks takes quadratic time and holds the GIL, so longer texts are refused before.
+# It shortens no real text to less than a quarter.
+_RAW_FACTOR = 4
 
 
 def _check_set_name(value: object, check: ValidatorFunctionWrapHandler) -> str:
     try:
         name: str = check(value)
-    except ValidationError as error:  # a pattern tells few people what is wrong
+    except ValidationError as error:  # pydantic's message would be the pattern
         raise PydanticCustomError(
             "label_set_name",
             "The name of a label set should be 1 to 100 letters, digits or ._- of ASCII, the first "
@@ -40,7 +39,7 @@ def _check_set_name(value: object, check: ValidatorFunctionWrapHandler) -> str:
     return name
 
 
-# A name is a part of URLs and, with an ending, a file name.
+# A name is a part of URLs and, with a suffix, a file name.
 LabelSetName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
@@ -49,33 +48,27 @@ LabelSetName = Annotated[
 
 
 def normalise_text(text: str) -> str:
-    """Returns `text` in Unicode's form NFC, without white space around it.
+    """Returns `text` in NFC, without surrounding white space.
 
     Raises:
-        ValueError: nothing is left, or it has characters that cannot be seen.
+        ValueError: the text is empty or contains invisible characters.
     """
     normal = unicodedata.normalize("NFC", text).strip()
     if not normal:
         raise PydanticCustomError("empty_text", "Text should not be empty")
     if any(unicodedata.category(c) in _HIDDEN_CATEGORIES and c not in _JOINERS for c in normal):
         raise PydanticCustomError(
-            "hidden_text", "Text should have no control characters, nor others that cannot be seen"
+            "hidden_text", "Text should not contain control characters or other invisible ones"
         )
     return normal
 
 
-# The form NFC of combining marks takes time by the square of their number, in which no other thread
-# runs: what is far too long is refused before. NFC shortens no real text to a quarter.
-_RAW_SHARE = 4
-
-
-def _normalise_up_to(most: int) -> Callable[[str], str]:
+def _normalise_up_to(limit: int) -> Callable[[str], str]:
     def normalise(text: str) -> str:
-        normal = normalise_text(text) if len(text) <= _RAW_SHARE * most else text
-        if len(normal) > most:
-            limit = {"most": most}
+        normal = normalise_text(text) if len(text) <= _RAW_FACTOR * limit else text
+        if len(normal) > limit:
             raise PydanticCustomError(
-                "long_text", "Text should have at most {most} characters", limit
+                "long_text", "Text should have at most {limit} characters", {"limit": limit}
             )
         return normal
 

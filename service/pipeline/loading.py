@@ -52,6 +52,6 @@ def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
     return open_encoding(
         bundle,
         threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),
-        remembered=settings.candidate_cache_size,
+        cache_size=settings.candidate_cache_size,
         queue_size=settings.queue_size,
     )

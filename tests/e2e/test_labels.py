@@ -149,7 +149,7 @@ def test_database_outage_costs_no_prediction_and_no_restart(
             assert register(client, "more", ["dog"]).status_code == 503
             assert set(scores(predict(client, label_set="mine"))) == {"cat"}
             assert client.get("/readyz").status_code == 200
-            server.wait_for_line("the label store is away")
+            server.wait_for_line("the label store is unavailable")
         finally:
             postgres.start()
         server.wait_for_line("the label store is back")

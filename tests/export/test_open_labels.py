@@ -201,7 +201,7 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
     record = LabelSetRecord.model_validate({"name": "some", "labels": names})
 
     async def encode() -> Embeddings:
-        encoding = open_encoding(bundle, threads=1, remembered=0, queue_size=8)
+        encoding = open_encoding(bundle, threads=1, cache_size=0, queue_size=8)
         assert encoding is not None
         return await encoding.embed(define_label_set(record))
 
@@ -301,7 +301,7 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"labels": ["cat", "dog", "cat"]}, "Label 'cat' stands twice"),
+        ({"labels": ["cat", "dog", "cat"]}, "Label 'cat' appears twice"),
         ({"labels": [{"name": "dog", "embedding": [1.0] * 5}]}, f"An embedding needs {WIDTH}"),
         ({"embedding_space": "0" * 64}, "embeddings of another space"),
     ],

@@ -39,7 +39,7 @@ from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition, LabelSetRecord, define_label_set
 from service.labels.label_set import LabelSet
-from service.labels.store.order import ABSENT, PRESENT
+from service.labels.store.store import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
 _READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
@@ -213,7 +213,7 @@ async def _replace(
     request: Request, catalogue: Catalogue, definition: Definition
 ) -> tuple[LabelSet, bool]:
     version = await _demand_version(request, catalogue, definition.name)
-    return await catalogue.replace(definition, if_version=version)
+    return await catalogue.register(definition, replace=True, if_version=version)
 
 
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:

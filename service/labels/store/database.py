@@ -1,7 +1,6 @@
-"""The database behind the label store: SQLite by a path, PostgreSQL by a URL.
+"""The database of the label store: a SQLite file by its path, PostgreSQL by its URL.
 
-In: the setting `label_store`. Out: transactions, with two kinds of failure: away (or locked), and
-disk full. Next: `store.py`, which has the tables.
+A SQLite file may be deleted, or replaced by a backup, while the service runs.
 """
 
 from __future__ import annotations
@@ -9,157 +8,157 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from service.errors import (
-    StartError,
-    StoreError,
-    StoreFull,
-    StoreIncompatible,
-    StoreUnavailable,
-)
-from service.labels.store.sqlite import WRITING, empty_log, is_sqlite, open_sqlite
+from service.errors import StartError, StoreError, StoreFull, StoreIncompatible, StoreUnavailable
+from service.settings import expand_home
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"
 _POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
+_STATEMENT_MS = 25_000
+_WAL_RETRY_SECONDS = 0.005
+_WRITING = "label_store_writing"  # execution option
 
 
 class Database:
-    """Transactions of one database; safe to use from several threads.
+    """Connections to one database.
 
     Attributes:
-        connections: how many were made so far; behind another one may be another database.
+        connections: number of connections that were made; behind another one may be another
+            database, restored from a backup.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
-        """Takes the engine; `open_database` is what to call."""
+        """Use `open_database`."""
         self.connections = 0
         self._engine = engine
-        self._remote: WeakSet[Any] = WeakSet()
+        self._file: tuple[int, int] | None = None
+        self._postgres: Any = None
         sa.event.listen(engine, "connect", self._note_connection)
 
     @contextmanager
-    def read(self) -> Iterator[sa.Connection]:
-        """Gives a connection to read with.
+    def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
+        """Gives a connection; with `writing`, in a transaction that is committed at the end.
 
         Raises:
-            StoreUnavailable: the database is away or locked.
+            StoreUnavailable: the database is unreachable or locked.
+            StoreFull: its disk is full.
         """
-        with self._naming_failures(), self._engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def write(self) -> Iterator[sa.Connection]:
-        """Gives a connection in a transaction, which is committed unless something is raised.
-
-        Raises:
-            StoreUnavailable: the database is away or locked.
-            StoreFull: its disk has no space left.
-        """
-        engine = self._engine.execution_options(**{WRITING: True})
-        with self._naming_failures(), engine.connect() as connection:
-            with connection.begin():
+        if self._identify_file() != self._file:
+            self._engine.dispose()  # writes to a file that was replaced would be lost
+        engine = self._engine.execution_options(**{_WRITING: writing})
+        try:
+            with engine.connect() as connection:
                 yield connection
-            if engine.dialect.name == "sqlite":
-                empty_log(connection)
+                if writing:
+                    connection.commit()
+                    if engine.dialect.name == "sqlite":
+                        _empty_log(connection)
+        except sa.exc.SQLAlchemyError as error:
+            raise _translate(error, format_address(engine.url)) from error
 
     def hang_up(self) -> None:
-        """Breaks the connections to a server: who waits for it gets `StoreUnavailable`.
+        """Breaks the connection to PostgreSQL, so that a call in another thread raises.
 
-        May be called from any thread. A server that hangs, or that lets connect and keeps the
-        queries, would be waited for without an end; a file has no such server.
+        A server that is suspended, or whose machine is, does not enforce `statement_timeout`.
         """
-        # One that opens or closes at this moment is not waited for: who waits hangs up again.
-        with suppress(OSError, RuntimeError, self._engine.dialect.loaded_dbapi.Error):
-            for connection in [one for one in self._remote if not one.closed]:
-                with socket.socket(fileno=os.dup(connection.fileno())) as line:
-                    line.shutdown(socket.SHUT_RDWR)
+        if self._postgres is None:
+            return
+        with (
+            suppress(OSError, self._engine.dialect.loaded_dbapi.Error),  # closed meanwhile
+            socket.socket(fileno=os.dup(self._postgres.fileno())) as duplicate,
+        ):
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the connections."""
         self._engine.dispose()
 
-    def _note_connection(self, opened: object, _record: object) -> None:
+    def _note_connection(self, connection: object, _record: object) -> None:
         self.connections += 1
+        self._file = self._identify_file()
         if self._engine.dialect.name == "postgresql":
-            self._remote.add(opened)
+            self._postgres = connection
 
-    @contextmanager
-    def _naming_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except sa.exc.SQLAlchemyError as error:
-            raise _name_failure(error, name_place(self._engine.url)) from error
+    def _identify_file(self) -> tuple[int, int] | None:
+        if self._engine.dialect.name == "sqlite":
+            with suppress(OSError):
+                status = Path(str(self._engine.url.database)).stat()
+                return status.st_dev, status.st_ino
+        return None
 
 
-def name_place(url: sa.URL) -> str:
-    """Returns where a database is, for a person: nothing of it is secret."""
+def format_address(url: sa.URL) -> str:
+    """Returns the path or URL of a database for messages, without passwords."""
     if url.drivername == "sqlite":
         return str(url.database)
-    # A password may stand among the options as well; the other one is not spelled out.
+    # The query may contain a password too.
     return url.set(drivername="postgresql", query={}).render_as_string()
 
 
-def open_database(location: str | None, *, patience_seconds: float = 2.0) -> Database:
-    """Prepares a database; nothing is connected yet.
+def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Database:
+    """Prepares a database; `Database.connect` opens it.
 
     Args:
-        location: a file's path, which may begin with `~`, `sqlite:///path`, `postgresql://...`,
-            or `memory`, which forgets at the end; None is `find_default_path()`.
-        patience_seconds: how long to wait for a lock or a connection.
+        location: a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
+            `memory`; None takes `find_default_path()`.
+        timeout_seconds: of waiting for a lock or a connection.
 
     Raises:
-        StartError: there can be no such database.
+        StartError: the location is invalid.
     """
     if location == MEMORY:
-        return Database(open_sqlite(":memory:", patience_seconds))
+        return Database(_open_sqlite(":memory:", timeout_seconds))
     if location is None or "://" not in location:
-        return Database(open_sqlite(location or str(find_default_path()), patience_seconds))
+        return Database(_open_sqlite(location or str(find_default_path()), timeout_seconds))
     try:
         url = make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise StartError("label_store is neither a path nor a URL") from error
+        raise StartError("label_store must be a path or a URL") from error
     if url.drivername == "sqlite":
-        return Database(open_sqlite(url.database or ":memory:", patience_seconds))
+        return Database(_open_sqlite(url.database or ":memory:", timeout_seconds))
     if url.drivername not in ("postgres", "postgresql", _POSTGRES):
-        raise StartError("label_store: the URL has to begin with sqlite: or postgresql:")
-    return Database(_open_postgres(url.set(drivername=_POSTGRES), patience_seconds))
+        raise StartError("label_store: the URL must begin with sqlite: or postgresql:")
+    return Database(_open_postgres(url.set(drivername=_POSTGRES), timeout_seconds))
 
 
 def find_default_path() -> Path:
-    """Returns the user's state folder (XDG Base Directory) with our file in it."""
+    """Returns our file in the user's state folder (XDG Base Directory)."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     return Path(state) / "ml-decoder" / "labels.db"
 
 
-def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:
-    milliseconds = int(patience_seconds * 1000)
+def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
+    timeout_ms = int(timeout_seconds * 1000)
     usual = {
-        "connect_timeout": max(2, round(patience_seconds)),  # libpq knows no less
+        "connect_timeout": max(2, round(timeout_seconds)),  # libpq's minimum
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 2,
-        "tcp_user_timeout": 5 * milliseconds,
+        "tcp_user_timeout": 5 * timeout_ms,
     }
-    # What the URL says of a connection goes before: a schema of its own, for one.
-    given = url.normalized_query
-    options = f"-c lock_timeout={milliseconds} -c synchronous_commit=on"
+    options = [
+        f"-c lock_timeout={timeout_ms}",
+        f"-c statement_timeout={_STATEMENT_MS}",
+        "-c synchronous_commit=on",
+    ]
+    given = url.normalized_query  # takes precedence
     try:
         return sa.create_engine(
             url,
             pool_pre_ping=True,
-            pool_timeout=patience_seconds,
+            pool_timeout=timeout_seconds,
             connect_args={
                 **{name: value for name, value in usual.items() if name not in given},
-                "options": " ".join([options, *given.get("options", ())]),
+                "options": " ".join([*options, *given.get("options", ())]),
             },
         )
     except ImportError as error:
@@ -168,16 +167,78 @@ def _open_postgres(url: sa.URL, patience_seconds: float) -> sa.Engine:
         ) from error
 
 
-def _name_failure(error: sa.exc.SQLAlchemyError, place: str) -> StoreError:
-    # Without one it is SQLAlchemy's own: no free connection in time, for example.
+def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
+    if path != ":memory:":
+        path = str(expand_home(path))
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or "it cannot be made"
+            raise StartError(f"label_store: no folder for {path}: {reason}") from error
+        if Path(path).is_dir():
+            raise StartError(f"label_store must be a file; {path} is a folder")
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=path),
+        connect_args={"timeout": timeout_seconds, "check_same_thread": False},
+        poolclass=sa.StaticPool if path == ":memory:" else sa.QueuePool,
+    )
+
+    def set_up(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # `_begin_sqlite` begins the transactions
+        _set_wal(connection, timeout_seconds)
+        connection.execute("PRAGMA synchronous = FULL")
+
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
+    # If several processes open a new file, SQLite ignores its own timeout for all but one of them.
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_sqlite(error, sqlite3.SQLITE_BUSY) or time.monotonic() >= deadline:
+                raise
+        time.sleep(_WAL_RETRY_SECONDS)
+
+
+def _empty_log(connection: sa.Connection) -> None:
+    # SQLite would replay the log (`-wal`) into a backup that replaces the file.
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    with suppress(sqlite3.Error):  # the log is durable too
+        driver.execute("PRAGMA wal_checkpoint(PASSIVE)")  # the slow part does not block writers
+        (timeout_ms,) = driver.execute("PRAGMA busy_timeout").fetchone()
+        driver.execute("PRAGMA busy_timeout = 0")  # waiting for a reader would block all writers
+        try:
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            driver.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A writer locks first: after a read, a transaction could not wait for the lock.
+    writing = connection.get_execution_options().get(_WRITING, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+def _translate(error: sa.exc.SQLAlchemyError, address: str) -> StoreError:
+    # SQLAlchemy's own errors have no origin, for example a timeout of its pool.
     origin = error.orig if isinstance(error, sa.exc.DBAPIError) else None
-    if is_sqlite(origin, sqlite3.SQLITE_NOTADB):
-        return StoreIncompatible(f"label_store {place}: the file is no SQLite database")
+    if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
+        return StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
     reason = str(origin or error).strip().partition("\n")[0]
-    failure = StoreFull if _is_full(origin) else StoreUnavailable
-    return failure(f"label_store {place}: {reason}")
+    is_full = (
+        _is_sqlite(origin, sqlite3.SQLITE_FULL)
+        or getattr(origin, "sqlstate", None) == _POSTGRES_DISK_FULL
+    )
+    return (StoreFull if is_full else StoreUnavailable)(f"label_store {address}: {reason}")
 
 
-def _is_full(error: BaseException | None) -> bool:
-    on_postgres = getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
-    return on_postgres or is_sqlite(error, sqlite3.SQLITE_FULL)
+def _is_sqlite(error: BaseException | None, code: int) -> bool:
+    # The upper bits are details.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == code

@@ -1,235 +1,338 @@
-"""The store of label sets: definitions and their embeddings, in SQLite or PostgreSQL.
+"""The label store: the sets that clients registered, with their embeddings, in a database.
 
-In: definitions with embeddings. Out: the same, after any crash. Every write raises one revision
-number, which becomes the version of the set it wrote, so that other processes see with one small
-query that something is new. Only what is committed counts. Everything here blocks. Next:
-`stored_sets.py`, which keeps it off the event loop.
+Every write raises one revision number, which becomes the version of the written set, so that other
+processes detect changes with one small query. All methods block.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import sqlalchemy as sa
 
 from service.engine.heads import Embeddings
-from service.errors import LabelSetNotFound, StoreUnavailable, TooManyLabelSets
+from service.errors import (
+    InvalidLabelSet,
+    LabelSetChanged,
+    LabelSetExists,
+    LabelSetNotFound,
+    StoreIncompatible,
+    StoreUnavailable,
+    TooManyLabelSets,
+)
 from service.labels.definition import Definition
-from service.labels.store.database import Database
-from service.labels.store.order import Kept, Order, check_version
-from service.labels.store.rows import SETS, STATE, StoredSet, decode_set, encode_set, make_tables
+from service.labels.store.database import Database, format_address
+
+ABSENT = 0
+"""`if_version` of a set that must not exist; the first revision is 1."""
+PRESENT = -1
+"""`if_version` of a set that must exist, in any version."""
+
+SCHEMA_VERSION = 1
+_ADVISORY_LOCK = 0x6D6C6465636F6465  # any number: "mldecode"
+
+_metadata = sa.MetaData()
+_STATE = sa.Table(
+    "label_store",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+)
+_SETS = sa.Table(
+    "label_sets",
+    _metadata,
+    sa.Column("space", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("num_labels", sa.Integer, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("labels", sa.Text, nullable=False),
+    sa.Column("embeddings", sa.LargeBinary, nullable=False),
+)
 
 
 class Mark(NamedTuple):
-    """Tells one state of the store from every other.
+    """The state of the store: while it is equal, so are the sets.
 
     Attributes:
-        revision: another one after every write, in any process.
-        connection: of this process to the database, counted; what is behind another one may have
-            been restored, and its revisions be others than those of the same number before.
+        revision: raised by every write of any process.
+        connections: as of `Database`; a backup may have another content at the same revision.
     """
 
     revision: int
-    connection: int
+    connections: int
+
+
+class Stored(NamedTuple):
+    """Version and digest of a set in the store."""
+
+    version: int
+    digest: str
+
+
+class StoredSet(NamedTuple):
+    """A set as the store has it; the embeddings are those of all labels, float32 [L, E]."""
+
+    definition: Definition
+    embeddings: Embeddings
+    version: int
+
+
+class Written(NamedTuple):
+    """The result of a write.
+
+    Attributes:
+        version: of the set now; not above `previous` if the same set was there already.
+        previous: revision of the store before.
+        created: whether the name is new.
+    """
+
+    version: int
+    previous: int
+    created: bool = False
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sets, and most labels in all of them together."""
+    """Most sets, most labels of all sets together, and most labels of one set."""
 
     sets: int
     labels: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a write did.
-
-    Attributes:
-        version: the set's version now.
-        created: whether there was no such set before.
-        changed: whether anything was written.
-        previous: the store's revision before.
-    """
-
-    version: int
-    created: bool
-    changed: bool
-    previous: int
+    labels_per_set: int
 
 
 class LabelStore:
     """The label sets of one embedding space.
 
-    Every method raises `StoreUnavailable` where the database is away or locked (it is
-    `StoreIncompatible` where its tables are of another version of the service), and every write
-    `StoreFull` where its disk is full; nothing is kept then.
+    Every method raises `StoreUnavailable` if the database is unreachable or locked, and
+    `StoreIncompatible` if its tables are of another schema version. A write raises `StoreFull` on a
+    full disk, and then changes nothing.
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
-        """Opens nothing yet; `space` is the fingerprint of the embedding space."""
+        """Connects later; `space` is the fingerprint of the embedding space."""
         self._database = database
         self._space = space
         self._limits = limits
         self._prepared = False
 
-    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
-        """Returns the mark, and what each set is in (of this mark or a later one)."""
-        with self._reading() as connection:
-            mark = self._read_mark(connection)
-            rows = connection.execute(
-                sa.select(SETS.c.name, SETS.c.version, SETS.c.digest).where(
-                    SETS.c.space == self._space
-                )
-            )
-            return mark, {name: (version, digest) for name, version, digest in rows}
-
     def read_mark(self) -> Mark:
-        """Returns the mark: while it is the same, the sets are."""
-        with self._reading() as connection:
+        """Returns the present mark."""
+        with self._connect() as connection:
             return self._read_mark(connection)
 
+    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
+        """Returns the mark and the version of each set, as of this mark or a later one."""
+        query = sa.select(_SETS.c.name, _SETS.c.version, _SETS.c.digest)
+        with self._connect() as connection:
+            mark = self._read_mark(connection)
+            rows = connection.execute(query.where(_SETS.c.space == self._space))
+            return mark, {name: Stored(version, digest) for name, version, digest in rows}
+
     def count_others(self) -> int:
-        """Returns how many sets there are of other embedding spaces, which are not read here."""
-        with self._reading() as connection:
-            others = sa.select(sa.func.count()).where(SETS.c.space != self._space)
-            count: int = connection.execute(others).scalar_one()
+        """Returns the number of sets of other embedding spaces."""
+        query = sa.select(sa.func.count()).where(_SETS.c.space != self._space)
+        with self._connect() as connection:
+            count: int = connection.execute(query).scalar_one()
             return count
 
     def read(self, name: str) -> StoredSet | None:
-        """Returns a set; None where there is none of that name.
+        """Returns a set; None if there is none of this name.
 
         Raises:
-            InvalidLabelSet: its row was damaged.
+            InvalidLabelSet: the row is damaged.
         """
-        with self._reading() as connection:
-            row = connection.execute(sa.select(SETS).where(self._is(name))).one_or_none()
-        return None if row is None else decode_set(row)
+        with self._connect() as connection:
+            row = connection.execute(sa.select(_SETS).where(self._is(name))).one_or_none()
+        return None if row is None else _decode_row(row)
 
-    def check(self, order: Order) -> int | None:
-        """Looks whether a set could be written now, before it is encoded.
+    def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
+        """Does the checks of `write`, before a set is encoded.
 
         Returns:
-            The version in which it is there already, None where it is to be written.
-
-        Raises:
-            LabelSetExists: another set has the name, and `replace` is false.
-            LabelSetChanged: the set is not in the version `if_version`.
-            TooManyLabelSets: it would be too many.
+            The version of the same set, which need not be written; None if it has to be.
         """
-        with self._reading() as connection:
-            version = order.find_same(self._find(connection, order.definition.name))
+        with self._connect() as connection:
+            found = self._find(connection, definition.name)
+            version = _find_same(definition, found, replace, if_version)
             if version is None:
-                self._check_limits(connection, order.definition)
+                self._check_limits(connection, definition)
             return version
 
-    def write(self, order: Order, embeddings: Embeddings) -> Written:
-        """Writes a set; it is durable when this returns.
+    def write(
+        self,
+        definition: Definition,
+        embeddings: Embeddings,
+        *,
+        replace: bool,
+        if_version: int | None = None,
+    ) -> Written:
+        """Writes a set durably, unless the same set is there already.
 
         Args:
-            order: the set; one that is there already in the same words changes nothing.
-            embeddings: of every label, float32 [L, E].
+            definition: the set.
+            embeddings: of all labels, float32 [L, E].
+            replace: whether another set of the name may be replaced.
+            if_version: required version of the set of the name, or `ABSENT` or `PRESENT`.
 
         Raises:
-            LabelSetExists: another set has the name, and `replace` is false.
+            LabelSetExists: another set has the name, without `replace`.
             LabelSetChanged: the set is not in the version `if_version`.
-            TooManyLabelSets: it would be too many.
+            InvalidLabelSet: the set has too many labels.
+            TooManyLabelSets: the store would have too many sets or labels.
         """
-        definition = order.definition
-        with self._writing() as connection:
+        with self._connect(writing=True) as connection:
             previous = self._lock(connection)
             found = self._find(connection, definition.name)
-            if (version := order.find_same(found)) is not None:
-                return Written(version, created=False, changed=False, previous=previous)
+            if (same := _find_same(definition, found, replace, if_version)) is not None:
+                return Written(same, previous)
             self._check_limits(connection, definition)
-            connection.execute(sa.delete(SETS).where(self._is(definition.name)))
-            values = encode_set(definition, embeddings)
+            connection.execute(sa.delete(_SETS).where(self._is(definition.name)))
+            row = _encode_row(definition, embeddings)
             connection.execute(
-                sa.insert(SETS).values(space=self._space, version=previous + 1, **values)
+                sa.insert(_SETS).values(space=self._space, version=previous + 1, **row)
             )
-            self._advance(connection, previous)
-            return Written(previous + 1, created=found is None, changed=True, previous=previous)
+            connection.execute(sa.update(_STATE).values(revision=previous + 1))
+            return Written(previous + 1, previous, created=found is None)
 
-    def delete(self, name: str, *, if_version: int | None = None) -> Written:
-        """Deletes a set for good.
+    def delete(self, name: str, if_version: int | None = None) -> Written:
+        """Deletes a set durably.
 
         Raises:
-            LabelSetNotFound: there is none of that name.
+            LabelSetNotFound: there is no set of this name.
             LabelSetChanged: the set is not in the version `if_version`.
         """
-        with self._writing() as connection:
+        with self._connect(writing=True) as connection:
             previous = self._lock(connection)
             found = self._find(connection, name)
             check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
-            connection.execute(sa.delete(SETS).where(self._is(name)))
-            self._advance(connection, previous)
-            return Written(previous + 1, created=False, changed=True, previous=previous)
+            connection.execute(sa.delete(_SETS).where(self._is(name)))
+            connection.execute(sa.update(_STATE).values(revision=previous + 1))
+            return Written(previous + 1, previous)
 
     def hang_up(self) -> None:
-        """Ends a call that waits for a server, in whatever thread; it raises `StoreUnavailable`."""
+        """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
         self._database.hang_up()
 
     def close(self) -> None:
         """Closes the connections."""
         self._database.close()
 
+    @contextmanager
+    def _connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
+        try:
+            if not self._prepared:
+                with self._database.connect(writing=True) as connection:
+                    _make_tables(connection)
+                self._prepared = True
+            with self._database.connect(writing=writing) as connection:
+                yield connection
+        except StoreUnavailable:
+            self._prepared = False  # it may come back as another, empty database
+            raise
+
     def _is(self, name: str) -> sa.ColumnElement[bool]:
-        return sa.and_(SETS.c.space == self._space, SETS.c.name == name)
+        return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
     def _read_mark(self, connection: sa.Connection) -> Mark:
-        revision: int = connection.execute(sa.select(STATE.c.revision)).scalar_one()
+        revision: int = connection.execute(sa.select(_STATE.c.revision)).scalar_one()
         return Mark(revision, self._database.connections)
 
-    def _find(self, connection: sa.Connection, name: str) -> Kept | None:
-        row = connection.execute(
-            sa.select(SETS.c.version, SETS.c.digest).where(self._is(name))
-        ).one_or_none()
-        return None if row is None else (row.version, row.digest)
+    def _find(self, connection: sa.Connection, name: str) -> Stored | None:
+        query = sa.select(_SETS.c.version, _SETS.c.digest).where(self._is(name))
+        row = connection.execute(query).one_or_none()
+        return None if row is None else Stored(*row)
 
     def _lock(self, connection: sa.Connection) -> int:
-        # One writer at a time, so that revisions are committed in their order.
-        query = sa.select(STATE.c.revision).with_for_update()
+        # One writer at a time, so that revisions are committed in order.
+        query = sa.select(_STATE.c.revision).with_for_update()
         revision: int = connection.execute(query).scalar_one()
         return revision
 
-    def _advance(self, connection: sa.Connection, previous: int) -> None:
-        connection.execute(sa.update(STATE).values(revision=previous + 1))
-
     def _check_limits(self, connection: sa.Connection, definition: Definition) -> None:
-        others = sa.and_(SETS.c.space == self._space, SETS.c.name != definition.name)
-        total = sa.func.coalesce(sa.func.sum(SETS.c.num_labels), 0)
+        limits = self._limits
+        count = len(definition.names)
+        if count > limits.labels_per_set:
+            raise InvalidLabelSet(f"A label set takes at most {limits.labels_per_set} labels")
+        others = sa.and_(_SETS.c.space == self._space, _SETS.c.name != definition.name)
+        total = sa.func.coalesce(sa.func.sum(_SETS.c.num_labels), 0)
         sets, labels = connection.execute(sa.select(sa.func.count(), total).where(others)).one()
-        if sets + 1 > self._limits.sets or labels + len(definition.names) > self._limits.labels:
+        if sets + 1 > limits.sets or labels + count > limits.labels:
             raise TooManyLabelSets(f"{sets} sets, {labels} labels")
 
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with self._prepared_again(), self._database.read() as connection:
-            yield connection
 
-    @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with self._prepared_again(), self._database.write() as connection:
-            yield connection
+def check_version(name: str, found: Stored | None, if_version: int | None) -> None:
+    """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
+    allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
+    if if_version not in allowed:
+        raise LabelSetChanged(name)
 
-    @contextmanager
-    def _prepared_again(self) -> Iterator[None]:
-        self._prepare()
-        try:
-            yield
-        except StoreUnavailable:
-            self._prepared = False  # what comes back may be another, empty database
-            raise
 
-    def _prepare(self) -> None:
-        """Makes the tables where they are not there; a store may come up after the service."""
-        if self._prepared:
-            return
-        with self._database.write() as connection:
-            make_tables(connection)
-        self._prepared = True
+def _find_same(
+    definition: Definition, found: Stored | None, replace: bool, if_version: int | None
+) -> int | None:
+    check_version(definition.name, found, if_version)
+    if found is None:
+        return None
+    if found.digest == definition.digest:
+        return found.version
+    if not replace:
+        raise LabelSetExists(definition.name)
+    return None
+
+
+def _make_tables(connection: sa.Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # Processes that start together would make the tables twice.
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    _metadata.create_all(connection)
+    version = connection.execute(sa.select(_STATE.c.schema_version)).scalar_one_or_none()
+    if version is None:
+        first = {"id": 1, "schema_version": SCHEMA_VERSION, "revision": 0}
+        connection.execute(sa.insert(_STATE).values(**first))
+    elif version != SCHEMA_VERSION:
+        raise StoreIncompatible(
+            f"label_store {format_address(connection.engine.url)}: schema version {version}, this "
+            f"service has {SCHEMA_VERSION}"
+        )
+
+
+def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, object]:
+    columns = {
+        "names": definition.names,
+        "prompts": definition.prompts,
+        "thresholds": definition.thresholds,
+        "given": definition.given,
+    }
+    return {
+        "name": definition.name,
+        "num_labels": len(definition.names),
+        "digest": definition.digest,
+        "labels": json.dumps(columns),
+        "embeddings": np.ascontiguousarray(embeddings, "<f4").tobytes(),
+    }
+
+
+def _decode_row(row: sa.Row[Any]) -> StoredSet:
+    try:
+        columns: dict[str, Any] = {
+            name: tuple(values) for name, values in json.loads(row.labels).items()
+        }
+        count = len(columns["names"])
+        embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1).astype(np.float32)
+        definition = Definition(
+            name=row.name, embeddings=embeddings[list(columns["given"])], **columns
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise InvalidLabelSet("Its row is damaged") from error
+    if definition.digest != row.digest:
+        raise InvalidLabelSet("Its row is damaged")
+    return StoredSet(definition, embeddings, row.version)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.cli import commands as cli
 from tests.service.cli.conftest import Run
-from tests.support.tiny_bundle import tiny_card, write_tiny_bundle
+from tests.support.tiny_bundle import open_draft, tiny_card, write_tiny_bundle
 
 
 def test_info_shows_the_card_as_table_or_json(run: Run, tiny_bundle: Bundle) -> None:
@@ -42,9 +44,22 @@ def test_info_refuses_a_folder_without_a_bundle(run: Run, tmp_path: Path) -> Non
     assert (code, len(err.splitlines())) == (2, 1)
 
 
+<<<<<<< HEAD
 def test_export_names_the_extra_if_torch_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+=======
+def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:
+    draft = open_draft(encodes_text=False)
+    sets = {"zoo.json": b'{"labels": ["yak"]}'}
+    bundle = write_bundle(tmp_path / draft.card.name, replace(draft, label_sets=sets))
+    code, _, err = run("info", bundle.path)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "label set zoo.json: a label has no embedding" in err
+
+
+def test_export_without_torch_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+>>>>>>> f041325 (Labels: registration part of the stored sets, the store two modules, limits checked in one place, shorter text; tests of a bundle's own sets)
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
     code, _, err = run("export", "--out", "x")
     assert (code, len(err.splitlines())) == (2, 1)

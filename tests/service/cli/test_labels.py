@@ -63,7 +63,7 @@ def test_add_reads_the_json_that_a_service_returns(run: Run, tmp_path: Path) -> 
     told = {"name": "zoo", "version": "7", "origin": "store", "read_only": False, "num_labels": 1}
     file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": True}]}))
     code, _, err = run("labels", "add", "zoo", "--file", file)
-    assert (code, "embedding of its own, which is not told" in err) == (2, True)
+    assert (code, "embedding of its own, which answers omit" in err) == (2, True)
     file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": False}]}))
     assert run("labels", "add", "zoo", "--file", file)[0] == 0
     assert run("labels", "add", "zoo", "--label", "yak")[0] == 0, "it is the same set"
@@ -74,7 +74,7 @@ def test_add_reads_the_json_that_a_service_returns(run: Run, tmp_path: Path) -> 
     [
         (("add", "zoo"), "either --label or --file"),
         (("add", "zoo", "--file", "none.json"), "none.json"),
-        (("add", "zoo", "--label", "a", "--label", "a"), "stands twice"),
+        (("add", "zoo", "--label", "a", "--label", "a"), "appears twice"),
         (("add", "../zoo", "--label", "a"), "name: The name of a label set should be 1 to 100"),
         (("add", "zoo", "--label", "a", "--label", ""), "labels.1.name: Text should not be empty"),
         (("add", "trained", "--label", "a"), "is read-only"),
@@ -99,7 +99,7 @@ def test_labels_fails_if_the_store_is_damaged(run: Run, tmp_path: Path) -> None:
         code, out, err = run("labels", *arguments)
         assert (code, out) == (2, "")
         place = tmp_path / "labels.db"
-        assert err == f"ml-decoder: label_store {place}: the file is no SQLite database\n"
+        assert err == f"ml-decoder: label_store {place}: the file is not a SQLite database\n"
     (tmp_path / "labels.db").unlink()
     assert list_names(run) == ["trained", "everyday"]
 

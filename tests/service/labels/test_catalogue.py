@@ -1,4 +1,4 @@
-"""Requests get whole sets, as they were when the request came."""
+"""The catalogue: the sets that a request pins, the sets that may be changed, the fixed ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from service.errors import (
     LabelSetNotFound,
     LabelSetReadOnly,
     NoOpenHead,
+    StartError,
     StoreUnavailable,
     UnknownLabelSet,
     VersionNotReached,
 )
-from service.labels.catalogue import Catalogue, CatalogueRules
+from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
 from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
-from service.labels.fixed_sets import FixedSet
 from service.labels.label_set import make_trained_set
 from service.labels.question import Question
 from service.labels.store.database import open_database
-from service.labels.store.order import Kept, Order
-from service.labels.store.store import LabelStore, Limits, Mark
+from service.labels.store.store import LabelStore, Limits, Mark, Stored
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
@@ -41,32 +40,39 @@ def define(name: str, *labels: str) -> Definition:
 
 
 class FlakyStore(LabelStore):
-    """A store that is away while it is told to be."""
+    """A store that is unavailable while `away` is true."""
 
     away = False
 
-    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
+    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
         if self.away:
             raise StoreUnavailable("away")
         return super().read_versions()
 
 
 def make_store() -> FlakyStore:
-    return FlakyStore(open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99))
+    return FlakyStore(
+        open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99, labels_per_set=50)
+    )
+
+
+EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")
 
 
 def make_catalogue(
-    bundle: Bundle, *, default: tuple[str, ...] = (), store: LabelStore | None = None
+    bundle: Bundle,
+    *fixed: FixedSet,
+    default: tuple[str, ...] = (),
+    store: LabelStore | None = None,
 ) -> Catalogue:
-    encoding = open_encoding(bundle, threads=1, remembered=9, queue_size=9)
-    fixed = [FixedSet(define("everyday", "chair"), "1.0", "bundle")] if encoding else []
-    rules = CatalogueRules(default, labels_per_set=50, candidates=3, poll_seconds=60.0)
+    encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
+    rules = CatalogueRules(default, max_candidates=3, poll_seconds=60.0)
     return Catalogue(TRAINED, fixed, encoding, store or make_store(), rules)
 
 
 @pytest.fixture
 async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
-    catalogue = make_catalogue(open_bundle)
+    catalogue = make_catalogue(open_bundle, EVERYDAY)
     await catalogue.start()
     yield catalogue
     await catalogue.stop()
@@ -76,7 +82,7 @@ async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
     return [labels.name for labels in await catalogue.pin(question)]
 
 
-async def test_question_names_the_sets_that_it_gets(catalogue: Catalogue) -> None:
+async def test_question_pins_the_sets_that_it_names(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat"))
     assert await pin_names(catalogue, Question()) == ["trained"]
     twice = Question(label_set=("pets", "everyday", "pets"))
@@ -87,17 +93,17 @@ async def test_question_names_the_sets_that_it_gets(catalogue: Catalogue) -> Non
     assert await pin_names(catalogue, both) == ["candidate_labels", "pets"]
 
 
-async def test_every_unknown_set_is_named(catalogue: Catalogue) -> None:
+async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
     with pytest.raises(UnknownLabelSet) as caught:
         await catalogue.pin(Question(label_set=("none", "trained", "neither")))
     assert caught.value.names == ("none", "neither")
 
 
-async def test_pinned_set_outlives_its_replacement_and_its_end(catalogue: Catalogue) -> None:
+async def test_pinned_set_stays_after_it_is_replaced_and_deleted(catalogue: Catalogue) -> None:
     question = Question(label_set=("pets",))
     await catalogue.register(define("pets", "cat"))
     (first,) = await catalogue.pin(question)
-    await catalogue.replace(define("pets", "dog"))
+    await catalogue.register(define("pets", "dog"), replace=True)
     (second,) = await catalogue.pin(question)
     await catalogue.delete("pets")
     with pytest.raises(UnknownLabelSet):
@@ -108,7 +114,7 @@ async def test_pinned_set_outlives_its_replacement_and_its_end(catalogue: Catalo
     assert first.version < second.version
 
 
-async def test_candidates_of_other_names_are_another_version(catalogue: Catalogue) -> None:
+async def test_candidates_with_other_names_have_another_version(catalogue: Catalogue) -> None:
     (one,) = await catalogue.pin(Question(candidate_labels=("yak",)))
     (same,) = await catalogue.pin(Question(candidate_labels=("yak",)))
     (other,) = await catalogue.pin(Question(candidate_labels=("newt",)))
@@ -120,34 +126,38 @@ async def test_candidates_of_other_names_are_another_version(catalogue: Catalogu
             await catalogue.pin(Question(candidate_labels=names))
 
 
-async def test_only_the_version_that_is_demanded_is_replaced_or_deleted(
+async def test_only_the_required_version_is_replaced_or_deleted(
     catalogue: Catalogue,
 ) -> None:
     made, _ = await catalogue.register(define("pets", "cat"))
     with pytest.raises(LabelSetChanged):
-        await catalogue.replace(define("pets", "dog"), int(made.version) + 1)
+        await catalogue.register(
+            define("pets", "dog"), replace=True, if_version=int(made.version) + 1
+        )
     with pytest.raises(LabelSetChanged):
         await catalogue.delete("pets", int(made.version) + 1)
     assert catalogue.find("pets") is made
-    replaced, _ = await catalogue.replace(define("pets", "dog"), int(made.version))
+    replaced, _ = await catalogue.register(
+        define("pets", "dog"), replace=True, if_version=int(made.version)
+    )
     assert catalogue.store_revision == int(replaced.version)
     assert catalogue.list_sets()[-1] is replaced
     await catalogue.delete("pets", int(replaced.version))
     assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
 
 
-async def test_threshold_of_its_own_is_a_labels_from_then_on(catalogue: Catalogue) -> None:
+async def test_set_threshold_is_the_labels_own(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat", "dog"))
     changed = await catalogue.set_thresholds("pets", {"dog": 0.25})
     assert catalogue.find("pets") is changed
     assert changed.thresholds[changed.calibrated].tolist() == [0.25]
 
 
-async def test_stored_set_of_a_fixed_ones_name_stays_hidden(open_bundle: Bundle) -> None:
+async def test_stored_set_is_hidden_by_a_fixed_one_of_its_name(open_bundle: Bundle) -> None:
     store = make_store()
     embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
-    store.write(Order(define("everyday", "cat"), replace=True), embeddings)
-    catalogue = make_catalogue(open_bundle, store=store)
+    store.write(define("everyday", "cat"), embeddings, replace=True)
+    catalogue = make_catalogue(open_bundle, EVERYDAY, store=store)
     assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
     await catalogue.start()
     assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
@@ -155,8 +165,8 @@ async def test_stored_set_of_a_fixed_ones_name_stays_hidden(open_bundle: Bundle)
     await catalogue.stop()
 
 
-async def test_stopped_catalogue_lets_go_of_store_and_encoders(open_bundle: Bundle) -> None:
-    catalogue = make_catalogue(open_bundle)
+async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bundle) -> None:
+    catalogue = make_catalogue(open_bundle, EVERYDAY)
     await catalogue.start()
     await catalogue.stop()
     with pytest.raises(Draining):
@@ -167,12 +177,12 @@ async def test_stopped_catalogue_lets_go_of_store_and_encoders(open_bundle: Bund
 
 
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
-async def test_sets_that_came_with_us_cannot_be_written(catalogue: Catalogue, name: str) -> None:
+async def test_read_only_set_cannot_be_changed(catalogue: Catalogue, name: str) -> None:
     before = catalogue.list_sets()
     with pytest.raises(LabelSetReadOnly):
         await catalogue.register(define(name, "cat"))
     with pytest.raises(LabelSetReadOnly):
-        await catalogue.replace(define(name, "cat"))
+        await catalogue.register(define(name, "cat"), replace=True)
     with pytest.raises(LabelSetReadOnly):
         await catalogue.set_thresholds(name, {"cat": 0.5})
     with pytest.raises(LabelSetReadOnly):
@@ -180,33 +190,33 @@ async def test_sets_that_came_with_us_cannot_be_written(catalogue: Catalogue, na
     assert catalogue.list_sets() == before
 
 
-async def test_default_set_may_be_registered_later_and_is_missed_till_then(
+async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
     open_bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    catalogue = make_catalogue(open_bundle, default=("pets",))
+    catalogue = make_catalogue(open_bundle, EVERYDAY, default=("pets",))
     await catalogue.start()
-    assert "the default label set pets is not there yet" in caplog.text
+    assert "the default label set pets is missing" in caplog.text
     with pytest.raises(UnknownLabelSet) as caught:
         await catalogue.pin(Question())
-    assert (caught.value.names, caught.value.by_default) == (("pets",), True)
+    assert caught.value.names == ("pets",)
+    assert "the default of requests" in str(caught.value.detail)
     with pytest.raises(UnknownLabelSet) as caught:
         await catalogue.pin(Question(label_set=("pets",)))
-    assert not caught.value.by_default
+    assert "the default" not in str(caught.value.detail)
     await catalogue.register(define("pets", "cat"))
     assert await pin_names(catalogue, Question()) == ["pets"]
     await catalogue.stop()
 
 
-async def test_set_is_not_called_unknown_while_the_store_that_may_have_it_is_away(
+async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
     open_bundle: Bundle,
 ) -> None:
     store = make_store()
-    store.write(
-        Order(define("pets", "cat"), replace=False), np.ones((1, EMBEDDING_WIDTH), np.float32)
-    )
+    embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
+    store.write(define("pets", "cat"), embeddings, replace=False)
     store.away = True
-    catalogue = make_catalogue(open_bundle, default=("pets",), store=store)
+    catalogue = make_catalogue(open_bundle, EVERYDAY, default=("pets",), store=store)
     await catalogue.start()
     for question in (
         Question(),
@@ -242,4 +252,55 @@ async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bu
         await catalogue.pin(Question(min_version=1))
     assert await pin_names(catalogue, Question(min_version=0)) == ["trained"]
     await catalogue.refresh()
+    await catalogue.stop()
+
+
+def fixed_set(name: str = "pets", space: str | None = None, width: int | None = None) -> FixedSet:
+    rows = 0 if width is None else 1
+    definition = Definition(
+        name,
+        ("cat",),
+        (None,),
+        (0.25,),
+        given=tuple(range(rows)),
+        embeddings=np.ones((rows, width or 0), np.float32),
+        embedding_space=space,
+    )
+    return FixedSet(definition, "1.0", "folder")
+
+
+async def test_fixed_set_is_encoded_as_it_was_defined(open_bundle: Bundle) -> None:
+    catalogue = make_catalogue(open_bundle, fixed_set())
+    await catalogue.start()
+    labels = catalogue.find("pets")
+    assert (labels.name, labels.version, labels.origin) == ("pets", "1.0", "folder")
+    assert labels.thresholds.tolist() == [0.25]
+    assert labels.queries is not None
+    assert catalogue.encoding is not None
+    assert labels.queries.shape == (1, catalogue.encoding.query_width)
+    await catalogue.stop()
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (fixed_set("trained"), "trained: The name is reserved"),
+        (fixed_set(space="0" * 64), "pets: embeddings of another space"),
+        (fixed_set(width=99), "pets: An embedding needs"),
+    ],
+)
+async def test_fixed_set_that_does_not_fit_stops_the_start(
+    open_bundle: Bundle, entry: FixedSet, reason: str
+) -> None:
+    catalogue = make_catalogue(open_bundle, entry)
+    with pytest.raises(StartError, match=reason) as caught:
+        await catalogue.start()
+    assert "\n" not in str(caught.value)
+    await catalogue.stop()
+
+
+async def test_fixed_set_stops_the_start_without_an_open_head(tiny_bundle: Bundle) -> None:
+    catalogue = make_catalogue(tiny_bundle, fixed_set())
+    with pytest.raises(StartError, match="pets: the bundle has no open head"):
+        await catalogue.start()
     await catalogue.stop()

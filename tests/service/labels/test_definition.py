@@ -72,7 +72,7 @@ def test_what_is_only_told_is_not_written() -> None:
 def test_label_whose_embedding_is_not_told_is_refused_without_it() -> None:
     label = {"name": "a", "own_embedding": True}
     for text in ({}, {"prompt": "an a"}):
-        with pytest.raises(ValidationError, match="embedding of its own, which is not told"):
+        with pytest.raises(ValidationError, match="embedding of its own, which answers omit"):
             define(labels=[label | text])
     assert define(labels=[label | {"embedding": [1.0, 0.0]}]).given == (0,)
 

@@ -1,4 +1,4 @@
-"""Labels are encoded off the event loop, no text twice, and nobody waits without end."""
+"""Encoding: on a thread, candidate labels cached, callers queued, failures contained."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = 30.0
 
 
 class FakeTexts:
-    """Encodes a text to its length and its first letter, when it is let to."""
+    """Encodes a text as its length and its first letter, while `gate` is set."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -67,8 +67,8 @@ def texts() -> FakeTexts:
     return FakeTexts()
 
 
-def make_encoding(texts: Any, *, remembered: int = 3, labels: Any = None) -> Encoding:
-    return Encoding(HEAD, labels or FakeLabels(), texts, remembered=remembered, queue_size=1)
+def make_encoding(texts: Any, *, cache_size: int = 3, labels: Any = None) -> Encoding:
+    return Encoding(HEAD, labels or FakeLabels(), texts, cache_size=cache_size, queue_size=1)
 
 
 @pytest.fixture
@@ -102,10 +102,10 @@ async def test_candidate_is_encoded_once_for_many_requests(
     assert again[[2, 0]].tolist() == first.tolist()
 
 
-async def test_candidate_that_was_asked_for_longest_ago_is_forgotten(
+async def test_least_recently_used_candidate_is_evicted(
     encoding: Encoding, texts: FakeTexts
 ) -> None:
-    for names in (("x", "y", "z"), ("x",), ("w",)):  # three are remembered
+    for names in (("x", "y", "z"), ("x",), ("w",)):  # three are cached
         await encoding.encode_candidates(name(*names))
     texts.seen.clear()
     await encoding.encode_candidates(name("x", "z", "w"))
@@ -114,17 +114,19 @@ async def test_candidate_that_was_asked_for_longest_ago_is_forgotten(
     assert texts.seen == ["a y"]
 
 
-@pytest.mark.parametrize("remembered", [0, 1])
-async def test_more_candidates_than_are_remembered_are_all_encoded(
-    texts: FakeTexts, remembered: int
+@pytest.mark.parametrize("cache_size", [0, 1])
+async def test_more_candidates_than_the_cache_takes_are_all_encoded(
+    texts: FakeTexts, cache_size: int
 ) -> None:
-    encoding = make_encoding(texts, remembered=remembered)
+    encoding = make_encoding(texts, cache_size=cache_size)
     found = await encoding.encode_candidates(name("x", "yy", "zzz"))
     assert found[:, 0].tolist() == [6, 8, 10]
     encoding.close()
 
 
-async def test_who_finds_no_place_is_refused_at_once(encoding: Encoding, texts: FakeTexts) -> None:
+async def test_caller_is_refused_at_once_if_the_queue_is_full(
+    encoding: Encoding, texts: FakeTexts
+) -> None:
     texts.gate.clear()
     first = asyncio.create_task(encoding.embed(name("x")))
     await asyncio.to_thread(texts.arrived.acquire, timeout=SECONDS)
@@ -137,7 +139,7 @@ async def test_who_finds_no_place_is_refused_at_once(encoding: Encoding, texts: 
     assert (await encoding.embed(name("y"))).shape == (1, 2)
 
 
-async def test_who_gives_up_takes_the_rest_of_a_long_list_along(
+async def test_cancelled_caller_stops_the_rest_of_its_list(
     encoding: Encoding, texts: FakeTexts
 ) -> None:
     texts.gate.clear()
@@ -151,7 +153,7 @@ async def test_who_gives_up_takes_the_rest_of_a_long_list_along(
     assert texts.seen == [f"a {i}" for i in names[:TEXTS_PER_TURN]] + ["a after"]
 
 
-async def test_failure_costs_only_its_caller(encoding: Encoding, texts: FakeTexts) -> None:
+async def test_failure_reaches_only_its_caller(encoding: Encoding, texts: FakeTexts) -> None:
     texts.failure = RuntimeError("secret")
     with pytest.raises(InferenceFailed):
         await encoding.encode_candidates(name("x"))
@@ -159,7 +161,7 @@ async def test_failure_costs_only_its_caller(encoding: Encoding, texts: FakeText
     assert (await encoding.encode_candidates(name("x"))).shape == (1, 2)
 
 
-async def test_queries_that_are_not_finite_never_get_out(texts: FakeTexts) -> None:
+async def test_queries_that_are_not_finite_are_refused(texts: FakeTexts) -> None:
     labels = FakeLabels()
     encoding = make_encoding(texts, labels=labels)
     labels.factor = np.float32(np.inf)
@@ -170,13 +172,13 @@ async def test_queries_that_are_not_finite_never_get_out(texts: FakeTexts) -> No
     encoding.close()
 
 
-async def test_closed_encoding_says_that_the_service_stops(encoding: Encoding) -> None:
+async def test_closed_encoding_raises_draining(encoding: Encoding) -> None:
     encoding.close()
     with pytest.raises(Draining):
         await encoding.embed(name("x"))
 
 
-async def test_check_refuses_what_could_not_be_encoded(
+async def test_check_refuses_sets_that_cannot_be_encoded(
     encoding: Encoding, texts: FakeTexts
 ) -> None:
     ones = np.ones((1, 2), np.float32)

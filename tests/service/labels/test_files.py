@@ -59,7 +59,7 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b'{"labels": ["a", " "]}', ".json", "labels.1.name: Text should not be empty"),
         (b'{"labels": ["a"], "x": 1}', ".json", "x"),
         (b'{"name": "vets", "labels": ["a"]}', ".json", "not 'pets'"),
-        (b'{"labels": ["a", "a"]}', ".json", "stands twice"),
+        (b'{"labels": ["a", "a"]}', ".json", "appears twice"),
         (b"", ".npz", "readable"),
         (b"PK\x03\x04junk", ".npz", "readable"),
         (good_npz()[:-30], ".npz", "readable"),
@@ -166,7 +166,7 @@ def test_folder_gives_every_set_by_name(tmp_path: Path) -> None:
 
 
 def test_folder_with_a_bad_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="is no folder"):
+    with pytest.raises(StartError, match="must be a folder"):
         read_label_set_folder(tmp_path / "none")
     (tmp_path / "b.json").write_text("{")
     with pytest.raises(StartError, match=r"b\.json"):

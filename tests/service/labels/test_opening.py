@@ -1,23 +1,34 @@
-"""The settings say which label sets there are, and a place nobody asked for stops nothing."""
+"""The catalogue of a bundle as configured, and the check of a bundle's own label sets."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.bundle.reader import Bundle
-from service.errors import StartError, StoreUnavailable
+from service.bundle.writer import BundleDraft, write_bundle
+from service.errors import BundleError, StartError, StoreUnavailable
 from service.labels.catalogue import Catalogue
 from service.labels.definition import Definition
-from service.labels.opening import open_catalogue
+from service.labels.files import pack_label_set
+from service.labels.opening import open_catalogue, read_bundle_sets
 from service.labels.question import Question
 from service.pipeline.loading import open_encoders
 from service.settings import Settings
+from tests.support.tiny_bundle import (
+    EMBEDDING_WIDTH,
+    TINY_LABELS,
+    open_draft,
+    tiny_card,
+    tiny_graphs,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +53,7 @@ def origins(catalogue: Catalogue) -> list[tuple[str, str]]:
     return [(labels.name, labels.origin) for labels in catalogue.list_sets()]
 
 
-async def test_sets_of_model_bundle_folder_and_store_are_there(
+async def test_catalogue_has_the_sets_of_model_bundle_folder_and_store(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
@@ -56,7 +67,7 @@ async def test_sets_of_model_bundle_folder_and_store_are_there(
         ]
 
 
-async def test_folder_takes_the_place_of_a_set_of_the_bundle(
+async def test_set_of_the_folder_replaces_one_of_the_bundle(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "everyday.json").write_text('{"labels": ["yak"]}')
@@ -65,7 +76,7 @@ async def test_folder_takes_the_place_of_a_set_of_the_bundle(
         assert catalogue.find("everyday").names == ("yak",)
 
 
-async def test_folder_of_a_model_without_open_head_stops_the_start(
+async def test_folder_stops_the_start_without_an_open_head(
     tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
@@ -76,7 +87,7 @@ async def test_folder_of_a_model_without_open_head_stops_the_start(
     await catalogue.stop()
 
 
-async def test_default_place_that_cannot_be_used_only_refuses_registrations(
+async def test_unusable_default_store_refuses_registrations_only(
     open_bundle: Bundle,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,10 +104,48 @@ async def test_default_place_that_cannot_be_used_only_refuses_registrations(
         assert len(await catalogue.pin(Question(candidate_labels=("cat",)))) == 1
 
 
-async def test_place_that_was_asked_for_has_to_be_usable(
+async def test_unusable_store_of_the_settings_stops_the_start(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(bundle=open_bundle.path, label_store=str(tmp_path / "file" / "labels.db"))
     with pytest.raises(StartError, match="no folder"):
         open_with_encoders(settings, open_bundle)
+
+
+def pack(*, width: int = EMBEDDING_WIDTH, space: str | None = None) -> bytes:
+    embeddings = np.ones((1, width), np.float32)
+    return pack_label_set(replace(PETS, given=(0,), embeddings=embeddings, embedding_space=space))
+
+
+def test_sets_of_a_bundle_are_read_by_name(tmp_path: Path) -> None:
+    sets = {"zoo.npz": pack(), "cars.json": b'{"labels": ["van"]}'}
+    bundle = write_bundle(tmp_path / "tiny-open", replace(open_draft(), label_sets=sets))
+    found = read_bundle_sets(bundle)
+    assert [(each.name, each.names) for each in found] == [("cars", ("van",)), ("zoo", ("cat",))]
+
+
+TEXT, BROKEN = b'{"labels": ["cat"]}', pack()[:-30]
+OPEN, WORDLESS = open_draft(), open_draft(encodes_text=False)
+CLOSED = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
+
+
+@pytest.mark.parametrize(
+    ("draft", "file", "content", "reason"),
+    [
+        (CLOSED, "zoo.json", TEXT, "no open head"),
+        (OPEN, "zoo.npz", pack(space="0" * 64), "embeddings of another space"),
+        (OPEN, "zoo.npz", pack(width=EMBEDDING_WIDTH + 1), f"needs {EMBEDDING_WIDTH} values"),
+        (WORDLESS, "zoo.json", TEXT, "no text encoder"),
+        (OPEN, "zoo.npz", BROKEN, "not a readable .npz"),
+        (OPEN, "zoo.json", b"{", "not valid JSON"),
+        (OPEN, "my zoo.json", TEXT, "1 to 100 letters"),
+    ],
+)
+def test_bundle_with_an_unusable_set_is_refused_in_one_line(
+    tmp_path: Path, draft: BundleDraft, file: str, content: bytes, reason: str
+) -> None:
+    bundle = write_bundle(tmp_path / draft.card.name, replace(draft, label_sets={file: content}))
+    with pytest.raises(BundleError, match=f"label set {file}: .*{reason}") as caught:
+        read_bundle_sets(bundle)
+    assert "\n" not in str(caught.value)

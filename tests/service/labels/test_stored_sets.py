@@ -1,4 +1,4 @@
-"""What any process writes is shown in every other; a store that is away takes nothing away."""
+"""The store's sets: written durably, followed in other processes, kept while it is unavailable."""
 
 from __future__ import annotations
 
@@ -13,38 +13,57 @@ import numpy as np
 import pytest
 
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.errors import (
     Draining,
+    InvalidLabelSet,
+    LabelSetChanged,
+    LabelSetExists,
     LabelSetNotFound,
     StartError,
+    StoreFull,
     StoreUnavailable,
+    TooManyLabelSets,
     VersionNotReached,
 )
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
+from service.labels.label_set import LabelSet
 from service.labels.store.database import open_database
-from service.labels.store.order import Kept, Order
-from service.labels.store.store import LabelStore, Limits, Mark
+from service.labels.store.store import ABSENT, LabelStore, Limits, Mark, Stored, Written
 from service.labels.stored_sets import StoredSets
 from tests.support.postgres import Postgres
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, random_queries
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
 
 pytestmark = pytest.mark.anyio
 
 SECONDS = 30.0
+LIMITS = Limits(sets=50, labels=8, labels_per_set=5)
 
 
 class FlakyStore(LabelStore):
-    """A store that is away or faulty while it is told to be, and tells whenever it is asked."""
+    """A store that fails while an attribute says so; `asked` is set at every read."""
 
     def __init__(self, path: Path) -> None:
-        database = open_database(str(path), patience_seconds=20)
-        super().__init__(database, SPACE.fingerprint, Limits(sets=50, labels=500))
-        self.away = self.faulty = False
+        database = open_database(str(path), timeout_seconds=20)
+        super().__init__(database, SPACE.fingerprint, LIMITS)
+        self.away = self.faulty = self.full = False
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
-    def read_versions(self) -> tuple[Mark, dict[str, Kept]]:
+    def write(
+        self,
+        definition: Definition,
+        embeddings: Embeddings,
+        *,
+        replace: bool,
+        if_version: int | None = None,
+    ) -> Written:
+        if self.full:
+            raise StoreFull("no space")
+        return super().write(definition, embeddings, replace=replace, if_version=if_version)
+
+    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
         self._answer()
         return super().read_versions()
 
@@ -66,12 +85,12 @@ def define(name: str, *labels: str) -> Definition:
 
 def put(store: LabelStore, name: str, *labels: str, width: int = EMBEDDING_WIDTH) -> int:
     embeddings = np.ones((len(labels), width), np.float32)
-    return store.write(Order(define(name, *labels), replace=True), embeddings).version
+    return store.write(define(name, *labels), embeddings, replace=True).version
 
 
 @pytest.fixture
 async def encoding(open_bundle: Bundle) -> AsyncIterator[Encoding]:
-    encoding = open_encoding(open_bundle, threads=1, remembered=9, queue_size=9)
+    encoding = open_encoding(open_bundle, threads=1, cache_size=9, queue_size=9)
     assert encoding is not None
     yield encoding
     encoding.close()
@@ -84,7 +103,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def other(path: Path) -> AsyncIterator[FlakyStore]:
-    """The same store as another process has it."""
+    """The same store, in another process."""
     store = FlakyStore(path)
     yield store
     store.close()
@@ -104,14 +123,14 @@ async def following(
 
 
 async def wait_for(store: FlakyStore, condition: Callable[[], bool]) -> None:
-    """Waits, from one look at the store to the next, until `condition` holds."""
+    """Waits, from one read of the store to the next, until `condition` is true."""
     async with asyncio.timeout(SECONDS):
         while not condition():
             store.asked.clear()
             await store.asked.wait()
 
 
-async def test_what_another_process_writes_is_shown_by_the_next_look(
+async def test_write_of_another_process_is_loaded_by_the_next_refresh(
     path: Path, encoding: Encoding, other: FlakyStore
 ) -> None:
     first = put(other, "pets", "cat")
@@ -145,7 +164,7 @@ async def test_store_is_followed(path: Path, encoding: Encoding, other: FlakySto
         await wait_for(store, lambda: "pets" in sets.by_name)
 
 
-async def test_store_that_is_away_leaves_the_sets_and_is_told_once(
+async def test_unavailable_store_keeps_the_sets_and_is_logged_once(
     path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, "pets", "cat")
@@ -161,15 +180,15 @@ async def test_store_that_is_away_leaves_the_sets_and_is_told_once(
         put(other, "cars", "van")
         store.away = False
         await wait_for(store, lambda: "cars" in sets.by_name and sets.answers)
-    told = [record.message for record in caplog.records if "label store is" in record.message]
-    assert told == ["the label store is away: away", "the label store is back"]
+    logged = [record.message for record in caplog.records if "label store is" in record.message]
+    assert logged == ["the label store is unavailable: away", "the label store is back"]
 
 
-async def test_database_that_hangs_is_away_until_it_goes_on(
+async def test_hanging_database_is_unavailable_until_it_goes_on(
     encoding: Encoding, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.labels.stored_sets._PATIENCE_SECONDS", 0.2)
-    store = LabelStore(open_database(postgres.url), SPACE.fingerprint, Limits(sets=9, labels=9))
+    monkeypatch.setattr("service.labels.stored_sets._TIMEOUT_SECONDS", 0.2)
+    store = LabelStore(open_database(postgres.url), SPACE.fingerprint, LIMITS)
     sets = StoredSets(store, encoding, 60.0, ())
     await sets.start()
     async with asyncio.timeout(SECONDS):
@@ -181,28 +200,28 @@ async def test_database_that_hangs_is_away_until_it_goes_on(
         await sets.stop()
 
 
-async def test_store_is_followed_through_a_fault_of_ours(
+async def test_store_is_followed_after_an_unexpected_exception(
     path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with following(path, encoding, poll_seconds=0.01) as (sets, store):
         store.faulty = True
-        await wait_for(store, lambda: "looking at the label store failed" in caplog.text)
+        await wait_for(store, lambda: "polling the label store failed" in caplog.text)
         put(other, "pets", "cat")
         store.faulty = False
         await wait_for(store, lambda: "pets" in sets.by_name)
 
 
 def restore(path: Path, *sets: tuple[str, str]) -> None:
-    """Puts a store of these sets, of one label each, in the place of the one that there is."""
+    """Replaces the store by one of these sets, of one label each."""
     other = path.with_name("restored.db")
-    store = LabelStore(open_database(str(other)), SPACE.fingerprint, Limits(sets=9, labels=9))
+    store = LabelStore(open_database(str(other)), SPACE.fingerprint, LIMITS)
     for name, label in sets:
         put(store, name, label)
     store.close()
     other.replace(path)
 
 
-async def test_store_that_went_back_is_followed_where_its_numbers_are_the_same(
+async def test_restored_store_is_followed_if_its_revision_is_the_same(
     path: Path, encoding: Encoding, other: FlakyStore
 ) -> None:
     put(other, "cars", "van")
@@ -224,12 +243,13 @@ async def test_set_of_the_same_version_with_other_labels_is_not_the_current_one(
     async with following(path, encoding) as (sets, _):
         other.close()
         restore(path, ("pets", "horse"))
-        current = await sets.find_current("pets", (version, define("pets", "horse").digest))
-        assert current is not None
-        assert current.names == ("horse",)
+        current, created = await sets.write(define("pets", "horse"), replace=False)
+        assert (current.names, current.version, created) == (("horse",), str(version), False)
 
 
-async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: FlakyStore) -> None:
+async def test_reach_loads_the_version_or_raises(
+    path: Path, encoding: Encoding, other: FlakyStore
+) -> None:
     async with following(path, encoding) as (sets, store):
         version = put(other, "pets", "cat")
         await sets.reach(version, ["pets"])
@@ -237,8 +257,8 @@ async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: Fl
         with pytest.raises(VersionNotReached):
             await sets.reach(version + 1, ["pets"])
         store.away = True
-        await sets.reach(version, ["pets"])  # nobody has to be asked
-        with pytest.raises(StoreUnavailable):  # which may have this version by now
+        await sets.reach(version, ["pets"])  # known without the store
+        with pytest.raises(StoreUnavailable):  # the store may have it by now
             await sets.reach(version + 1, ["pets"])
         store.away = False
         with pytest.raises(VersionNotReached):
@@ -248,25 +268,18 @@ async def test_version_can_be_demanded(path: Path, encoding: Encoding, other: Fl
 async def test_version_is_not_reached_while_a_named_set_is_not_there_yet(
     path: Path, encoding: Encoding, other: FlakyStore
 ) -> None:
-    async with following(path, encoding, hidden=("everyday",)) as (sets, store):
+    async with following(path, encoding, hidden=("everyday",)) as (sets, _):
         put(other, "cars", "van")
-        embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
-        made, written = await sets.write(
-            lambda version: encoding.make_set(
-                define("pets", "cat"), random_queries(0, 1), str(version), "store"
-            ),
-            lambda: store.write(Order(define("pets", "cat"), replace=False), embeddings),
-        )
-        assert made is not None
-        await sets.reach(written.version, ["pets", "everyday", "cars"])
+        made, _ = await sets.write(define("pets", "cat"), replace=False)
+        await sets.reach(int(made.version), ["pets", "everyday", "cars"])
         assert set(sets.by_name) == {"pets", "cars"}
 
 
-async def test_sets_of_another_embedding_space_are_told_once(
+async def test_sets_of_another_embedding_space_are_logged_once(
     path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, "pets", "cat")
-    elsewhere = LabelStore(open_database(str(path)), "0" * 64, Limits(sets=9, labels=9))
+    elsewhere = LabelStore(open_database(str(path)), "0" * 64, LIMITS)
     put(elsewhere, "cars", "van")
     elsewhere.close()
     caplog.set_level(logging.WARNING)
@@ -274,8 +287,8 @@ async def test_sets_of_another_embedding_space_are_told_once(
         put(other, "more", "dog")
         await sets.refresh()
         assert set(sets.by_name) == {"pets", "more"}
-    (told,) = [r.message for r in caplog.records if "embedding space" in r.message]
-    assert told.startswith("1 label set(s) in the store")
+    (logged,) = [r.message for r in caplog.records if "embedding space" in r.message]
+    assert logged.startswith("1 label set(s) of the store")
 
 
 async def test_damaged_set_costs_only_itself(
@@ -298,7 +311,7 @@ async def test_damaged_set_costs_only_itself(
         assert set(sets.by_name) == {"pets", "torn"}
 
 
-async def test_set_that_is_hidden_is_told(
+async def test_hidden_set_is_logged(
     path: Path, encoding: Encoding, other: FlakyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(other, "everyday", "cat")
@@ -306,7 +319,7 @@ async def test_set_that_is_hidden_is_told(
     async with following(path, encoding, hidden=("everyday",)) as (sets, _):
         await sets.refresh()
     assert [r.message for r in caplog.records if "hidden" in r.message] == [
-        "label set everyday in the store is hidden by one of the same name that is not stored"
+        "label set everyday of the store is hidden by a read-only one"
     ]
 
 
@@ -321,7 +334,7 @@ async def test_store_of_another_schema_stops_the_start(
     await sets.stop()
 
 
-async def test_store_that_comes_up_with_another_schema_is_followed_until_it_fits(
+async def test_store_that_appears_with_another_schema_is_followed_until_it_fits(
     path: Path, encoding: Encoding, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
@@ -347,7 +360,7 @@ def change_schema(path: Path, version: int) -> None:
     connection.close()
 
 
-async def test_deleting_leaves_the_snapshot_to_who_holds_it(
+async def test_deleted_set_stays_with_requests_that_pinned_it(
     path: Path, encoding: Encoding, other: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
@@ -360,8 +373,131 @@ async def test_deleting_leaves_the_snapshot_to_who_holds_it(
             await sets.delete("pets", None)
 
 
-async def test_who_comes_after_the_stop_is_told_so(path: Path, encoding: Encoding) -> None:
+async def test_calls_after_stop_raise_draining(path: Path, encoding: Encoding) -> None:
     async with following(path, encoding) as (sets, _):
         pass
     with pytest.raises(Draining):
         await sets.refresh()
+
+
+async def test_written_set_is_shown_and_stored(path: Path, encoding: Encoding) -> None:
+    async with following(path, encoding) as (sets, store):
+        labels, created = await sets.write(define("pets", "cat", "dog"), replace=False)
+        assert created
+        assert sets.by_name["pets"] is labels
+        assert labels.queries is not None
+        assert len(labels.queries) == 2
+        stored = store.read("pets")
+        assert stored is not None
+        assert (str(stored.version), stored.definition.names) == (labels.version, ("cat", "dog"))
+
+
+async def gather_writes(
+    sets: StoredSets, *definitions: Definition, replace: bool, if_version: int | None = None
+) -> tuple[list[tuple[LabelSet, bool]], list[BaseException]]:
+    """Writes all at the same time; returns the results and the exceptions."""
+    writes = (sets.write(each, replace=replace, if_version=if_version) for each in definitions)
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    return [result for result in results if not isinstance(result, BaseException)], failures
+
+
+async def test_same_set_at_the_same_time_is_made_once(path: Path, encoding: Encoding) -> None:
+    async with following(path, encoding) as (sets, _):
+        made, failures = await gather_writes(sets, *[define("pets", "cat")] * 8, replace=False)
+        assert not failures
+        assert sorted(created for _, created in made) == [False] * 7 + [True]
+        assert len({labels.version for labels, _ in made}) == 1
+
+
+@pytest.mark.parametrize(
+    ("replace", "if_version", "failure"),
+    [(False, None, LabelSetExists), (True, ABSENT, LabelSetChanged)],
+)
+async def test_one_of_different_sets_of_a_name_is_made_at_the_same_time(
+    path: Path, encoding: Encoding, replace: bool, if_version: int | None, failure: type[Exception]
+) -> None:
+    async with following(path, encoding) as (sets, _):
+        definitions = [define("pets", f"cat {i}") for i in range(8)]
+        made, failures = await gather_writes(
+            sets, *definitions, replace=replace, if_version=if_version
+        )
+        ((labels, created),) = made
+        assert created
+        assert sets.by_name["pets"] is labels
+        assert [type(each) for each in failures] == [failure] * 7
+
+
+async def test_lost_update_is_refused(path: Path, encoding: Encoding) -> None:
+    async with following(path, encoding) as (sets, _):
+        version = int((await sets.write(define("pets", "cat"), replace=False))[0].version)
+        definitions = [define("pets", f"dog {i}") for i in range(4)]
+        made, failures = await gather_writes(sets, *definitions, replace=True, if_version=version)
+        assert [type(each) for each in failures] == [LabelSetChanged] * 3
+        assert len(made) == 1
+        assert int(sets.by_name["pets"].version) == version + 1
+
+
+async def test_full_store_changes_nothing(path: Path, encoding: Encoding) -> None:
+    async with following(path, encoding) as (sets, store):
+        before, _ = await sets.write(define("pets", "cat"), replace=False)
+        store.full = True
+        with pytest.raises(StoreFull):
+            await sets.write(define("pets", "dog"), replace=True)
+        assert sets.by_name["pets"] is before
+        store.full = False
+        await sets.write(define("pets", "dog"), replace=True)
+        assert sets.by_name["pets"].names == ("dog",)
+
+
+@pytest.mark.parametrize(
+    ("labels", "failure"), [("abcd", TooManyLabelSets), ("abcdef", InvalidLabelSet)]
+)
+async def test_set_over_the_limits_is_refused_before_it_is_encoded(
+    path: Path,
+    encoding: Encoding,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: str,
+    failure: type[Exception],
+) -> None:
+    async with following(path, encoding) as (sets, _):
+        await sets.write(define("full", *"vwxyz"), replace=False)
+        encoded: list[Definition] = []
+        embed = encoding.embed
+
+        async def note_and_embed(definition: Definition) -> Embeddings:
+            encoded.append(definition)
+            return await embed(definition)
+
+        monkeypatch.setattr(encoding, "embed", note_and_embed)
+        with pytest.raises(failure):
+            await sets.write(define("pets", *labels), replace=False)
+        assert not encoded
+        assert (await sets.write(define("pets", *"abc"), replace=False))[1]
+        assert len(encoded) == 1
+
+
+async def test_thresholds_are_set_for_the_named_labels(path: Path, encoding: Encoding) -> None:
+    async with following(path, encoding) as (sets, _):
+        before, _ = await sets.write(define("pets", "cat", "dog"), replace=False)
+        first = await sets.set_thresholds("pets", {"dog": 0.9, "other": 0.1}, None)
+        second = await sets.set_thresholds("pets", {"cat": 0.2}, int(first.version))
+        assert first.calibrated.tolist() == [False, True]
+        assert second.thresholds.tolist() == [0.2, 0.9]
+        assert int(before.version) < int(first.version) < int(second.version)
+        assert sets.by_name["pets"] is second
+        with pytest.raises(LabelSetNotFound):
+            await sets.set_thresholds("none", {"cat": 0.2}, None)
+
+
+async def test_thresholds_are_refused_if_the_version_has_changed(
+    path: Path, encoding: Encoding
+) -> None:
+    async with following(path, encoding) as (sets, _):
+        scored, _ = await sets.write(define("pets", "cat"), replace=False)
+        other, _ = await sets.write(define("pets", "cat", "dog"), replace=True)
+        with pytest.raises(LabelSetChanged):
+            await sets.set_thresholds("pets", {"cat": 0.9}, int(scored.version))
+        assert sets.by_name["pets"] is other
+        changed = await sets.set_thresholds("pets", {"cat": 0.9}, int(other.version))
+        assert changed.calibrated.tolist() == [True, False]

@@ -241,7 +241,7 @@ def test_embedding_is_not_lost_when_the_answer_is_written_back(client: TestClien
     refused = client.put("/labels/pets", json=answer)
     (error,) = assert_problem(refused, 422, "invalid_parameters")["errors"]
     assert error["name"] == "labels.0"
-    assert "embedding of its own, which is not told" in error["reason"]
+    assert "embedding of its own, which answers omit" in error["reason"]
     assert scores_of(client, label_set="pets") == pytest.approx(before, abs=TOLERANCE)
     answer["labels"][0]["embedding"] = vector
     same = client.put("/labels/pets", json=answer)
@@ -575,7 +575,7 @@ def test_locked_store_refuses_registrations_and_predictions_go_on(
     open_database = database_module.open_database
     monkeypatch.setattr(
         "service.labels.opening.open_database",
-        lambda location: open_database(location, patience_seconds=0.1),
+        lambda location: open_database(location, timeout_seconds=0.1),
     )
     with serve_app(open_bundle.path, label_store=str(path)) as client:
         register(client, PETS)

@@ -1,4 +1,4 @@
-"""The store keeps what it acknowledged, whole, on SQLite and on PostgreSQL alike."""
+"""The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
-from service.labels.store.order import PRESENT, Order
-from service.labels.store.store import LabelStore, Limits
+from service.labels.store.store import PRESENT, LabelStore, Limits
 from tests.support.postgres import Postgres
 
 SPACE = "a" * 64
+LIMITS = Limits(sets=5, labels=20, labels_per_set=15)
 
 
 def open_store(
-    location: str, *, space: str = SPACE, sets: int = 5, patience_seconds: float = 20.0
+    location: str, *, space: str = SPACE, limits: Limits = LIMITS, timeout_seconds: float = 20.0
 ) -> LabelStore:
-    database = open_database(location, patience_seconds=patience_seconds)
-    return LabelStore(database, space, Limits(sets=sets, labels=20))
+    return LabelStore(open_database(location, timeout_seconds=timeout_seconds), space, limits)
 
 
 def define(name: str, *labels: str) -> Definition:
@@ -51,7 +50,11 @@ def find_versions(store: LabelStore) -> dict[str, int]:
 
 def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> int:
     definition = define(name, *labels)
-    return store.write(Order(definition, replace=replace), embed(definition)).version
+    return store.write(definition, embed(definition), replace=replace).version
+
+
+def needs_write(store: LabelStore, definition: Definition, *, replace: bool = True) -> bool:
+    return store.check(definition, replace=replace, if_version=None) is None
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -81,16 +84,17 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
     )
     embeddings = np.array([[1, 1, 1], [0.1, -2, 1e-30]], np.float32)
 
-    written = store.write(Order(given, replace=False), embeddings)
+    written = store.write(given, embeddings, replace=False)
 
     found = store.read("pets")
     assert found is not None
-    assert (found.version, written.created, written.changed) == (written.version, True, True)
+    assert (found.version, written.created) == (written.version, True)
+    assert written.version > written.previous
     assert found.definition.digest == given.digest
     np.testing.assert_array_equal(found.embeddings, embeddings)
 
 
-def test_every_write_raises_the_revision_and_is_seen(store: LabelStore) -> None:
+def test_every_write_raises_the_revision(store: LabelStore) -> None:
     start = store.read_mark().revision
     first = put(store, "pets", "cat")
     second = put(store, "cars", "van")
@@ -115,32 +119,32 @@ def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
     version = put(store, "pets", "cat")
     other = define("pets", "dog")
     with pytest.raises(LabelSetExists):
-        store.write(Order(other, replace=False), embed(other))
+        store.write(other, embed(other), replace=False)
     with pytest.raises(LabelSetChanged):
-        store.write(Order(other, replace=True, if_version=version + 1), embed(other))
+        store.write(other, embed(other), replace=True, if_version=version + 1)
     with pytest.raises(LabelSetChanged):
         store.delete("pets", if_version=version + 1)
     with pytest.raises(LabelSetNotFound):
         store.delete("none")
     missing = define("none", "x")
     with pytest.raises(LabelSetChanged):
-        store.write(Order(missing, replace=True, if_version=version), embed(missing))
-    assert store.check(Order(define("pets", "cat"), replace=False)) == version
+        store.write(missing, embed(missing), replace=True, if_version=version)
+    assert store.check(define("pets", "cat"), replace=False, if_version=None) == version
     assert store.read("none") is None
 
 
-def test_any_version_is_demanded_of_a_set_that_is_there(store: LabelStore) -> None:
+def test_present_requires_a_set_in_any_version(store: LabelStore) -> None:
     missing = define("pets", "cat")
     for if_version in (PRESENT, 1):
         with pytest.raises(LabelSetChanged):
-            store.write(Order(missing, replace=True, if_version=if_version), embed(missing))
+            store.write(missing, embed(missing), replace=True, if_version=if_version)
         with pytest.raises(LabelSetChanged):
             store.delete("pets", if_version=if_version)
     put(store, "pets", "cat")
     for labels in (("dog",), ("newt", "yak")):
         other = define("pets", *labels)
-        written = store.write(Order(other, replace=True, if_version=PRESENT), embed(other))
-        assert (written.changed, written.created) == (True, False)
+        written = store.write(other, embed(other), replace=True, if_version=PRESENT)
+        assert (written.version > written.previous, written.created) == (True, False)
     store.delete("pets", if_version=PRESENT)
     assert store.read("pets") is None
 
@@ -149,19 +153,28 @@ def test_limits_count_sets_and_labels(store: LabelStore) -> None:
     for i in range(5):
         put(store, f"set{i}", "a", "b")
     for definition in (define("sixth", "a"), define("set0", *"abcdefghijklm")):
-        order = Order(definition, replace=True)
         with pytest.raises(TooManyLabelSets):
-            store.check(order)
+            needs_write(store, definition)
         with pytest.raises(TooManyLabelSets):
-            store.write(order, embed(definition))
+            store.write(definition, embed(definition), replace=True)
     fitting = define("set0", *"abcdefghijkl")
-    assert store.check(Order(fitting, replace=True)) is None
-    store.write(Order(fitting, replace=True), embed(fitting))
+    assert needs_write(store, fitting)
+    store.write(fitting, embed(fitting), replace=True)
+
+
+def test_limit_counts_labels_of_one_set(store: LabelStore) -> None:
+    large = define("pets", *"abcdefghijklmnop")
+    for refused in (needs_write, lambda s, d: s.write(d, embed(d), replace=True)):
+        with pytest.raises(InvalidLabelSet, match="at most 15 labels"):
+            refused(store, large)
+    fitting = define("pets", *"abcdefghijklmno")
+    assert needs_write(store, fitting)
+    store.write(fitting, embed(fitting), replace=False)
 
 
 def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
     if location == "memory":
-        pytest.skip("a store in memory has one user")
+        pytest.skip("a store in memory has one process")
     put(store, "pets", "cat")
     other = open_store(location, space="b" * 64)
     assert other.read_versions()[1] == {}
@@ -171,11 +184,8 @@ def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
 
 def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str) -> None:
     if location == "memory":
-        pytest.skip("a store in memory has one user")
-    stores = [
-        LabelStore(open_database(location, patience_seconds=20), SPACE, Limits(99, 999))
-        for _ in range(4)
-    ]
+        pytest.skip("a store in memory has one process")
+    stores = [open_store(location, limits=Limits(99, 999, 9)) for _ in range(4)]
 
     def write(i: int) -> int:
         return put(stores[i % 4], f"set{i}", "a", f"{i}")
@@ -195,7 +205,7 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
 
 def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
-    store = open_store(str(path), patience_seconds=0.2)
+    store = open_store(str(path), timeout_seconds=0.2)
     version = put(store, "pets", "cat")
     locker = sqlite3.connect(path, isolation_level=None)
     locker.execute("BEGIN EXCLUSIVE")
@@ -211,27 +221,26 @@ def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
     store.close()
 
 
-def test_full_disk_is_told_apart_and_nothing_of_the_write_is_kept(tmp_path: Path) -> None:
+def test_full_disk_raises_store_full_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
     store = open_store(str(path))
     version = put(store, "pets", "cat")
-    with store._database._engine.connect() as connection:
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    with store._database.connect() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")  # at least the present size
     large = define("large", "x")
 
     with pytest.raises(StoreFull):
-        store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
+        store.write(large, np.ones((1, 100_000), np.float32), replace=False)
 
     assert find_versions(store) == {"pets": version}
     assert store.read_mark().revision == version
-    with store._database._engine.connect() as connection:
+    with store._database.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
-    store.write(Order(large, replace=False), np.ones((1, 100_000), np.float32))
+    store.write(large, np.ones((1, 100_000), np.float32), replace=False)
     store.close()
 
 
-def test_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
     path.write_bytes(b"junk" * 1000)
     store = open_store(str(path))
@@ -242,7 +251,7 @@ def test_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     store.close()
 
 
-def test_damaged_row_is_told(tmp_path: Path) -> None:
+def test_damaged_row_is_an_invalid_set(tmp_path: Path) -> None:
     path = tmp_path / "labels.db"
     store = open_store(str(path))
     put(store, "pets", "cat")
@@ -282,8 +291,8 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     postgres.start()
     after = store.read_mark()
     assert after.revision == before.revision
-    assert after != before, "what came back may have been restored"
-    assert store.check(Order(define("outage", "cat"), replace=False)) == version
+    assert after != before, "it may have been restored from a backup"
+    assert store.check(define("outage", "cat"), replace=False, if_version=None) == version
     store.delete("outage")
     store.close()
 
@@ -310,7 +319,7 @@ def test_file_that_was_restored_is_the_one_that_is_served(tmp_path: Path) -> Non
     kept.close()
     store = open_store(str(location))
     put(store, "pets", "cat")
-    backup.replace(location)  # as anybody does it: SQLite's files beside it stay where they are
+    backup.replace(location)  # as a person would: SQLite's other files stay
     assert find_versions(store) == {"kept": version}
     put(store, "zoo", "owl")
     store.close()
