@@ -1,8 +1,4 @@
-"""Frozen descriptions of a network: which backbone, which head, how photos are prepared.
-
-In: a JSON document (stored inside each checkpoint) or keyword arguments. Out: a
-`NetworkConfig`, all that `network.py` needs to build the module.
-"""
+"""Frozen descriptions of a network: backbone, head and preparation of photos."""
 
 from __future__ import annotations
 
@@ -25,14 +21,11 @@ class InputConfig(_Config):
     """How an upright RGB photo becomes the backbone's float input.
 
     Attributes:
-        height: H, pixels.
-        width: W, pixels.
         mean: subtracted per channel, after pixels are scaled to 0..1.
-        std: divided by per channel, after the mean.
+        std: divides each channel, after the mean.
         interpolation: antialiased Pillow filter for the resize.
-        resize_mode: `squash` ignores the aspect ratio; `crop` resizes the shorter side
-            to size / crop_pct and takes the centre.
-        crop_pct: share kept by the centre crop, (0, 1].
+        resize_mode: `squash` ignores the aspect ratio; `crop` resizes the shorter side to
+            size / crop_pct and takes the centre.
     """
 
     height: int = Field(ge=1)
@@ -45,19 +38,11 @@ class InputConfig(_Config):
 
 
 class DecoderConfig(_Config):
-    """Widths of an attention decoder over image tokens; each head below adds its own.
+    """Widths of an attention decoder over image tokens; each head below adds its own."""
 
-    Attributes:
-        encoder_width: C, channels of the tokens.
-        decoder_width: D.
-        num_heads: attention heads; divides D.
-        feedforward_width: hidden width of the feed-forward layers.
-        dropout: rate in training, 0..1.
-    """
-
-    encoder_width: int = Field(ge=1)
-    decoder_width: int = Field(default=768, ge=1)
-    num_heads: int = Field(default=8, ge=1)
+    encoder_width: int = Field(ge=1)  # C
+    decoder_width: int = Field(default=768, ge=1)  # D
+    num_heads: int = Field(default=8, ge=1)  # divides D
     feedforward_width: int = Field(default=2048, ge=1)
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
 
@@ -72,10 +57,8 @@ class MLDecoderConfig(DecoderConfig):
     """ML-Decoder head (arXiv 2111.12933, section 3).
 
     Attributes:
-        kind: tag of this head.
         num_classes: N, number of logits.
-        num_groups: number of label queries asked for; None means full decoding, one
-            query a class. See `num_queries` for how many are really used.
+        num_groups: largest number of label queries; None is full decoding, one query a class.
     """
 
     kind: Literal["ml_decoder"] = "ml_decoder"
@@ -84,17 +67,17 @@ class MLDecoderConfig(DecoderConfig):
 
     @property
     def group_size(self) -> int:
-        """Classes that one query answers for: ceil(N / groups)."""
+        """Classes of a query: ceil(N / groups)."""
         return math.ceil(
             self.num_classes / min(self.num_groups or self.num_classes, self.num_classes)
         )
 
     @property
     def num_queries(self) -> int:
-        """Q, the queries in use: ceil(N / group size).
+        """Q: ceil(N / group size).
 
-        It is less than `num_groups` where rounding the group size up leaves the last
-        groups without a class (9,605 classes in 200 groups use 197).
+        Less than `num_groups` if rounding the group size up leaves the last groups without a
+        class: 9,605 classes in 200 groups need 197.
         """
         return math.ceil(self.num_classes / self.group_size)
 
@@ -103,13 +86,11 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
     """Zero-shot ML-Decoder (arXiv 2111.12933, section 3.4): label queries from text.
 
     Attributes:
-        kind: tag of this head.
         embedding_width: E, width of a label's text embedding.
-        embedding_encoder: name of what made the embeddings; `unknown` where nobody says.
-        embedding_template: how a label's name becomes the text that is embedded; `{}` is
-            the name.
-        num_prototypes: P, names of a classifier that vote for labels beside the decoder
-            (`name_votes.py`); 0 leaves it out, which is the paper's head.
+        embedding_encoder: name of the text encoder.
+        embedding_template: the text to embed, `{}` for the label's name.
+        num_prototypes: P, names that vote beside the decoder (`name_votes.py`); the paper's head
+            has 0.
     """
 
     kind: Literal["zero_shot_ml_decoder"] = "zero_shot_ml_decoder"
@@ -120,18 +101,12 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
 
     @property
     def query_width(self) -> int:
-        """K, width of an encoded label: a query, its projection, and the prototypes' votes."""
+        """K, width of a label query: hidden, projection and the prototypes' votes."""
         return 2 * self.decoder_width + self.num_prototypes
 
 
 class TransformerDecoderConfig(DecoderConfig):
-    """A plain transformer decoder, what ML-Decoder is compared with: its layers, unchanged.
-
-    Attributes:
-        kind: tag of this head.
-        num_classes: N, number of logits; one learned query each.
-        num_layers: decoder layers, each with self-attention between the queries.
-    """
+    """A plain transformer decoder with one learned query a class, a baseline."""
 
     kind: Literal["transformer_decoder"] = "transformer_decoder"
     num_classes: int = Field(ge=1)
@@ -142,13 +117,11 @@ class Query2LabelConfig(DecoderConfig):
     """Query2Label head (arXiv 2107.10834).
 
     Attributes:
-        kind: tag of this head.
         num_classes: N, number of logits; one learned query each.
         grid: rows and columns of tokens; the positions are bound to it.
-        num_encoder_layers: transformer layers over the tokens.
-        self_attention: one entry a decoder layer: whether its queries attend to each other.
-        input_projection: whether a linear layer brings tokens from C to D; without, C is D.
-        pre_norm: norms stand before the attentions and not behind them.
+        self_attention: for each decoder layer, whether its queries attend to each other.
+        input_projection: a linear layer maps tokens from C to D; without it C must be D.
+        pre_norm: norms come before the attentions instead of after them.
     """
 
     kind: Literal["query2label"] = "query2label"
@@ -169,14 +142,7 @@ class Query2LabelConfig(DecoderConfig):
 
 
 class GapConfig(_Config):
-    """Global average pooling and one linear layer, the paper's baseline.
-
-    Attributes:
-        kind: tag of this head.
-        num_classes: N, number of logits.
-        encoder_width: C, channels of the tokens.
-        dropout: rate in training, on the pooled features, 0..1.
-    """
+    """Global average pooling and one linear layer, the paper's baseline."""
 
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
@@ -198,11 +164,8 @@ class NetworkConfig(_Config):
     """A whole network.
 
     Attributes:
-        backbone: timm name, or one of ours (`backbone.py`).
-        input: how photos are prepared.
-        head: the head's own configuration.
-        activation: what makes scores of logits: `sigmoid` where a photo may have several
-            labels, `softmax` where it has exactly one.
+        backbone: a name that `Backbone` knows.
+        activation: of the logits: `sigmoid`, or `softmax` if a photo has exactly one label.
     """
 
     backbone: str
@@ -218,6 +181,6 @@ class NetworkConfig(_Config):
 
     @property
     def num_classes(self) -> int | None:
-        """N, number of logits; None where the head takes any labels."""
+        """N, number of logits; None for a head for open labels."""
         head = self.head
         return None if isinstance(head, ZeroShotMLDecoderConfig) else head.num_classes

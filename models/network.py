@@ -1,8 +1,4 @@
-"""Backbone and head together: images -> logits, as trained, checkpointed and exported.
-
-In: a `NetworkConfig`. Out: a `Network`, whose two parts the export traces apart.
-`checkpoints.py` stores and reads it.
-"""
+"""Backbone and head together: images -> logits, as trained, checkpointed and exported."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from models.config import (
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
-from models.heads.gap import Gap
+from models.heads.baselines import Gap, TransformerDecoder
 from models.heads.ml_decoder import MLDecoder
-from models.heads.query2label import Query2Label, TransformerDecoder
+from models.heads.query2label import Query2Label
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
@@ -28,18 +24,16 @@ class Network(nn.Module):
     """A backbone (images -> tokens) and a head (tokens -> logits).
 
     Attributes:
-        config: what was built.
+        config: its description.
         backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-        head: tokens [B, S, C] -> logits [B, N]; one for open labels also takes their
-            embeddings [L, E] and gives [B, L].
+        head: tokens [B, S, C] -> logits [B, N]; one for open labels takes their embeddings [L, E]
+            too and returns [B, L].
+
+    Raises:
+        ValueError: the backbone is unknown, or its width is not the head's.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
-        """Builds both parts with random weights.
-
-        Raises:
-            ValueError: the backbone is unknown, or its width is not the head's.
-        """
         super().__init__()
         self.config = config
         self.backbone = Backbone(config.backbone, (config.input.height, config.input.width))
@@ -51,21 +45,13 @@ class Network(nn.Module):
         self.head = build_head(config.head)
 
     def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
-        """Predicts.
-
-        Args:
-            images: normalised, float [B, 3, H, W].
-            embeddings: only for a head for open labels: one tensor, float [L, E].
-
-        Returns:
-            Logits float [B, N], of an open head [B, L].
-        """
+        """Maps images [B, 3, H, W] (an open head: and embeddings [L, E]) to logits."""
         logits: Tensor = self.head(self.backbone(images), *embeddings)
         return logits
 
 
 def build_head(config: HeadConfig) -> nn.Module:
-    """Builds the head that a configuration describes, with random weights."""
+    """Builds a head with random weights."""
     match config:
         case GapConfig():
             return Gap(config)

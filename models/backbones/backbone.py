@@ -1,8 +1,4 @@
-"""Backbones: any timm model that gives spatial features, and a few more, as images -> tokens.
-
-In: normalised images float [B, 3, H, W]. Out: tokens float [B, S, C]. Next: the heads,
-put behind it by `network.py`. `pretrained.py` fills in weights.
-"""
+"""Backbones: timm models with spatial features, and a few more, as images -> tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from torch import Tensor, nn
 
 from models.backbones.cvt import CVTS, Cvt
 from models.config import InputConfig, Interpolation
-from models.heads.tokens import to_tokens
+from models.heads.attention import to_tokens
 
 # The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
 _TRESNET_V2_XL = "tresnet_v2_xl"
@@ -28,50 +24,42 @@ _TRESNET_V2_XL_LAYERS = [3, 8, 34, 5]
 
 
 class BackboneError(ValueError):
-    """There is no such backbone, or not of this size; the message is one line for a person."""
+    """The backbone is unknown, or does not exist in this size."""
 
 
 class Backbone(nn.Module):
-    """A timm model without its classifier.
+    """A timm model without its classifier, with random weights.
+
+    Args:
+        name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
+        image_size: (H, W) in pixels; only models with a position table of fixed size need it.
 
     Attributes:
-        name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
-        body: the timm model, or the like.
+        body: the model.
         width: C, channels of the tokens.
+
+    Raises:
+        BackboneError: the name is unknown, or the model has no map of features of this size.
     """
 
     def __init__(self, name: str, image_size: tuple[int, int] | None = None) -> None:
-        """Builds the model with random weights.
-
-        Args:
-            name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
-            image_size: (H, W) in pixels, needed by models whose position table is bound
-                to it; others ignore it.
-
-        Raises:
-            BackboneError: timm knows no such model, or cannot build it at this size, or it gives
-                no map of features.
-        """
         super().__init__()
         self.name = name
         self.body = _create(name, image_size)
-        unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # whose class token timm does not count
+        unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # timm does not count their class token
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
         self.width = int(cast("Any", self.body).num_features)
 
     def split(self, frozen_stages: int) -> tuple[nn.Module, nn.Module]:
-        """Cuts the backbone in two, so that the first part can be frozen and cached.
-
-        Both halves share their parameters with this module.
+        """Cuts the backbone in two, which share their parameters with it.
 
         Args:
-            frozen_stages: number of leading stages in the first half; the stem goes with
-                stage 0. The number of stages or more puts the whole backbone there.
+            frozen_stages: leading stages in the first part, with the stem; `num_stages` or more
+                put the whole backbone there.
 
         Returns:
-            (images float [B, 3, H, W] -> features, features -> tokens [B, S, C]).
-
+            (images [B, 3, H, W] -> features, features -> tokens [B, S, C]).
         """
         if frozen_stages >= self.num_stages:
             return self, nn.Identity()
@@ -81,32 +69,32 @@ class Backbone(nn.Module):
 
     @property
     def num_stages(self) -> int:
-        """Number of stages that `split` can cut between; 1 where there is no such cut."""
+        """Number of stages that `split` can cut between; 1 if it cannot."""
         if all(hasattr(self.body, part) for part in ("conv_stem", "blocks", "conv_head", "bn2")):
             return len(cast("nn.Sequential", self.body.blocks))
         return 1
 
     def as_tokens(self, features: Tensor) -> Tensor:
-        """Brings the timm model's own feature layout to tokens [B, S, C]."""
+        """Maps the model's own feature layout to tokens [B, S, C]."""
         if features.dim() == 4 and self.channels_last:
             return features.flatten(1, 2)  # [B, H, W, C] -> [B, H * W, C]
         return to_tokens(features)[:, self.prefix_tokens if features.dim() == 3 else 0 :]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encodes normalised images float [B, 3, H, W] to tokens [B, S, C]."""
+        """Encodes normalised images [B, 3, H, W] to tokens [B, S, C]."""
         return self.as_tokens(cast("Any", self.body).forward_features(images))
 
     @torch.inference_mode()
     def count_tokens(self, image_size: tuple[int, int]) -> int:
-        """Returns S, the tokens of an image of (H, W) pixels, in eval mode.
+        """Returns S for images of (H, W) pixels, and leaves the backbone in eval mode.
 
         Raises:
-            BackboneError: it takes no such image, or does not give one map of features.
+            BackboneError: images of this size have no single map of features.
         """
         image = torch.zeros(1, 3, *image_size, device=next(self.parameters()).device)
         try:
             tokens = self.eval()(image)
-        except Exception as error:  # each of timm's models fails in its own way
+        except Exception as error:  # timm's models raise many types
             raise BackboneError(
                 f"{self.name} gives no map of features of {image_size[0]} x {image_size[1]} "
                 "pixels: give another image size or backbone"
@@ -123,18 +111,18 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
         raise BackboneError(f"timm has no model named {name!r}")
     try:
         body = _create_without_head(name, image_size)
-    except Exception as error:  # each of timm's models fails in its own way
+    except Exception as error:  # timm's models raise many types
         size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
         raise BackboneError(f"timm cannot build {name}{size}") from error
-    if isinstance(body, PoolingVisionTransformer):  # it drops the others itself
-        raise BackboneError(f"{name} gives no map of features, but class tokens alone")
+    if isinstance(body, PoolingVisionTransformer):  # returns class tokens only
+        raise BackboneError(f"{name} gives no map of features, only class tokens")
     return body
 
 
 def _create_without_head(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     try:
         return create_timm(name, image_size, {"num_classes": 0, "global_pool": ""})
-    except AssertionError:  # some insist on their pooling, which is no part of the features
+    except AssertionError:  # some models require their pooling
         body = create_timm(name, image_size, {"num_classes": 0})
         body.head = nn.Identity()
         return body
@@ -143,7 +131,7 @@ def _create_without_head(name: str, image_size: tuple[int, int] | None) -> nn.Mo
 def create_timm(
     name: str, image_size: tuple[int, int] | None, options: Mapping[str, Any]
 ) -> nn.Module:
-    """Builds a timm model with random weights, at an image size where it is bound to one."""
+    """Builds a timm model with random weights, for an image size if the model is bound to one."""
     if image_size is not None:
         try:
             return timm.create_model(name, pretrained=False, img_size=image_size, **options)
@@ -181,26 +169,24 @@ class _TrailingStages(nn.Module):
 def input_config(
     name: str,
     image_size: tuple[int, int] | None = None,
-    told: Mapping[str, object] = MappingProxyType({}),
+    given: Mapping[str, object] = MappingProxyType({}),
 ) -> InputConfig:
-    """Reads a timm model's own preparation of photos from timm's configuration.
+    """Reads the preparation of photos from timm's configuration of a model.
+
+    Photos are squashed to the input: a centre crop would cut off labelled objects.
 
     Args:
         name: timm name.
         image_size: (H, W) in pixels; None takes the model's own.
-        told: what is known to differ, in timm's words: `img_size`, `mean` and the like.
-
-    Returns:
-        The preparation, with the whole photo squashed to the input: a multi-label answer
-        must not lose what a centre crop cuts off.
+        given: overrides by timm's names: `img_size`, `mean` and the like.
 
     Raises:
-        BackboneError: timm knows no such model, or what is told cannot be.
+        BackboneError: the name is unknown to timm, or an override is invalid.
     """
     if name != _TRESNET_V2_XL and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
-        data = timm.data.resolve_data_config(dict(told), _pretrained_cfg(name))
+        data = timm.data.resolve_data_config(dict(given), _pretrained_cfg(name))
         height, width = image_size or data["input_size"][1:]
         interpolation = data["interpolation"]
         return InputConfig(
@@ -211,7 +197,7 @@ def input_config(
             interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
         )
     except (AssertionError, TypeError, ValueError) as error:  # timm's and pydantic's
-        raise BackboneError(f"photos cannot be prepared as told for {name}") from error
+        raise BackboneError(f"the preparation of photos for {name} is invalid") from error
 
 
 def _pretrained_cfg(name: str) -> dict[str, Any]:

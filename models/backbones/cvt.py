@@ -1,8 +1,4 @@
-"""CvT, the one backbone of Query2Label that timm does not have, built on transformers' layers.
-
-In: normalised images float [B, 3, H, W]. Out: features [B, C, H / 16, W / 16]. Used by
-`backbone.py`; `layouts/backbones.py` reads the authors' weights.
-"""
+"""CvT, the one backbone of Query2Label that timm does not have, built on transformers' layers."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 STRIDE = 16
-"""Pixels a token."""
+"""Pixels of a token."""
 
 # Widths, heads and depths of the three stages (arXiv 2103.15808, table 1).
 _STAGES: dict[str, dict[str, Any]] = {
@@ -19,25 +15,23 @@ _STAGES: dict[str, dict[str, Any]] = {
     "cvt_w24": {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]},
 }
 CVTS = tuple(_STAGES)
-"""The names that `Cvt` knows."""
+"""Names for `Cvt`."""
 
 
 class Cvt(nn.Module):
-    """CvT without its classifier; the last norm is applied to each position.
+    """CvT without its classifier; `name` is one of `CVTS`.
 
-    Two things differ from transformers' model, after the authors' code (microsoft/CvT,
-    cls_cvt.py): the activation is the quick approximation of GELU that the published weights
-    were trained with, and features, not the class token, are normalised and returned. Both
-    are read off code: no published weights were compared.
+    Two things differ from transformers' model, after the authors' code (microsoft/CvT, cls_cvt.py):
+    the activation is the quick approximation of GELU, and the last norm is applied to each position
+    instead of the class token. No published weights were compared.
 
     Attributes:
         num_features: C, channels of the features.
     """
 
     def __init__(self, name: str) -> None:
-        """Builds the model with random weights; `name` is one of `CVTS`."""
         super().__init__()
-        # Here, because it takes seconds, and few networks need it.
+        # Imported here: it takes seconds, and few networks need it.
         from transformers import CvtConfig, CvtModel
         from transformers.activations import ACT2FN
 
@@ -51,7 +45,7 @@ class Cvt(nn.Module):
         self.norm = nn.LayerNorm(self.num_features)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Encodes images float [B, 3, H, W] to features [B, C, H / 16, W / 16]."""
+        """Encodes normalised images [B, 3, H, W] to features [B, C, H / 16, W / 16]."""
         features: Tensor = self.model(images).last_hidden_state
         normed: Tensor = self.norm(features.permute(0, 2, 3, 1))
         return normed.permute(0, 3, 1, 2)

@@ -1,9 +1,4 @@
-"""Labelled photos on disk: `read_labelled_folder` recognises the layout of a folder.
-
-In: a folder. Out: a `LabelledFolder`. `records.py` says what that is; each layout has its own
-file: `simple.py`, `coco.py`, `nus_wide.py`, `pairs.py` (CSV), `classes.py` (a folder a class).
-Used by `train`, `evaluate.py` and the export's calibration.
-"""
+"""Labelled photos on disk: `read_labelled_folder` reads any of five layouts."""
 
 from models.data.reader import read_labelled_folder
 from models.data.records import (

@@ -14,11 +14,10 @@ _DIGITS = "0123456789"
 
 
 def read_coco(path: Path) -> LabelledFolder:
-    """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
+    """Reads the folder; a damaged index raises KeyError, TypeError, ValueError or AttributeError.
 
     Raises:
-        DataError: there is no index, its annotations belong to none of its photos, or a photo is
-            in two splits.
+        DataError: there is no index, no annotation belongs to a photo, or a photo is in two splits.
     """
     names: list[str] = []
     images: list[LabelledImage] = []
@@ -32,8 +31,7 @@ def read_coco(path: Path) -> LabelledFolder:
         present: defaultdict[object, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
-        # Annotations of photos that somebody has taken out are common; of all of them, they are
-        # a fault: "7" is not 7.
+        # Annotations of removed photos are common. If no photo has any, the ids are wrong ("7").
         if present and not any(image["id"] in present for image in index["images"]):
             raise DataError(f"{file.name}: no image_id of its annotations is the id of an image")
         images += [
@@ -50,9 +48,9 @@ def read_coco(path: Path) -> LabelledFolder:
 
 
 def _check_years(placed: dict[object, str], folder: str, index: dict[str, Any]) -> None:
-    """Refuses a photo that one year has in a split and another year in another.
+    """Refuses a photo that is in different splits in two years.
 
-    COCO keeps a photo's id over the years; within a year, only COCO's own ids tell photos apart.
+    COCO keeps a photo's id over the years; other data sets may reuse ids within a year.
     """
     split = folder.rstrip(_DIGITS)
     for image in index["images"]:

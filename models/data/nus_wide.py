@@ -1,10 +1,9 @@
 """NUS-WIDE for zero-shot, as ML-Decoder's authors publish it.
 
-`data.csv`: image, labels as `[a, b]`, split. `benchmark_81_v0.json`: `test class`, the labels
-that training must not see, and perhaps `train class`, those that it sees (else all others); a
-label in neither is neither trained nor tested. `wordvec_array.pth`: word vectors [E, N] (or
-[1, E, N]), columns in the sorted order of the labels. The authors test on `val`; so it is both
-validation and test here.
+- `data.csv`: image, labels as `[a, b]`, split. The authors test on `val`, so it is also `test`.
+- `benchmark_81_v0.json`: `test class`, labels kept out of training, and optionally `train class`,
+  the trained labels (default: all others). Labels in neither are ignored.
+- `wordvec_array.pth`: word vectors [E, N] or [1, E, N], columns in the sorted order of the labels.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _VECTORS = "wordvec_array.pth"
 
 
 def read_nus_wide(path: Path) -> LabelledFolder:
-    """Reads the folder; damaged indices raise KeyError, TypeError, ValueError or AttributeError.
+    """Reads the folder; a damaged index raises KeyError, TypeError, ValueError or AttributeError.
 
     Raises:
-        DataError: a file is absent, the word vectors are not those of the labels, or no label is
-            one of those to keep out of training.
+        DataError: a file is missing, the word vectors do not fit the labels, or no label is a test
+            class.
     """
     for name in (_CLASSES, _VECTORS):
         if not (path / name).is_file():
@@ -48,7 +47,9 @@ def read_nus_wide(path: Path) -> LabelledFolder:
     unseen = tuple(name for name in names if name in tested)
     seen = tuple(name for name in names if name in trained - tested)
     if tested and not unseen:
-        raise DataError(f"no label of {INDEX} is a test class of {_CLASSES}: {names[0]!r} is none")
+        raise DataError(
+            f"no label of {INDEX} is a test class of {_CLASSES}, for example {names[0]!r}"
+        )
     vectors = WordVectors(_read_vectors(path / _VECTORS, len(names)), seen, unseen)
     return LabelledFolder(path.name, names, tuple(images), word_vectors=vectors)
 
@@ -60,9 +61,9 @@ def _read_labels(text: str) -> tuple[str, ...]:
 def _read_vectors(path: Path, count: int) -> NDArray[np.float32]:
     try:
         array = torch.as_tensor(torch.load(path, map_location="cpu", weights_only=True)).detach()
-    except Exception as error:  # torch's reader fails in as many ways as bytes can be wrong
-        raise DataError(f"{path.name} holds no plain tensor") from error
+    except Exception as error:  # torch.load raises many types for damaged bytes
+        raise DataError(f"{path.name} is not a plain tensor") from error
     vectors: NDArray[np.float32] = array.float().numpy().squeeze().T  # [N, E]
     if vectors.ndim != 2 or len(vectors) != count:
-        raise DataError(f"{path.name} does not hold one word vector for each of {count} labels")
+        raise DataError(f"{path.name} must have one word vector for each of {count} labels")
     return np.ascontiguousarray(vectors)

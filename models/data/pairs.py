@@ -1,13 +1,12 @@
 """Pairs of image and label in CSV files, with partial labels; Open Images' layout among them.
 
-`train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: an image
-(`image` or `ImageID`), a label (`label` or `LabelName`) and, if known, a confidence
-(`confidence` or `Confidence`): from 0.5 on the label is present, below it is absent; what no
-row says is unknown. Files of one split are read as one. Where rows contradict each other the one
-farther from 0.5 holds, so that a person's 0 or 1 goes before a machine's fraction; what equally
-sure rows contradict is unknown. `class-descriptions*.csv` (code, name; no header) names coded
-labels. Images lie in `images/`, or in a folder named as the split; a name without ending is a
-`.jpg`.
+- `train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: `image` or
+  `ImageID`, `label` or `LabelName`, optionally `confidence` or `Confidence`.
+- A label is present from confidence 0.5 on, absent below it, and unknown without a row. If rows
+  contradict each other, the one farther from 0.5 wins: a person's 0 or 1 before a machine's
+  fraction. At equal distance the label is unknown.
+- `class-descriptions*.csv` (code, name; no header) names coded labels.
+- Images are in `images/` or in a folder named as the split; a name without suffix is a `.jpg`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from models.data.records import DataError, LabelledFolder, LabelledImage
 
 _Range = tuple[float, float]
-"""The lowest and the highest confidence of one label in one photo."""
+"""Lowest and highest confidence of one label in one photo."""
 
 _SPLITS = ("train", "val", "test")
 _PRESENT = 0.5
@@ -40,7 +39,7 @@ def find_pair_files(path: Path) -> dict[Path, str]:
 
 
 def read_pairs(path: Path) -> LabelledFolder:
-    """Reads the folder; damaged files raise KeyError, TypeError or ValueError."""
+    """Reads the folder; a damaged file raises KeyError, TypeError or ValueError."""
     descriptions = _read_descriptions(path)
     known: defaultdict[tuple[str, Path], dict[str, _Range]] = defaultdict(dict)
     for file, split in find_pair_files(path).items():
@@ -66,7 +65,7 @@ def _read_rows(file: Path) -> Iterator[tuple[str, str, _Range]]:
             yield row[image], row[label], said
 
 
-@lru_cache  # millions of rows share a few values, and so their memory
+@lru_cache  # millions of rows share the memory of a few values
 def _read_confidence(text: str) -> _Range:
     confidence = float(text)
     return confidence, confidence
@@ -86,7 +85,7 @@ def _make_image(split: str, photo: Path, labels: dict[str, _Range]) -> LabelledI
 
 
 def _decide(said: _Range) -> bool | None:
-    """Returns whether a label is present; None where equally sure rows contradict each other."""
+    """Returns whether a label is present; None if it is unknown."""
     low, high = said
     if low >= _PRESENT or high < _PRESENT:
         return low >= _PRESENT

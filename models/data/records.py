@@ -1,7 +1,4 @@
-"""What a labelled folder is, whatever its layout on disk.
-
-In: what a reader found. Out: names, photos and targets. Next: `train`, `evaluate.py`.
-"""
+"""A labelled folder, independent of its layout on disk: names, photos and targets."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNKNOWN = -1
-"""Target of a label that nobody looked for in a photo."""
+"""Target of a label that a photo may or may not have."""
 
 
 class DataError(Exception):
-    """A folder of photos cannot be read; the message is one line for a person."""
+    """A folder of photos cannot be read."""
 
     def __str__(self) -> str:
-        """Returns the message alone: a process that loads photos sends its traceback along."""
+        """Returns the message without the traceback that a worker process puts before it."""
         return super().__str__().rstrip().rpartition(f"{DataError.__name__}: ")[2]
 
 
@@ -30,12 +27,11 @@ class LabelledImage:
     """One photo.
 
     Attributes:
-        path: image file.
         split: `train`, `val` or `test`.
         labels: names present.
-        absent: names known to be absent; only read where the folder is not complete.
-        concepts: further names present, from a caption; whether others are is unknown.
-        caption: a sentence that says what the photo shows; empty where there is none.
+        absent: names known to be absent; ignored if the folder is complete.
+        concepts: further names present, from a caption; other concepts are unknown.
+        caption: a sentence about the photo; may be empty.
     """
 
     path: Path
@@ -48,12 +44,12 @@ class LabelledImage:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Text embeddings of the labels, and which of them training sees and must not see.
+    """Text embeddings of the labels, split for zero-shot training.
 
     Attributes:
         embeddings: float32 [N, E], in the order of the label names.
-        seen: labels to train.
-        unseen: labels kept out of training, to test; others are neither trained nor tested.
+        seen: labels to train on.
+        unseen: labels to test on; the rest are neither trained nor tested.
     """
 
     embeddings: NDArray[np.float32]
@@ -66,12 +62,11 @@ class LabelledFolder:
     """A data set.
 
     Attributes:
-        name: data set name.
         label_names: all N labels, in order.
-        images: every photo of every split, in a stable order.
-        complete: a label that a photo does not name is absent; otherwise it is unknown.
+        images: photos of all splits, in a stable order.
+        complete: labels that a photo does not name are absent; otherwise they are unknown.
         single_label: every photo has exactly one label.
-        word_vectors: for zero-shot training, where the folder has them.
+        word_vectors: for zero-shot training.
     """
 
     name: str
@@ -83,15 +78,11 @@ class LabelledFolder:
 
     @property
     def file_name(self) -> str:
-        """The data set's name as a part of a file's name."""
+        """The name without slashes."""
         return self.name.replace("/", "-")
 
     def split(self, name: str) -> tuple[LabelledImage, ...]:
-        """Returns the photos of one split.
-
-        Raises:
-            DataError: the split has none.
-        """
+        """Returns the photos of one split; raises DataError if there are none."""
         chosen = tuple(image for image in self.images if image.split == name)
         if not chosen:
             raise DataError(f"data set {self.name} has no photo in split {name!r}")
@@ -109,10 +100,11 @@ class LabelledFolder:
 
 
 def check_labels(folder: LabelledFolder) -> LabelledFolder:
-    """Returns the folder if every label of its photos is among its names.
+    """Returns the folder.
 
     Raises:
-        DataError: one is not, two have one name, one is no text or empty, or there is no photo.
+        DataError: there is no photo, a label's name is empty, no text or used twice, or a photo has
+            an unknown label.
     """
     if not folder.images:
         raise DataError(f"data set {folder.name} has no photo")
@@ -131,41 +123,27 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
 
 
 def check_photos(images: Iterable[LabelledImage]) -> None:
-    """Makes sure that the photos are there, before hours are spent on some of them.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """Raises DataError if a photo is missing: before hours of work, not after them."""
     for image in images:
         if not image.path.is_file():
             raise DataError(f"the photo {image.path} is missing")
 
 
 def check_negatives(folder: LabelledFolder) -> None:
-    """Makes sure that the training photos tell what they do not show.
-
-    Raises:
-        DataError: every label that is known of them is present, so that a network would learn
-            to say yes to everything.
-    """
+    """Raises DataError if no training photo has an absent label: all scores would become 1."""
     images = folder.split("train")
     if not folder.complete and not any(image.absent for image in images):
         raise DataError(
-            f"data set {folder.name} has no row in train that says a label is absent (a "
-            "confidence below 0.5): add such rows, or write labels.json, in which a label that "
-            "a photo does not name is absent"
+            f"data set {folder.name} has no absent label in train: add rows with a confidence "
+            "below 0.5, or write labels.json, whose photos lack every label that they do not name"
         )
 
 
 def check_single_labels(folder: LabelledFolder) -> None:
-    """Makes sure that every photo of training and validation has exactly one label.
-
-    Raises:
-        DataError: one has none or several; a softmax would let them compete.
-    """
+    """Raises DataError if a photo of training or validation has not exactly one label."""
     for image in folder.split("train") + folder.split("val"):
         if len(set(image.labels)) != 1:
             raise DataError(
-                f"the photo {image.path.name} has {len(set(image.labels))} labels, and "
-                "single_label wants one of each: leave it out"
+                f"the photo {image.path.name} has {len(set(image.labels))} labels: single_label "
+                "needs exactly one"
             )

@@ -1,1 +1,1 @@
-"""Heads: ML-Decoder and its relatives."""
+"""Heads: image tokens to logits. ML-Decoder is `ml_decoder.py`; `baselines.py` compares with it."""

@@ -1,9 +1,7 @@
-"""Multi-head attention as every decoder head here uses it.
+"""What every head shares: tokens [B, S, C], and multi-head attention over them.
 
-In: queries, keys and values. Out: what each query gathered. Differences from torch's
-`MultiheadAttention`: three projections instead of a packed one, and queries may stay at
-batch 1, so that an exporter folds what depends on them alone: their projection, and its product
-with that of the keys. Used by `ml_decoder.py`, `zero_shot.py` and `query2label.py`.
+Unlike torch's `MultiheadAttention`, query, key and value have separate projections, and queries may
+have batch 1: what depends on them alone is computed once, and an exporter folds it to constants.
 """
 
 from __future__ import annotations
@@ -11,20 +9,25 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-class Attention(nn.Module):
-    """Multi-head attention from queries to keys and values.
+def to_tokens(features: Tensor) -> Tensor:
+    """Flattens a feature map [B, C, H, W] to tokens [B, H * W, C]; tokens pass through."""
+    if features.dim() == 3:
+        return features
+    if features.dim() == 4:
+        return features.flatten(2).transpose(1, 2)
+    raise ValueError(f"features must have 3 or 4 dimensions, not {features.dim()}")
 
-    The batch of the queries may be 1 while that of the rest is B: the products broadcast.
+
+class Attention(nn.Module):
+    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, D].
+
+    Args:
+        width: D.
+        num_heads: divides D.
+        dropout: rate on the attention weights in training, 0..1.
     """
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
-        """Builds the four projections.
-
-        Args:
-            width: D, of queries, keys, values and output.
-            num_heads: attention heads; divides `width`.
-            dropout: rate on the attention weights in training, 0..1.
-        """
         super().__init__()
         self.num_heads = num_heads
         self.head_width = width // num_heads
@@ -38,58 +41,37 @@ class Attention(nn.Module):
             nn.init.zeros_(layer.bias)
         nn.init.zeros_(self.out.bias)
 
-    def _split(self, x: Tensor) -> Tensor:
-        # [b, n, D] -> [b, heads, n, D / heads]
-        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_width))
-        return heads.transpose(1, 2)
-
-    def project(self, queries: Tensor) -> Tensor:
-        """Projects and scales queries float [b, Q, D]: the part without an image."""
-        projected: Tensor = self.query(queries) * self.head_width**-0.5
-        return projected
-
-    def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attends.
-
-        Args:
-            projected: what `project` gave, float [1 or B, Q, D].
-            keys: float [B, S, D].
-            values: float [B, S, D].
-
-        Returns:
-            float [B, Q, D].
-        """
-        return self._gather(self._score(projected, keys), values)
-
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
     ) -> Tensor:
-        """Attends from queries float [1 or B, Q, D] to keys and values [B, S, D].
+        """Gathers values for each query, [B, Q, D].
 
-        Args:
-            queries: what attends.
-            keys: what it attends to.
-            values: what it gathers.
-            fixed: whether the queries, at batch 1, are the same for all images, and not those of
-                an only one. Outside training they are then multiplied with the keys' projection,
-                and not each image's keys, where that costs an image less.
+        With `fixed`, queries of batch 1 are constants of the network. Outside training the key
+        projection is then folded into them if that makes an image cheaper.
         """
         projected = self.project(queries)
         if fixed and not self.training and self._is_cheaper_folded(queries.shape[1]):
             return self._gather(self._score_folded(projected, keys), values)
         return self.attend(projected, keys, values)
 
+    def project(self, queries: Tensor) -> Tensor:
+        """Projects and scales queries [b, Q, D]: the part that needs no image."""
+        projected: Tensor = self.query(queries) * self.head_width**-0.5
+        return projected
+
+    def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Continues from `project`: [1 or B, Q, D] and [B, S, D] to [B, Q, D]."""
+        scores = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
+        return self._gather(scores, values)
+
     def _is_cheaper_folded(self, num_queries: int) -> bool:
-        # Products of a token: with every head's queries, or with the projection and as a key.
+        # Products of a token: with the queries of every head, or with the key projection and then
+        # with the queries.
         width = self.num_heads * self.head_width
         return self.num_heads * num_queries * width < width * width + num_queries * width
 
-    def _score(self, projected: Tensor, keys: Tensor) -> Tensor:
-        scores: Tensor = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
-        return scores  # [B, heads, Q, S]
-
     def _score_folded(self, projected: Tensor, keys: Tensor) -> Tensor:
-        # The keys' bias adds the same to all scores of a query, which its softmax takes away.
+        # The keys' bias adds the same to all scores of a query, which cancels in the softmax.
         weight = self.key.weight.unflatten(0, (self.num_heads, self.head_width))
         folded = (self._split(projected)[0] @ weight).flatten(0, 1)  # [heads * Q, D]
         scores: Tensor = (keys @ folded.T).unflatten(-1, (self.num_heads, -1))
@@ -100,3 +82,8 @@ class Attention(nn.Module):
         mixed = weights @ self._split(self.value(values))  # [B, heads, Q, D / heads]
         gathered: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return gathered
+
+    def _split(self, x: Tensor) -> Tensor:
+        # [b, n, D] -> [b, heads, n, D / heads]
+        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_width))
+        return heads.transpose(1, 2)

@@ -1,18 +1,14 @@
-"""Maps: which tokens of an image speak for a label, and how much.
+"""Maps: how much each image token contributes to a label's logit.
 
-In: a head's memory [B, S, D] (`remember` of `ml_decoder.py` and `zero_shot.py`) and labels. Out:
-maps [B, L, rows, columns], 0..1. Traced beside their head; `export` verifies them.
-
-Image tokens reach a logit in one way only, through the sum over tokens of attention times value.
-So what attention head h gathers from token s for label l can be told apart exactly, and what it
-adds to the logit is, to first order, a_lhs * (v_hs . u_lh): the attention to the token, times
-what the token's value is worth to the label. u carries the logit's weights back to the values
-along the residual path of the decoder layer: through the pooling, the gains of both norms and the
-output projection. Left out are the feed-forward layer, and the norms' centring and division.
-Related: attention times value (Kobayashi et al., arXiv 2004.10102), attention times gradient
-(Chefer et al., arXiv 2103.15679). Attention alone points badly where a label attends to empty
-background in order to gather nothing; `docs/explain.md` has the figures.
-Next: `export/graphs/trace.py`.
+Image tokens reach a logit only through the sum over tokens of attention times value. So the
+contribution of token s by attention head h to label l is, to first order, a_lhs * (v_hs . u_lh):
+the attention to the token, times the worth of the token's value for the label. u carries the
+logit's weights back to the values along the residual path of the decoder layer: through the
+pooling, the gains of both norms and the output projection. It leaves out the feed-forward layer and
+the norms' centring and division. Related: attention times value (Kobayashi et al., arXiv
+2004.10102), attention times gradient (Chefer et al., arXiv 2103.15679). Attention alone points
+badly: a label without an object attends to empty background to gather nothing; see
+`docs/explain.md`.
 """
 
 from __future__ import annotations
@@ -28,18 +24,17 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 
 
 class TrainedMaps(nn.Module):
-    """Maps of trained labels: each label attends with the query of its group."""
+    """Maps of trained labels: each label attends with the query of its group.
+
+    Args:
+        head: in eval mode; the weights are copied.
+        grid: rows and columns of the S tokens.
+    """
 
     queries: Tensor
     readout: Tensor
 
     def __init__(self, head: MLDecoder, grid: tuple[int, int]) -> None:
-        """Takes what is needed from a head in eval mode; its later training changes nothing here.
-
-        Args:
-            head: the head.
-            grid: rows and columns; their product is S.
-        """
         super().__init__()
         config, layer = head.config, head.layer
         self.draw = Drawing(grid)
@@ -52,9 +47,9 @@ class TrainedMaps(nn.Module):
             self.register_buffer("readout", _carry_back(layer, weights[: config.num_classes]))
 
     def forward(self, memory: Tensor, labels: Tensor) -> Tensor:
-        """Maps memory float [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns].
+        """Maps memory [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns].
 
-        The largest value of a map is 1, unless no token speaks for the label: then all are 0.
+        The maximum of a map is 1, or 0 if no token contributes.
         """
         queries = self.queries[labels // self.group_size]  # [L, D]
         maps: Tensor = self.draw(self.contributions(memory, queries, self.readout[labels]))
@@ -62,17 +57,16 @@ class TrainedMaps(nn.Module):
 
 
 class OpenMaps(nn.Module):
-    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`."""
+    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`.
+
+    Args:
+        head: in eval mode; the weights are copied.
+        grid: rows and columns of the S tokens.
+    """
 
     readout: Tensor
 
     def __init__(self, head: ZeroShotMLDecoder, grid: tuple[int, int]) -> None:
-        """Takes what is needed from a head in eval mode; its later training changes nothing here.
-
-        Args:
-            head: the head.
-            grid: rows and columns; their product is S.
-        """
         super().__init__()
         self.draw = Drawing(grid)
         self.width = head.config.decoder_width
@@ -81,9 +75,9 @@ class OpenMaps(nn.Module):
             self.register_buffer("readout", _carry_back(head.layer, head.pool.weight))  # [1, D]
 
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
-        """Maps memory float [B, S, D] and label queries [L, K] to maps [B, L, rows, columns].
+        """Maps memory [B, S, D] and label queries [L, K] to maps [B, L, rows, columns].
 
-        The largest value of a map is 1, unless no token speaks for the label: then all are 0.
+        The maximum of a map is 1, or 0 if no token contributes.
         """
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
         maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
@@ -91,17 +85,16 @@ class OpenMaps(nn.Module):
 
 
 class Contributions(nn.Module):
-    """What each token adds to each label's logit, by the weights of an attention."""
+    """What each token adds to each label's logit, by the projections of an attention.
+
+    Their biases are left out: that of the keys cancels in the softmax, and that of the values adds
+    the same to a logit for every image.
+    """
 
     key: Tensor
     value: Tensor
 
     def __init__(self, attention: Attention) -> None:
-        """Copies the projections of keys and values, without their biases.
-
-        That of the keys adds the same to all scores of a softmax; that of the values adds the
-        same to a logit whatever the image shows.
-        """
         super().__init__()
         self.num_heads, self.head_width = attention.num_heads, attention.head_width
         with torch.no_grad():
@@ -114,15 +107,12 @@ class Contributions(nn.Module):
         return parts
 
     def forward(self, memory: Tensor, queries: Tensor, readout: Tensor) -> Tensor:
-        """Computes contributions.
+        """Returns contributions [B, L, S], up to a positive factor for each image.
 
         Args:
-            memory: what the labels attend to, float [B, S, D].
-            queries: of `Attention.project`, float [L, D].
-            readout: what a value adds to the logit, float [L, D], or [1, D] for one of all labels.
-
-        Returns:
-            float [B, L, S], up to a positive factor for each image.
+            memory: [B, S, D].
+            queries: of `Attention.project`, [L, D].
+            readout: what a value adds to the logit, [L, D], or [1, D] for all labels.
         """
         # A few labels are multiplied with the projections, instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]
@@ -140,25 +130,24 @@ class Contributions(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Contributions become a map: what speaks for a label, smoothed, as shares of the largest.
+    """Positive contributions, smoothed, as shares of the maximum.
 
-    A token sees far beyond its cell, so that a single one often lies beside the object; where its
-    neighbours agree, less often. Each cell takes a quarter of either neighbour, along rows and
-    columns; the margin counts as its own neighbour.
+    A token sees far beyond its cell, so a single one often lies beside the object; tokens whose
+    neighbours agree do so less often. Each cell takes a quarter of either neighbour, along rows and
+    columns; the margin is its own neighbour.
     """
 
     rows: Tensor
     columns: Tensor
 
     def __init__(self, grid: tuple[int, int]) -> None:
-        """Prepares the smoothing of a grid of rows x columns."""
         super().__init__()
         self.grid = grid
         self.register_buffer("rows", _smoothing(grid[0]))
         self.register_buffer("columns", _smoothing(grid[1]))
 
     def forward(self, contributions: Tensor) -> Tensor:
-        """Maps contributions float [B, L, S] to maps [B, L, rows, columns], 0..1."""
+        """Maps contributions [B, L, S] to maps [B, L, rows, columns], 0..1."""
         found = contributions.relu().unflatten(-1, self.grid)
         smooth = self.rows @ found @ self.columns.T
         largest = smooth.amax(dim=(-2, -1), keepdim=True)
@@ -167,16 +156,9 @@ class Drawing(nn.Module):
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
-    """Returns the rows and columns that tokens form.
+    """Returns rows and columns of `num_tokens` square patches in a picture of these pixels.
 
-    Args:
-        num_tokens: S.
-        height: H, pixels of the picture.
-        width: W, pixels of the picture.
-
-    Returns:
-        Rows and columns of the square patches that there are S of; None where no size of a patch
-        gives as many.
+    None if no size of a patch gives that number.
     """
     for stride in range(1, max(height, width) + 1):
         rows, columns = math.ceil(height / stride), math.ceil(width / stride)
@@ -186,14 +168,14 @@ def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | Non
 
 
 def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
-    """Carries weights on decoded queries [n, D] back to the values that are attended to."""
+    """Carries weights [n, D] on decoded queries back to the values."""
     gains = layer.norm2.weight * layer.norm3.weight
     carried: Tensor = (weights * gains) @ layer.attention.out.weight
     return carried
 
 
 def _smoothing(size: int) -> Tensor:
-    """Returns the matrix [size, size] that adds a quarter of either neighbour to half of a cell."""
+    """Returns [size, size]: half of a cell plus a quarter of either neighbour."""
     cells = torch.arange(size)
     matrix = 0.5 * torch.eye(size)
     for neighbours in ((cells - 1).clamp_min(0), (cells + 1).clamp_max(size - 1)):

@@ -1,15 +1,11 @@
-"""ML-Decoder: logits by cross-attention from fixed label queries to image tokens.
+"""ML-Decoder (arXiv 2111.12933, section 3): fixed label queries attend to image tokens.
 
-In: tokens float [B, S, C] (or a feature map [B, C, H, W]). Out: logits [B, N].
-Written from the paper (arXiv 2111.12933, section 3). Differences from the authors' code:
+Differences from the authors' code, none of which changes a logit:
 
-1. The group fully-connected layer (section 3.3) is one batched matmul, not a loop.
-2. Whatever depends on the queries alone is computed at batch 1 and broadcast, so an
-   exporter can fold it to constants.
+1. The group fully-connected layer (section 3.3) is one batched matmul instead of a loop.
+2. What depends on the queries alone is computed at batch 1, so an exporter folds it to constants.
 3. Groups that rounding leaves without a class are not built.
-4. Query, key and value projections are separate layers, not one packed matrix.
-
-`zero_shot.py` takes its queries from text; `network.py` puts it behind a backbone.
+4. Query, key and value projections are separate layers instead of one packed matrix.
 """
 
 from __future__ import annotations
@@ -19,15 +15,48 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.config import DecoderConfig, MLDecoderConfig
-from models.heads.attention import Attention
-from models.heads.tokens import to_tokens
+from models.heads.attention import Attention, to_tokens
+
+
+class MLDecoder(nn.Module):
+    """Embedding, one decoder layer from fixed queries, group pooling.
+
+    The queries are random and need no training (section 3.2).
+    """
+
+    queries: Tensor
+
+    def __init__(self, config: MLDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.decoder_width
+        self.embed = nn.Linear(config.encoder_width, width)
+        self.register_buffer("queries", torch.randn(config.num_queries, width))
+        self.layer = DecoderLayer(config)
+        self.pool = GroupLinear(config.num_queries, width, config.group_size, config.num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
+        return self.recall(self.remember(features))
+
+    def remember(self, features: Tensor) -> Tensor:
+        """Maps features to the memory [B, S, D] that the queries attend to."""
+        return functional.relu(self.embed(to_tokens(features)))
+
+    def recall(self, memory: Tensor) -> Tensor:
+        """Maps memory [B, S, D] to logits [B, N]."""
+        queries = self.queries.unsqueeze(0)  # [1, Q, D]
+        if self.training:
+            # Dropout on the queries must differ from image to image.
+            queries = queries.expand(len(memory), -1, -1)
+        logits: Tensor = self.pool(self.layer(queries, memory))
+        return logits
 
 
 class DecoderLayer(nn.Module):
-    """A transformer decoder layer without self-attention (section 3.2), post-norm."""
+    """A post-norm transformer decoder layer without self-attention (section 3.2)."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Builds attention, feed-forward and three norms at the config's widths."""
         super().__init__()
         width, rate = config.decoder_width, config.dropout
         self.attention = Attention(width, config.num_heads, rate)
@@ -38,25 +67,22 @@ class DecoderLayer(nn.Module):
         self.norm3 = nn.LayerNorm(width)
         self.dropout = nn.Dropout(rate)
 
+    def forward(self, queries: Tensor, memory: Tensor) -> Tensor:
+        """Decodes queries [1 or B, Q, D] over memory [B, S, D] to [B, Q, D]."""
+        hidden = self.prepare(queries)
+        fixed = queries.shape[0] == 1
+        return self._refine(hidden, self.attention(hidden, memory, memory, fixed=fixed))
+
     def prepare(self, queries: Tensor) -> Tensor:
-        """Normalises queries float [b, Q, D]: the part without an image, with `project`."""
-        # The authors' layer keeps the residual of the self-attention it removed, so a
-        # query is doubled before its norm; the norm's epsilon makes that visible.
+        """Normalises queries [b, Q, D]: the part that needs no image."""
+        # The authors' layer keeps the residual of the removed self-attention, so a query is
+        # doubled before its norm; only the norm's epsilon makes that visible.
         hidden: Tensor = self.norm1(queries + self.dropout(queries))
         return hidden
 
-    def decode(self, hidden: Tensor, projected: Tensor, tokens: Tensor) -> Tensor:
-        """Decodes prepared queries.
-
-        Args:
-            hidden: what `prepare` gave, float [1 or B, Q, D].
-            projected: what `attention.project` gave of it, float [1 or B, Q, D].
-            tokens: float [B, S, D].
-
-        Returns:
-            float [B, Q, D].
-        """
-        return self._refine(hidden, self.attention.attend(projected, tokens, tokens))
+    def decode(self, hidden: Tensor, projected: Tensor, memory: Tensor) -> Tensor:
+        """Continues from `prepare` and `attention.project` of it, both [1 or B, Q, D]."""
+        return self._refine(hidden, self.attention.attend(projected, memory, memory))
 
     def _refine(self, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = self.norm2(hidden + self.dropout(attended))
@@ -64,25 +90,18 @@ class DecoderLayer(nn.Module):
         decoded: Tensor = self.norm3(hidden + self.dropout(self.linear2(inner)))
         return decoded
 
-    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        """Decodes queries float [1 or B, Q, D] over tokens [B, S, D] to [B, Q, D]."""
-        hidden = self.prepare(queries)
-        fixed = queries.shape[0] == 1
-        return self._refine(hidden, self.attention(hidden, tokens, tokens, fixed=fixed))
-
 
 class GroupLinear(nn.Module):
-    """Group fully-connected pooling (section 3.3): query q gives the logits of group q."""
+    """Group fully-connected pooling (section 3.3): query q gives the logits of group q.
+
+    Args:
+        num_queries: Q.
+        width: D.
+        group_size: G, classes of a group; Q * G is at least N.
+        num_classes: N; logits from N on are padding and cut off.
+    """
 
     def __init__(self, num_queries: int, width: int, group_size: int, num_classes: int) -> None:
-        """Builds weights for Q groups.
-
-        Args:
-            num_queries: Q.
-            width: D.
-            group_size: classes a group, G; Q * G is N or more.
-            num_classes: N; logits past it are padding and cut off.
-        """
         super().__init__()
         self.num_classes = num_classes
         self.weight = nn.Parameter(torch.empty(num_queries, width, group_size))
@@ -90,66 +109,21 @@ class GroupLinear(nn.Module):
         nn.init.xavier_normal_(self.weight)
 
     def forward(self, decoded: Tensor) -> Tensor:
-        """Maps decoded queries float [B, Q, D] to logits [B, N]."""
+        """Maps decoded queries [B, Q, D] to logits [B, N]."""
         # One matmul batched over the groups: [Q, B, D] @ [Q, D, G] -> [Q, B, G].
         grouped = decoded.transpose(0, 1) @ self.weight
         logits = grouped.transpose(0, 1).flatten(1)  # [B, Q * G]
         return logits[:, : self.num_classes] + self.bias
 
 
-class MLDecoder(nn.Module):
-    """The head: embedding, one decoder layer from fixed queries, group pooling."""
-
-    queries: Tensor
-
-    def __init__(self, config: MLDecoderConfig) -> None:
-        """Builds the head with random fixed queries (section 3.2: they need no training)."""
-        super().__init__()
-        self.config = config
-        width = config.decoder_width
-        self.embed = nn.Linear(config.encoder_width, width)
-        self.register_buffer("queries", torch.randn(config.num_queries, width))
-        self.layer = DecoderLayer(config)
-        self.pool = GroupLinear(config.num_queries, width, config.group_size, config.num_classes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Predicts.
-
-        Args:
-            features: float tokens [B, S, C] or feature map [B, C, H, W].
-
-        Returns:
-            Logits float [B, N].
-        """
-        return self.recall(self.remember(features))
-
-    def remember(self, features: Tensor) -> Tensor:
-        """Maps tokens float [B, S, C] or a feature map to the memory that queries attend to.
-
-        Returns:
-            float [B, S, D].
-        """
-        return functional.relu(self.embed(to_tokens(features)))
-
-    def recall(self, memory: Tensor) -> Tensor:
-        """Maps memory float [B, S, D] to logits [B, N]."""
-        queries = self.queries.unsqueeze(0)  # [1, Q, D]
-        if self.training:
-            # Dropout on the queries has to differ from image to image.
-            queries = queries.expand(len(memory), -1, -1)
-        logits: Tensor = self.pool(self.layer(queries, memory))
-        return logits
-
-
 class ScorerWithMemory(nn.Module):
-    """The head as a module that can be traced, with the memory beside the logits."""
+    """The head for tracing, with the memory beside the logits."""
 
     def __init__(self, head: MLDecoder) -> None:
-        """Wraps a head."""
         super().__init__()
         self.head = head
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps tokens float [B, S, C] to logits [B, N] and memory [B, S, D]."""
+        """Maps tokens [B, S, C] to logits [B, N] and memory [B, S, D]."""
         memory = self.head.remember(tokens)
         return self.head.recall(memory), memory

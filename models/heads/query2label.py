@@ -1,10 +1,7 @@
-"""Query2Label, and the plain transformer decoder that ML-Decoder is compared with.
+"""Query2Label (arXiv 2107.10834, section 3): learned label queries attend to encoded tokens.
 
-In: tokens float [B, S, C] (or a feature map). Out: logits [B, N]. Written from the paper
-(arXiv 2107.10834, section 3); the layers are those of DETR, from which its authors took them:
-positions are added to queries and keys, never to values; targets start at zero.
-As in `ml_decoder.py`, what does not depend on the image stays at batch 1.
-`layouts/query2label.py` reads the authors' weights.
+The layers are DETR's, as in the authors' code: positions are added to queries and keys, never to
+values; decoder targets start at zero. As in `ml_decoder.py`, what needs no image stays at batch 1.
 """
 
 from __future__ import annotations
@@ -15,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.config import DecoderConfig, Query2LabelConfig, TransformerDecoderConfig
-from models.heads.attention import Attention
+from models.config import DecoderConfig, Query2LabelConfig
+from models.heads.attention import Attention, to_tokens
 from models.heads.ml_decoder import GroupLinear
-from models.heads.tokens import to_tokens
 
 _TEMPERATURE = 10_000
 
@@ -27,23 +23,21 @@ class FeedForward(nn.Module):
     """Two linear layers with a ReLU between them."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Builds both layers at the config's widths."""
         super().__init__()
         self.linear1 = nn.Linear(config.decoder_width, config.feedforward_width)
         self.linear2 = nn.Linear(config.feedforward_width, config.decoder_width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps float [..., D] to [..., D]."""
+        """Maps [..., D] to [..., D]."""
         mapped: Tensor = self.linear2(self.dropout(functional.relu(self.linear1(x))))
         return mapped
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention between the tokens, then a feed-forward layer."""
+    """Self-attention between the tokens, then a feed-forward layer; norms before or after each."""
 
     def __init__(self, config: Query2LabelConfig) -> None:
-        """Builds the layer; `config.pre_norm` says where its norms stand."""
         super().__init__()
         width = config.decoder_width
         self.pre_norm = config.pre_norm
@@ -54,7 +48,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Maps tokens float [B, S, D] to the same shape; positions are [1, S, D]."""
+        """Maps tokens [B, S, D] and positions [1, S, D] to tokens [B, S, D]."""
         if self.pre_norm:
             normed = self.norm1(tokens)
             placed = normed + positions
@@ -68,16 +62,15 @@ class EncoderLayer(nn.Module):
 
 
 class QueryLayer(nn.Module):
-    """A decoder layer: queries attend to each other (if so built), then to the tokens."""
+    """A decoder layer: queries attend to each other (optional), then to the tokens.
+
+    Args:
+        config: widths and dropout.
+        self_attention: queries attend to each other.
+        pre_norm: norms come before the attentions.
+    """
 
     def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
-        """Builds the layer.
-
-        Args:
-            config: widths and dropout.
-            self_attention: whether queries attend to each other.
-            pre_norm: whether norms stand before the attentions.
-        """
         super().__init__()
         width, heads, rate = config.decoder_width, config.num_heads, config.dropout
         self.pre_norm = pre_norm
@@ -92,17 +85,14 @@ class QueryLayer(nn.Module):
     def forward(
         self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
     ) -> Tensor:
-        """Decodes.
+        """Returns the next target [B, N, D].
 
         Args:
-            target: what earlier layers gathered, float [1 or B, N, D].
-            queries: float [1, N, D].
-            keys: tokens with their positions, float [B, S, D].
-            values: tokens, float [B, S, D].
-            fixed: whether `target` is the same for all images.
-
-        Returns:
-            float [B, N, D].
+            target: gathered by earlier layers, [1 or B, N, D].
+            queries: [1, N, D].
+            keys: tokens with their positions, [B, S, D].
+            values: tokens, [B, S, D].
+            fixed: `target` is the same for all images.
         """
         if self.self_attention is not None and self.norm1 is not None:
             normed = self.norm1(target) if self.pre_norm else target
@@ -120,12 +110,11 @@ class QueryLayer(nn.Module):
 
 
 class Query2Label(nn.Module):
-    """The head: positions, encoder layers, decoder layers from learned queries, pooling."""
+    """Sine positions, encoder layers, decoder layers from learned queries, pooling."""
 
     positions: Tensor
 
     def __init__(self, config: Query2LabelConfig) -> None:
-        """Builds the head with the authors' sine positions."""
         super().__init__()
         self.config = config
         width = config.decoder_width
@@ -144,56 +133,29 @@ class Query2Label(nn.Module):
         self.pool = GroupLinear(config.num_classes, width, 1, config.num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Maps features float [B, S, C] or [B, C, H, W], on the config's grid, to logits [B, N]."""
+        """Maps tokens [B, S, C] or features [B, C, H, W] of the grid to logits [B, N]."""
         tokens = self.embed(to_tokens(features))  # [B, S, D]
         for layer in self.encoder:
             tokens = layer(tokens, self.positions)
         tokens = self.encoder_norm(tokens)
-        decoded = _decode(self.decoder, self.queries, tokens + self.positions, tokens)
+        decoded = decode(self.decoder, self.queries, tokens + self.positions, tokens)
         logits: Tensor = self.pool(self.norm(decoded))
         return logits
 
 
-class TransformerDecoder(nn.Module):
-    """The head without positions and encoder: layers with self-attention, learned queries."""
-
-    def __init__(self, config: TransformerDecoderConfig) -> None:
-        """Builds the head."""
-        super().__init__()
-        self.config = config
-        width, num_classes = config.decoder_width, config.num_classes
-        self.embed = nn.Linear(config.encoder_width, width)
-        self.queries = nn.Parameter(torch.randn(num_classes, width))
-        self.decoder = nn.ModuleList(
-            QueryLayer(config, self_attention=True, pre_norm=False)
-            for _ in range(config.num_layers)
-        )
-        self.pool = GroupLinear(num_classes, width, 1, num_classes)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Maps features float [B, S, C] or [B, C, H, W] to logits [B, N]."""
-        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
-        logits: Tensor = self.pool(_decode(self.decoder, self.queries, tokens, tokens))
-        return logits
-
-
-def _decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def decode(layers: nn.ModuleList, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Decodes queries [N, D] over keys and values [B, S, D] to [B, N, D], from targets of zero."""
     queries = queries.unsqueeze(0)  # [1, N, D]
     target = torch.zeros_like(queries)
     for depth, layer in enumerate(layers):
         target = layer(target, queries, keys, values, fixed=depth == 0)
-    return target  # [B, N, D]
+    return target
 
 
 def sine_positions(width: int, grid: tuple[int, int]) -> Tensor:
-    """Computes DETR's sine positions (arXiv 2005.12872, appendix A.4).
+    """Returns DETR's sine positions (arXiv 2005.12872, appendix A.4), [rows * columns, D].
 
-    Args:
-        width: D; the first half tells the row, the second the column.
-        grid: rows and columns.
-
-    Returns:
-        float [rows * columns, D], rows first.
+    The first half of D encodes the row, the second half the column.
     """
     rows, columns = grid
     half = width // 2

@@ -28,7 +28,7 @@ from torch import Tensor
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.open_head import read_open_head
 from models.heads.attention import Attention
-from models.heads.gap import Gap
+from models.heads.baselines import Gap
 from models.heads.maps import Drawing
 from models.heads.ml_decoder import MLDecoder
 from models.network import Network

@@ -17,7 +17,7 @@ from export.sources.trained import read_source
 from export.variants import trace_heads
 from models import load_checkpoint
 from models.checkpoints.description import Hints
-from models.heads.tokens import to_tokens
+from models.heads.attention import to_tokens
 from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
 from tests.support.bundles import run_bundle

@@ -17,7 +17,7 @@ from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
 from export.variants import trace_heads
 from models.config import GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
-from models.heads.gap import Gap
+from models.heads.baselines import Gap
 from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 

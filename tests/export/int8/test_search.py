@@ -25,7 +25,7 @@ from export.int8.search import (
     variation_to_noise,
 )
 from models.config import GapConfig, InputConfig
-from models.heads.gap import Gap
+from models.heads.baselines import Gap
 from service.images.decode import PixelArray
 
 _SPEC = InputConfig(height=8, width=8)

@@ -104,7 +104,7 @@ def test_preparation_that_is_told_goes_before_the_models_own() -> None:
     assert (found.height, found.width, found.interpolation) == (288, 288, "lanczos")
     assert (found.mean, found.std) == ((0.5, 0.5, 0.5), (0.1, 0.2, 0.3))
     assert input_config("resnet50", (64, 96), told).width == 96
-    with pytest.raises(BackboneError, match="cannot be prepared as told for resnet50"):
+    with pytest.raises(BackboneError, match="the preparation of photos for resnet50 is invalid"):
         input_config("resnet50", None, {"mean": "grey"})
 
 

@@ -1,4 +1,4 @@
-"""Labelled folders: both layouts, and damaged ones refused."""
+"""Labelled folders in every layout; damaged ones are refused."""
 
 import json
 from pathlib import Path
@@ -71,15 +71,15 @@ def test_coco_layout_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "reason"),
     [
-        ({}, "damaged: there is no 'images'"),
+        ({}, "damaged: 'images' is missing"),
         ([], "damaged"),
-        (SIMPLE | {"images": {"a.jpg": {}}}, "damaged: there is no 'split'"),
+        (SIMPLE | {"images": {"a.jpg": {}}}, "damaged: 'split' is missing"),
         (SIMPLE | {"label_names": ["cat"]}, "does not name: 'dog'"),
         (SIMPLE | {"label_names": ["cat", "dog", "cat"]}, "two labels named 'cat'"),
         (SIMPLE | {"label_names": ["cat", "dog", 3]}, "a label without a name: 3"),
         (SIMPLE | {"label_names": ["cat", "dog", " "]}, "a label without a name: ' '"),
-        (with_photo(caption=3), "damaged: 3 stands for the text"),
-        (with_photo(caption_concepts=[None]), "damaged: None stands for the text"),
+        (with_photo(caption=3), "must be texts, not 3"),
+        (with_photo(caption_concepts=[None]), "must be texts, not None"),
     ],
 )
 def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> None:
@@ -88,13 +88,13 @@ def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> No
     assert read_labelled_folder(write_simple(tmp_path / "good")).name == "pets"
 
 
-def test_a_folder_of_neither_layout_is_refused(tmp_path: Path) -> None:
+def test_unknown_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither labels\.json nor annotations"):
         read_labelled_folder(tmp_path)
     assert read_labelled_folder(write_simple(tmp_path)).name == "pets"
 
 
-def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+def test_empty_split_is_refused(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_simple(tmp_path))
     with pytest.raises(DataError, match="no photo in split 'val'"):
         folder.split("val")
@@ -122,7 +122,7 @@ def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
     assert folder.split("test")[0].path == folder.split("val")[0].path
 
 
-def test_labels_of_nus_wide_that_are_in_neither_list_are_neither_seen_nor_unseen(
+def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(
     tmp_path: Path,
 ) -> None:
     folder = write_nus_wide(tmp_path / "nus")
@@ -131,18 +131,18 @@ def test_labels_of_nus_wide_that_are_in_neither_list_are_neither_seen_nor_unseen
     found = read_labelled_folder(folder)
     assert found.label_names == ("cat", "dog", "sky")
     assert found.word_vectors is not None
-    # What must not be seen is not, whatever the other list says.
+    # `test class` wins over `train class`.
     assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
 
 
-def test_nus_wide_without_its_word_vectors_is_refused(tmp_path: Path) -> None:
+def test_nus_wide_without_word_vectors_is_refused(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     good = (folder / "wordvec_array.pth").read_bytes()
     torch.save(torch.zeros(2, 4), folder / "wordvec_array.pth")
     with pytest.raises(DataError, match="each of 3 labels"):
         read_labelled_folder(folder)
     (folder / "wordvec_array.pth").write_bytes(b"junk")
-    with pytest.raises(DataError, match="no plain tensor"):
+    with pytest.raises(DataError, match="not a plain tensor"):
         read_labelled_folder(folder)
     (folder / "wordvec_array.pth").unlink()
     with pytest.raises(DataError, match=r"no wordvec_array\.pth"):
@@ -151,7 +151,7 @@ def test_nus_wide_without_its_word_vectors_is_refused(tmp_path: Path) -> None:
     assert read_labelled_folder(folder)
 
 
-def test_a_photo_of_nus_wide_may_have_no_label(tmp_path: Path) -> None:
+def test_nus_wide_photo_may_have_no_label(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     with (folder / "data.csv").open("a") as file:
         file.write("c.jpg,[],train\n")
@@ -160,7 +160,7 @@ def test_a_photo_of_nus_wide_may_have_no_label(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
 
 
-def test_nus_wide_whose_test_classes_are_no_labels_is_refused(tmp_path: Path) -> None:
+def test_nus_wide_is_refused_when_no_label_is_a_test_class(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     index = folder / "data.csv"
     good = index.read_text()
@@ -172,7 +172,7 @@ def test_nus_wide_whose_test_classes_are_no_labels_is_refused(tmp_path: Path) ->
     assert read_labelled_folder(folder)
 
 
-def test_word_vectors_may_have_been_trained(tmp_path: Path) -> None:
+def test_word_vectors_may_be_a_parameter(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     torch.save(torch.nn.Parameter(torch.ones(2, 3)), folder / "wordvec_array.pth")
     vectors = read_labelled_folder(folder).word_vectors
@@ -180,7 +180,7 @@ def test_word_vectors_may_have_been_trained(tmp_path: Path) -> None:
     np.testing.assert_array_equal(vectors.embeddings, np.ones((3, 2)))
 
 
-def test_a_folder_a_class_is_read_as_single_label(tmp_path: Path) -> None:
+def test_class_folders_are_read_as_single_label(tmp_path: Path) -> None:
     for name in ("train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jfif"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def test_a_folder_a_class_is_read_as_single_label(tmp_path: Path) -> None:
         read_labelled_folder(tmp_path)
 
 
-def test_pairs_without_the_wanted_columns_are_refused(tmp_path: Path) -> None:
+def test_pairs_are_refused_without_their_columns(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("file,tag\na,b\n")
     with pytest.raises(DataError, match=r"train\.csv has no column image or ImageID"):
         read_labelled_folder(tmp_path)
@@ -214,7 +214,7 @@ def test_pairs_without_the_wanted_columns_are_refused(tmp_path: Path) -> None:
         ('a,"cat\n' + "b,dog\n" * 30_000, "damaged: field larger than field limit"),
     ],
 )
-def test_rows_that_are_cut_off_are_refused(tmp_path: Path, rows: str, reason: str) -> None:
+def test_truncated_rows_are_refused(tmp_path: Path, rows: str, reason: str) -> None:
     (tmp_path / "train.csv").write_text("image,label\n" + rows)
     with pytest.raises(DataError, match=reason):
         read_labelled_folder(tmp_path)
@@ -257,15 +257,15 @@ def test_two_coco_categories_of_one_name_are_refused(tmp_path: Path) -> None:
     assert read_labelled_folder(folder).label_names == ("person", "dog")
 
 
-def test_coco_annotations_that_belong_to_no_photo_are_refused(tmp_path: Path) -> None:
+def test_coco_annotations_of_unknown_photos_are_refused(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco")
     path = folder / "annotations" / "instances_train2017.json"
     good = path.read_text()
     path.write_text(good.replace('"image_id": 7', '"image_id": "7"'))
     with pytest.raises(DataError, match=r"instances_train2017\.json: no image_id"):
         read_labelled_folder(folder)
-    one_of_a_photo_taken_out = '"annotations": [{"image_id": 8, "category_id": 1}, '
-    path.write_text(good.replace('"annotations": [', one_of_a_photo_taken_out))
+    one_of_a_removed_photo = '"annotations": [{"image_id": 8, "category_id": 1}, '
+    path.write_text(good.replace('"annotations": [', one_of_a_removed_photo))
     train = read_labelled_folder(folder)
     np.testing.assert_array_equal(train.targets(train.split("train")), [[0, 0], [1, 1]])
 
@@ -284,7 +284,7 @@ def test_csv_files_of_one_split_are_read_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [("train-human.csv", "train-machine.csv"), ("train2.csv", "train1.csv")]
 )
-def test_a_persons_verdict_goes_before_a_machines_in_any_order(
+def test_label_of_a_person_wins_over_a_machines_in_any_order(
     tmp_path: Path, files: tuple[str, str]
 ) -> None:
     header = "ImageID,Source,LabelName,Confidence\n"
@@ -297,7 +297,7 @@ def test_a_persons_verdict_goes_before_a_machines_in_any_order(
     np.testing.assert_array_equal(folder.targets(folder.images), [[0, 1], [1, 0]])
 
 
-def test_what_equally_sure_rows_contradict_is_unknown(tmp_path: Path) -> None:
+def test_label_is_unknown_when_equally_sure_rows_contradict_each_other(tmp_path: Path) -> None:
     (tmp_path / "class-descriptions.csv").write_text("/m/1,cat\n/m/2,cat\n")
     (tmp_path / "train.csv").write_text(
         "image,label,confidence\n"
@@ -310,7 +310,7 @@ def test_what_equally_sure_rows_contradict_is_unknown(tmp_path: Path) -> None:
     np.testing.assert_array_equal(folder.targets(folder.images), [[-1, -1], [-1, 1], [1, -1]])
 
 
-def test_photos_lie_in_a_folder_named_as_the_split_whatever_the_file_is_called(
+def test_photos_are_in_the_folder_of_their_split_if_there_is_one(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train2.csv").write_text("image,label\na,cat\n")
@@ -319,7 +319,7 @@ def test_photos_lie_in_a_folder_named_as_the_split_whatever_the_file_is_called(
     assert read_labelled_folder(tmp_path).images[0].path == tmp_path / "train" / "a.jpg"
 
 
-def test_a_byte_order_mark_belongs_to_no_name(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     pairs, nus, simple = tmp_path / "pairs", tmp_path / "nus", tmp_path / "simple"
     pairs.mkdir()
     (pairs / "train.csv").write_text("\ufeffimage,label\na,/m/1\n")
@@ -334,7 +334,7 @@ def test_a_byte_order_mark_belongs_to_no_name(tmp_path: Path) -> None:
     assert read_labelled_folder(simple).name == "pets"
 
 
-def test_what_is_hidden_is_no_class_and_no_photo(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
     for name in ("train/dog/1.jpg", "train/dog/._1.jpg", "train/.ipynb_checkpoints/1.jpg"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -344,7 +344,7 @@ def test_what_is_hidden_is_no_class_and_no_photo(tmp_path: Path) -> None:
     assert [image.path.name for image in folder.images] == ["1.jpg"]
 
 
-def test_a_photo_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_photo_is_named(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_simple(tmp_path))
     (tmp_path / "images").mkdir()
     for name in ("a.jpg", "c.jpg"):
@@ -356,10 +356,10 @@ def test_a_photo_that_is_not_there_is_named(tmp_path: Path) -> None:
     check_photos(folder.images)
 
 
-def test_training_photos_that_lack_no_label_are_refused(tmp_path: Path) -> None:
+def test_training_photos_without_absent_labels_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("image,label\na,cat\nb,dog\n")
     (tmp_path / "val.csv").write_text("image,label,confidence\nc,cat,0\n")
-    with pytest.raises(DataError, match=r"says a label is absent .* write labels\.json"):
+    with pytest.raises(DataError, match=r"no absent label in train: .* write labels\.json"):
         check_negatives(read_labelled_folder(tmp_path))
     (tmp_path / "train.csv").write_text("image,label,confidence\na,cat,1\nb,dog,0\n")
     check_negatives(read_labelled_folder(tmp_path))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.config import MLDecoderConfig
+from models.heads.attention import to_tokens
 from models.heads.ml_decoder import GroupLinear, MLDecoder
-from models.heads.tokens import to_tokens
 
 
 def build(num_classes: int = 7, num_groups: int | None = 3) -> MLDecoder:
@@ -70,7 +70,7 @@ def test_feature_map_and_its_tokens_give_the_same_logits() -> None:
 
 
 def test_features_of_two_dimensions_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 dimensions"):
+    with pytest.raises(ValueError, match="dimensions, not 2"):
         build()(torch.randn(2, 12))
 
 

@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from models.config import Query2LabelConfig, TransformerDecoderConfig
 from models.heads.attention import Attention
+from models.heads.baselines import TransformerDecoder
 from models.heads.query2label import (
     EncoderLayer,
     Query2Label,
     QueryLayer,
-    TransformerDecoder,
     sine_positions,
 )
 from tests.goldens import FOLDER

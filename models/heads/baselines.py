@@ -1,0 +1,53 @@
+"""Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder.
+
+Query2Label, another one, has its own module.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.config import GapConfig, TransformerDecoderConfig
+from models.heads.attention import to_tokens
+from models.heads.ml_decoder import GroupLinear
+from models.heads.query2label import QueryLayer, decode
+
+
+class Gap(nn.Module):
+    """Global average pooling: the mean over the tokens, then one linear layer."""
+
+    def __init__(self, config: GapConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(config.dropout)
+        self.linear = nn.Linear(config.encoder_width, config.num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
+        pooled = to_tokens(features).mean(dim=1)  # [B, C]
+        logits: Tensor = self.linear(self.dropout(pooled))
+        return logits
+
+
+class TransformerDecoder(nn.Module):
+    """Decoder layers with self-attention between learned queries, one query a class."""
+
+    def __init__(self, config: TransformerDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, num_classes = config.decoder_width, config.num_classes
+        self.embed = nn.Linear(config.encoder_width, width)
+        self.queries = nn.Parameter(torch.randn(num_classes, width))
+        self.decoder = nn.ModuleList(
+            QueryLayer(config, self_attention=True, pre_norm=False)
+            for _ in range(config.num_layers)
+        )
+        self.pool = GroupLinear(num_classes, width, 1, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
+        tokens = functional.relu(self.embed(to_tokens(features)))  # [B, S, D]
+        logits: Tensor = self.pool(decode(self.decoder, self.queries, tokens, tokens))
+        return logits
