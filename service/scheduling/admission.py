@@ -22,7 +22,6 @@ class DrainRate:
     """Answers per second since the service was last idle, over the last 256."""
 
     def __init__(self) -> None:
-        """Starts without answers."""
         self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
 
     def note_start(self, now: float) -> None:
@@ -46,10 +45,12 @@ class DrainRate:
 
 
 class Admission:
-    """Counts the admitted requests; belongs to one event loop."""
+    """Refuses requests until `open`, and counts the admitted ones; belongs to one event loop.
+
+    `is_healthy` returns whether the workers live.
+    """
 
     def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate | None = None) -> None:
-        """Refuses requests until `open`; `is_healthy` returns whether the workers live."""
         self._is_healthy = is_healthy
         self._drain_rate = drain_rate or DrainRate()
         self._phase: Literal["loading", "ready", "draining"] = "loading"

@@ -43,7 +43,7 @@ of a result fails its item; a raised one fails the batch."""
 
 
 class Batcher(Generic[ItemT, ResultT]):
-    """The workers of a queue.
+    """One worker per core; a run of more than `max_run_seconds` counts as hung.
 
     `_work`, `_run` and `_is_alone` run in the workers, the rest in one event loop.
     """
@@ -56,7 +56,6 @@ class Batcher(Generic[ItemT, ResultT]):
         cores: Sequence[Core] = (ANY_CORE,),
         max_run_seconds: float = math.inf,
     ) -> None:
-        """Prepares one worker per core; a run of more than `max_run_seconds` counts as hung."""
         self._run_batch = run_batch
         self._queue = queue
         self._cores = cores
@@ -230,29 +229,27 @@ class Run(Generic[ItemT, ResultT]):
 
 
 class Runs(Generic[ItemT, ResultT]):
-    """The running batches, and a watchdog for runs that hang, as in a GPU's driver.
+    """The running batches, and a watchdog for runs that last `max_seconds`, as in a GPU's driver.
 
     The workers call `begin` and `end`, one event loop the rest.
     """
 
     def __init__(self, max_seconds: float) -> None:
-        """Prepares the watchdog; a run that lasts `max_seconds` counts as hung."""
         self._max_seconds = max_seconds
         self._runs: set[Run[ItemT, ResultT]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Returns the number of running batches."""
         return len(self._runs)
 
     def begin(self, batch: Sequence[QueuedItem[ItemT, ResultT]]) -> Run[ItemT, ResultT]:
-        """Notes the start of a batch."""
+        """Adds a running batch."""
         run = Run(batch)
         self._runs.add(run)
         return run
 
     def end(self, run: Run[ItemT, ResultT]) -> None:
-        """Notes the end of a batch."""
+        """Removes it."""
         self._runs.remove(run)
 
     def fail(self, error: Exception) -> None:

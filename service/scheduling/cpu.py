@@ -26,7 +26,7 @@ class Core:
     """
 
     def __init__(self, number: int | None, all_numbers: Iterable[int] = ()) -> None:
-        """Takes the system's number, None for any core, and those that the process may use."""
+        # The system's number, None for any core; and those that the process may use.
         self._number = number
         self._all_numbers = frozenset(all_numbers)
         self._kept = False

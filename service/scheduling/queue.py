@@ -47,9 +47,10 @@ class BatchSizes:
 
 
 class BatchQueue(Generic[ItemT, ResultT]):
-    """A bounded first-in first-out queue.
+    """A first-in first-out queue of `size` places; `workers` threads call `take` and `finish`.
 
-    `take` and `finish` belong to the workers, the rest to the event loop.
+    `count_aside` returns the items that occupy places but wait elsewhere. A free worker waits up to
+    `max_wait_seconds` for the oldest item's batch to fill.
     """
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
@@ -62,16 +63,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
         drain_rate: DrainRate | None = None,
         count_aside: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Makes an empty queue of `size` places.
-
-        Args:
-            size: most items that may wait.
-            batch_sizes: items that a worker takes at once.
-            workers: how many threads call `take`.
-            max_wait_seconds: how long a free worker waits for the oldest item's batch to fill.
-            drain_rate: estimates a refusal's `Retry-After`.
-            count_aside: returns the items that occupy places but wait elsewhere.
-        """
         self._size = size
         self._batch_sizes = batch_sizes
         self._workers = workers
@@ -87,7 +78,6 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Returns the number of items, without those aside."""
         return len(self._items)
 
     @property

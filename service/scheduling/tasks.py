@@ -57,12 +57,10 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
 class SideThreads:
     """A thread pool beside the engine's workers; belongs to one event loop.
 
-    Attributes:
-        waiting: calls that are not done, the running ones included.
+    `waiting` counts the calls that are not done, the running ones included.
     """
 
     def __init__(self, threads: int) -> None:
-        """Prepares the pool; each thread starts when there is work for it."""
         self.waiting = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="aside")
 

@@ -59,16 +59,13 @@ Refuse = Callable[[Mapping[str, Any]], Refusal | None]
 
 
 class LingeringTransport:
-    """A transport that closes without losing what was written.
+    """A transport whose `close` lingers while the client sends; `close_now` does not.
 
-    Attributes:
-        client_sends: whether the rest of a request's body is still to come.
-        lingers: whether it waits for the client to end; input is to be dropped.
-        write: the transport's own, until it lingers.
+    `client_sends` is whether the rest of a request's body is still to come. While it `lingers`,
+    input is to be dropped, and `write` does nothing.
     """
 
     def __init__(self, transport: asyncio.Transport, linger_seconds: float) -> None:
-        """Wraps `transport`."""
         self.client_sends = False
         self.lingers = False
         self.write: Callable[[bytes], None] = transport.write
@@ -80,11 +77,9 @@ class LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Returns whether nothing more can be sent."""
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Sends what was written and closes, at once if the client sends nothing."""
         if not self.client_sends or self._transport.is_closing():
             self.close_now()
         elif not self.lingers:
@@ -95,24 +90,20 @@ class LingeringTransport:
             self._start_timer()
 
     def close_now(self) -> None:
-        """Sends what was written and closes without lingering."""
         self._transport.close()
 
     def end_request(self) -> None:
-        """Notes that the request is complete."""
         self.client_sends = False
         if self.lingers:
             self.close_now()
 
     def hurry(self) -> None:
-        """Limits lingering to half a second from now on."""
         self._linger_seconds = min(self._linger_seconds, _HURRIED_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
             self._start_timer()
 
     def stop(self) -> None:
-        """Stops the timer: the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -126,17 +117,11 @@ class SteadyParser(httptools.HttpRequestParser):
     """httptools' parser for a protocol; it reads on when a client offers an upgrade."""
 
     def __init__(self, protocol: HttpToolsProtocol, callbacks: object) -> None:
-        """Parses for `protocol`; `callbacks` gets the results."""
         super().__init__(callbacks)
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._protocol = protocol
 
     def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
-        """Parses bytes of any number of requests.
-
-        Raises:
-            httptools.HttpParserError: they are not HTTP.
-        """
         parser = self
         while True:
             try:
@@ -174,17 +159,10 @@ def _restart_at_body(protocol: HttpToolsProtocol) -> SteadyParser:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; `make_protocol` sets the class attributes.
-
-    Attributes:
-        header_timeout_seconds: the longest wait for a request's head.
-        body_timeout_seconds: the longest wait for the rest of a body whose answer is sent, and for
-            a client that does not read its answers.
-        refuse: answers a request without the app, or returns None.
-    """
+    """One connection; `make_protocol` sets the class attributes."""
 
     header_timeout_seconds: float
-    body_timeout_seconds: float
+    body_timeout_seconds: float  # of a body whose answer is sent, and of reading answers
     refuse: Refuse
     _lingering: LingeringTransport
     _request_timer: asyncio.TimerHandle | None = None
@@ -195,14 +173,12 @@ class LimitedProtocol(HttpToolsProtocol):
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first head."""
         self._lingering = LingeringTransport(transport, self.body_timeout_seconds)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
         self._start_request_timer(self.header_timeout_seconds)
 
     def data_received(self, data: bytes) -> None:
-        """Starts the timer if no running request waits for these bytes."""
         if self._lingering.lingers:
             return
         if self._in_message:
@@ -218,28 +194,17 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._start_request_timer(self.header_timeout_seconds)
 
     def on_message_begin(self) -> None:
-        """Counts the bytes of the head from here."""
         self._in_message = True
         # Earlier bytes of the same packet, most of a body perhaps, are not counted.
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts headers, and trailers apart.
-
-        Raises:
-            ValueError: there are too many; the parser makes it an error of its own.
-        """
         if len(self.headers) == _MAX_HEADERS:
-            raise ValueError("too many headers")
+            raise ValueError("too many headers")  # the parser makes it an error of its own
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stops the timer: from here on the request has its own.
-
-        Raises:
-            ValueError: too many requests were sent ahead.
-        """
         self._head_bytes = 0
         self._stop_request_timer()
         if len(self.pipeline) == _MAX_AHEAD:
@@ -249,18 +214,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self.headers = []  # trailers go here
 
     def on_body(self, body: bytes) -> None:
-        """Restarts the count: a trailer or chunk extension may be as long as a head."""
-        # The parser buffers an unfinished one and copies it with each packet.
+        # A trailer or chunk extension may be as long as a head: the parser buffers an unfinished
+        # one and copies it with each packet.
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Starts the keep-alive timer if the answer was sent before the body had come."""
         if httptools.HttpRequestParser.should_upgrade(self.parser):
             return  # the body is still to come: `SteadyParser`
         self._in_message = False
         self._lingering.end_request()
         super().on_message_complete()
+        # After an early answer the rest of the body has stopped the keep-alive timer.
         if self.cycle.response_complete and not self.transport.is_closing():
             self._stop_request_timer()
             self._unset_keepalive_if_required()
@@ -269,7 +234,6 @@ class LimitedProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers and notifies the running request."""
         self._stop_request_timer()
         self._stop_reading_timer()
         self._lingering.stop()
@@ -279,17 +243,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Closes as soon as the running request is answered."""
         self._lingering.hurry()
         super().shutdown()
 
     def pause_writing(self) -> None:
-        """Starts the timer of a client that does not read."""
         super().pause_writing()
         self._watch_reading()
 
     def resume_writing(self) -> None:
-        """Stops that timer."""
         self._stop_reading_timer()
         super().resume_writing()
 

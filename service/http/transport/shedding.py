@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class Shedder:
-    """Refuses predictions while the queue is full; counts and logs the refusals."""
+    """Refuses POST requests to `paths` while the queue is full; counts and logs the refusals."""
 
     def __init__(self, host: PipelineHost, metrics: Metrics, paths: Iterable[str]) -> None:
-        """Sheds POST requests to `paths`."""
         self._host = host
         self._metrics = metrics
         self._paths = frozenset(paths)
