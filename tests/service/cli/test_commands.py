@@ -44,11 +44,6 @@ def test_info_refuses_a_folder_without_a_bundle(run: Run, tmp_path: Path) -> Non
     assert (code, len(err.splitlines())) == (2, 1)
 
 
-<<<<<<< HEAD
-def test_export_names_the_extra_if_torch_is_missing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-=======
 def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:
     draft = open_draft(encodes_text=False)
     sets = {"zoo.json": b'{"labels": ["yak"]}'}
@@ -58,8 +53,9 @@ def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Pa
     assert "label set zoo.json: a label has no embedding" in err
 
 
-def test_export_without_torch_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
->>>>>>> f041325 (Labels: registration part of the stored sets, the store two modules, limits checked in one place, shorter text; tests of a bundle's own sets)
+def test_export_names_the_extra_if_torch_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
     code, _, err = run("export", "--out", "x")
     assert (code, len(err.splitlines())) == (2, 1)
