@@ -86,6 +86,6 @@ def open_faulty(settings: Settings) -> Graphs:
 
 if __name__ == "__main__":
     if "FAULTS_RUN_SECONDS" in os.environ:
-        pipeline._LONGEST_CPU_RUN_SECONDS = float(os.environ["FAULTS_RUN_SECONDS"])
+        pipeline._MAX_CPU_RUN_SECONDS = float(os.environ["FAULTS_RUN_SECONDS"])
     serving.serve_model = partial(serving.serve_model, open_graphs=open_faulty)
     commands.main()

@@ -55,7 +55,7 @@ def test_failed_batch_is_500_without_cause_and_the_next_one_is_answered(
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("DIE", "SystemExit"), ("LOSE", "the engine runs nothing any more")]
+    ("fault", "reason"), [("DIE", "SystemExit"), ("LOSE", "the engine fails on every batch")]
 )
 def test_dead_batcher_fails_readiness_and_ends_the_process(
     open_bundle: Bundle, tmp_path: Path, fault: str, reason: str
