@@ -160,7 +160,7 @@ class ServiceProblem(ClientError):
 
     Attributes:
         status: HTTP status.
-        code: stable name of the problem, `queue_full` for example; empty if a proxy answered.
+        code: stable name, `queue_full` for example; empty if a proxy answered.
         title: kind of problem.
         detail: what is wrong in this request, or None.
         errors: each invalid value with `where`, `name` and `reason`.

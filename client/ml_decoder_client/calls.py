@@ -69,32 +69,16 @@ class Question(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Call(Generic[ResultT]):
-    """One request and how to read its response.
-
-    Attributes:
-        path: relative to the service's address.
-        read: returns the result of a success response.
-        options: keyword arguments of `httpx.Client.build_request`.
-        extra_seconds: added to the client's timeout.
-    """
+    """One request and how to read its response."""
 
     method: str
-    path: str
-    read: Callable[[httpx.Response], ResultT]
-    options: dict[str, Any] = field(default_factory=dict)
-    extra_seconds: float = 0.0
+    path: str  # relative to the service's address
+    read: Callable[[httpx.Response], ResultT]  # of a success
+    options: dict[str, Any] = field(default_factory=dict)  # of `httpx.Client.build_request`
+    extra_seconds: float = 0.0  # added to the client's timeout
 
     def read_result(self, response: httpx.Response, *, maybe_done: bool) -> ResultT:
-        """Returns the result.
-
-        Args:
-            response: the last one.
-            maybe_done: whether an earlier attempt may have succeeded.
-
-        Raises:
-            ServiceProblem: it is an error.
-            UnreadableAnswer: its body is not the service's.
-        """
+        """Returns the result; `maybe_done` says if an earlier attempt may have succeeded."""
         if not response.is_success:
             problem = ServiceProblem(response.status_code, _read_object(response))
             is_gone = self.method == "DELETE" and problem.code == "label_set_not_found"

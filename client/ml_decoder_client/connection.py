@@ -100,16 +100,12 @@ class Connection:
 
 
 class Attempts:
-    """Decides after each attempt of one call if and when there is another.
+    """Decides after each attempt of one call if and when there is another."""
 
-    Attributes:
-        maybe_done: whether an attempt that was followed by another may have succeeded.
-    """
-
-    maybe_done = False
+    maybe_done = False  # whether an attempt before the last may have succeeded
 
     def __init__(self, retries: int, request: httpx.Request) -> None:
-        """Plans up to `retries` + 1 attempts."""
+        """Allows up to `retries` + 1 attempts."""
         self._retries = retries
         self._is_conditional = "If-Match" in request.headers
         self._made = 0
