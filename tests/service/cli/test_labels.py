@@ -60,11 +60,11 @@ def test_add_reads_labels_from_a_file(run: Run, tmp_path: Path) -> None:
 def test_add_reads_the_json_that_a_service_returns(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"
     label = {"name": "yak", "prompt": None, "threshold": 0.3, "calibrated": False}
-    told = {"name": "zoo", "version": "7", "origin": "store", "read_only": False, "num_labels": 1}
-    file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": True}]}))
+    record = {"name": "zoo", "version": "7", "origin": "store", "read_only": False, "num_labels": 1}
+    file.write_text(json.dumps(record | {"labels": [label | {"own_embedding": True}]}))
     code, _, err = run("labels", "add", "zoo", "--file", file)
     assert (code, "embedding of its own, which answers omit" in err) == (2, True)
-    file.write_text(json.dumps(told | {"labels": [label | {"own_embedding": False}]}))
+    file.write_text(json.dumps(record | {"labels": [label | {"own_embedding": False}]}))
     assert run("labels", "add", "zoo", "--file", file)[0] == 0
     assert run("labels", "add", "zoo", "--label", "yak")[0] == 0, "it is the same set"
 
@@ -107,13 +107,13 @@ def test_labels_fails_if_the_store_is_damaged(run: Run, tmp_path: Path) -> None:
 def test_error_names_the_store_that_cannot_be_opened(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "loop.db"
     place.symlink_to(place)
-    told = f"ml-decoder: label_store {place}: unable to open database file\n"
+    record = f"ml-decoder: label_store {place}: unable to open database file\n"
     store = ("--label-store", place)
     for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
-        assert run("labels", *arguments, *store) == (2, "", told)
+        assert run("labels", *arguments, *store) == (2, "", record)
     (tmp_path / "photo.png").write_bytes(make_photo())
     asked = ("predict", tmp_path / "photo.png", "--label-set")
-    assert run(*asked, "zoo", *store) == (2, "", told)
+    assert run(*asked, "zoo", *store) == (2, "", record)
     assert run(*asked, "everyday", *store)[0] == 0
 
 
