@@ -115,11 +115,7 @@ class Question(BaseModel):
 
 
 def check_question(values: dict[str, Any], place: str) -> Question:
-    """Returns the question that values ask; errors name `place`, such as `query` or `body`.
-
-    Raises:
-        InvalidParameters: a value is unknown, of the wrong type or out of range.
-    """
+    """Returns a question, or raises InvalidParameters with `place`, such as `query` or `body`."""
     try:
         return Question.model_validate(values)
     except ValidationError as error:

@@ -114,11 +114,7 @@ def write_infer_answer(
 ) -> Response:
     """Returns the response: JSON, followed by the bytes of binary outputs.
 
-    Args:
-        asked: the request.
-        card: of the model.
-        selection: the labels.
-        predictions: B predictions, each with every label of the selection.
+    Each of the predictions must have every label of the selection.
     """
     names = [part.labels.names[position] for part in selection.parts for position in part.chosen]
     scores = _collect_scores(names, predictions)

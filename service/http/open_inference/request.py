@@ -116,13 +116,7 @@ class InferBody(BaseModel):
 
 @dataclass(frozen=True)
 class Output:
-    """An output to send.
-
-    Attributes:
-        name: `scores` or `labels`.
-        classes: how many best labels to send instead of scores; None sends the scores.
-        binary: whether its values follow the JSON as bytes.
-    """
+    """An output to send: all scores, the best `classes`, or the labels; binary or as JSON."""
 
     name: str
     classes: int | None = None
@@ -131,14 +125,7 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """A request that has been read.
-
-    Attributes:
-        id: the client's name for the request.
-        photos: B files of photos, or their pixels.
-        question: asks for every label of the sets.
-        outputs: in the client's order.
-    """
+    """A request that has been read; `photos` are files or pixels."""
 
     id: str | None
     photos: tuple[bytes | DecodedImage, ...]

@@ -1,7 +1,6 @@
-"""JSON bodies: objects without repeated members, NaN or infinities, and of bounded size.
+"""JSON bodies: objects of bounded size, without repeated members, NaN or infinities.
 
-Parsed by the standard library: `pydantic_core.from_json` ignores repeated members and lets no other
-thread run until its end, which may be seconds.
+Not by `pydantic_core.from_json`: it accepts repeated members and blocks other threads to its end.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ _QUICK_BYTES = 65536
 
 
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads a body that may hold a label set.
-
-    Raises:
-        RequestError: the body is too large, too slow, malformed or of another type.
-        QueueFull: the bodies of other requests fill the memory.
-        starlette.requests.ClientDisconnect: the client left before the body was complete.
-    """
+    """Reads a body that may be a label set; raises what `Body` and `parse_json` do."""
     body = Body(request, settings)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise UnsupportedMediaType((JSON,))

@@ -26,11 +26,10 @@ _QUICK_CHARACTERS = 2000
 
 
 def read_parameters(request: Request) -> Question:
-    """Reads the query string; only lists may be repeated. FastAPI needs 0.5 ms for the same.
+    """Reads the query string, for which FastAPI would need 0.5 ms; only lists may be repeated.
 
     Raises:
-        InvalidParameters: a parameter is unknown, of the wrong type or out of range.
-        RepeatedField: a parameter that is not a list is given twice.
+        InvalidParameters, RepeatedField: it is invalid.
     """
     text: bytes = request.scope["query_string"]
     # Most clients send the same few query strings; long ones would only fill the cache.
@@ -57,8 +56,7 @@ async def add_fields(query: Question, fields: dict[str, Any], max_candidates: in
 
     Raises:
         InvalidLabelSet: more than `max_candidates` candidate labels.
-        InvalidParameters: a field is unknown, of the wrong type or out of range.
-        RepeatedField: a parameter has different values in query string and body.
+        InvalidParameters, RepeatedField: a field is invalid, or differs from the query string.
     """
     if not fields:
         return query

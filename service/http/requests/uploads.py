@@ -66,13 +66,9 @@ class UploadShape:
 
 @dataclass(frozen=True)
 class Upload:
-    """The content of a body.
+    """The content of a body: images, or the `url` of the only one, and fields not yet checked.
 
-    Attributes:
-        images: at least one, as bytes or as base64; none if there is a `url`. Each is decoded for
-            itself (`decode_base64`), so that invalid base64 fails one image of a batch only.
-        fields: the other fields, not yet checked.
-        url: where the only image is.
+    `decode_base64` decodes images one by one, so that invalid base64 fails one of a batch only.
     """
 
     images: list[bytes | str]
@@ -81,11 +77,7 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns the bytes of an image; bytes are returned as they are.
-
-    Raises:
-        MalformedBody: the text is not standard base64 (RFC 4648, section 4).
-    """
+    """Returns the bytes of an image; raises MalformedBody for a text that is not base64."""
     if isinstance(image, bytes):
         return image
     try:
@@ -95,14 +87,7 @@ def decode_base64(image: bytes | str) -> bytes:
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request.
-
-    Raises:
-        RequestError: the body is too large, too slow, malformed, of another type, or does not fit
-            the shape.
-        QueueFull: the bodies of other requests fill the memory.
-        starlette.requests.ClientDisconnect: the client left before the body was complete.
-    """
+    """Reads the body of a request; raises what `Body` does, and RequestError for its content."""
     body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -119,11 +104,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
-    """Reads a `multipart/form-data` body; stops at the first part too many.
-
-    Raises:
-        RequestError: the body is malformed, or has an unknown part, or too many or too large parts.
-    """
+    """Reads a `multipart/form-data` body; raises RequestError at the first part too many."""
     boundary = parse_options_header(content_type)[1].get("boundary")
     if not boundary:
         raise MalformedBody("The multipart Content-Type names no boundary")

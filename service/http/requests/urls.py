@@ -22,7 +22,7 @@ from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.body import Reservation
 
 MAX_REDIRECTS = 3
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 _PORT = 443
 _OK = 200
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -76,8 +76,7 @@ class Fetcher:
         """Returns the bytes of a URL, counted in `reserved` too.
 
         Raises:
-            UrlNotUsable: the URL is not https or not public, or its origin returns no image.
-            OriginTimeout: it takes too long.
+            UrlError: the URL is not https or not public, or returns no image, or not in time.
             BodyTooLarge: it has too many bytes.
             QueueFull: too many fetches run, or other requests fill the memory.
         """
@@ -156,12 +155,8 @@ class _PublicNetwork(httpcore.AsyncNetworkBackend):
 
 
 def check_url(url: str) -> httpcore.URL:
-    """Returns the parts of a URL.
-
-    Raises:
-        UrlNotUsable: it is not https, has another port than 443, or a user or password.
-    """
-    if len(url) > _MOST_CHARACTERS or not _URL_CHARACTERS.fullmatch(url):
+    """Returns the parts of an https URL to port 443 without user; others raise UrlNotUsable."""
+    if len(url) > _MAX_CHARACTERS or not _URL_CHARACTERS.fullmatch(url):
         raise UrlNotUsable
     try:
         parts = urlsplit(url)

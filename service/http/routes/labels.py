@@ -256,10 +256,10 @@ def _make_tag(labels: LabelSet) -> str:
     return f'"{labels.version}"'
 
 
-def _define(body: dict[str, Any], most_labels: int, name: str | None = None) -> Definition:
+def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> Definition:
     labels = body.get("labels")
-    if isinstance(labels, list) and len(labels) > most_labels:  # before each of them is checked
-        raise InvalidLabelSet(f"A label set takes at most {most_labels} labels")
+    if isinstance(labels, list) and len(labels) > max_labels:  # before each of them is checked
+        raise InvalidLabelSet(f"A label set takes at most {max_labels} labels")
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters([InvalidValue("body", "name", "Not the name in the path")])
     try:
