@@ -101,9 +101,9 @@ class Pipeline:
         self._batcher.start()
         self._admission.open()
 
-    def taking(self) -> AbstractContextManager[None]:
+    def admit(self) -> AbstractContextManager[None]:
         """Marks work that draining waits for; raises `UnavailableError` if not ready."""
-        return self._admission.taking()
+        return self._admission.admit()
 
     def make_deadline(self) -> float:
         """Returns the deadline of a request that arrives now, in seconds on the loop's clock."""
@@ -122,7 +122,7 @@ class Pipeline:
             StoreUnavailable: the label store does not answer.
             InferenceFailed: the candidate labels could not be encoded.
         """
-        with self.taking():
+        with self.admit():
             deadline = deadline or self.make_deadline()
             sets = await self._pin(question, deadline)
             selection = await self._select(sets, question, deadline)
@@ -165,7 +165,7 @@ class Pipeline:
             UnavailableError: the pipeline is not taking requests.
             InferenceFailed: the engine failed on this photo's batch.
         """
-        with self.taking():
+        with self.admit():
             deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
             # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than

@@ -77,7 +77,7 @@ class Admission:
                 await self._empty.wait()
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
+    def admit(self) -> Iterator[None]:
         """Admits a request, for whose end `close` waits, or raises UnavailableError."""
         state = self.state
         if state == "draining":

@@ -40,7 +40,7 @@ class QueuedItem(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Items per batch: more than `small` only if as many are left for each other worker."""
+    """Items per batch: up to `most`, but more than `small` only if as many are left for others."""
 
     most: int
     small: int

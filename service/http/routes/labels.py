@@ -135,7 +135,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set)
-    with pipeline.taking():
+    with pipeline.admit():
         work = pipeline.catalogue.register(definition)
         labels, created = await cancel_on_disconnect(request, work)
         return await _answer(labels, created=created)
@@ -188,7 +188,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
-    with pipeline.taking():
+    with pipeline.admit():
         work = _replace(request, pipeline.catalogue, definition)
         labels, created = await cancel_on_disconnect(request, work)
         return await _answer(labels, created=created)
@@ -204,7 +204,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
     pipeline = host.pipeline
-    with pipeline.taking():
+    with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
         await pipeline.catalogue.delete(name, if_version=version)
 

@@ -38,31 +38,31 @@ def in_seconds(seconds: float) -> float:
 async def test_requests_are_refused_before_it_opens() -> None:
     admission = Admission(Health())
     assert admission.state == "loading"
-    with pytest.raises(NotReady, match="loading"), admission.taking():
+    with pytest.raises(NotReady, match="loading"), admission.admit():
         pass
     admission.open()
-    with admission.taking():
+    with admission.admit():
         assert admission.state == "ready"
 
 
 async def test_requests_are_refused_when_the_workers_have_died() -> None:
     health = Health()
     admission = open_admission(health)
-    with admission.taking():
+    with admission.admit():
         health.lives = False
     assert admission.state == "failed"
-    with pytest.raises(NotReady, match="failed"), admission.taking():
+    with pytest.raises(NotReady, match="failed"), admission.admit():
         pass
 
 
 async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> None:
     admission = open_admission()
-    with admission.taking():
-        with admission.taking():
+    with admission.admit():
+        with admission.admit():
             closing = asyncio.create_task(admission.close(in_seconds(SECONDS)))
             await asyncio.sleep(0)
             assert admission.state == "draining"
-            with pytest.raises(Draining), admission.taking():
+            with pytest.raises(Draining), admission.admit():
                 pass
         await asyncio.sleep(0)
         assert not closing.done()
@@ -71,14 +71,14 @@ async def test_closing_refuses_requests_and_waits_for_the_admitted_ones() -> Non
 
 async def test_closing_waits_no_longer_than_its_deadline() -> None:
     admission = open_admission()
-    with admission.taking():
+    with admission.admit():
         await admission.close(in_seconds(0.01))
         assert admission.state == "draining"
 
 
 async def test_failed_request_is_not_waited_for() -> None:
     admission = open_admission()
-    with pytest.raises(ZeroDivisionError), admission.taking():
+    with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     await admission.close(in_seconds(SECONDS))
 
