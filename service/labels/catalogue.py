@@ -46,11 +46,8 @@ class FixedSet(NamedTuple):
 class CatalogueRules:
     """Settings of the catalogue.
 
-    Attributes:
-        default_sets: sets of a request that names none; if empty, the trained labels, else the
-            first fixed set.
-        max_candidates: most candidate labels in a request.
-        poll_seconds: time between two looks for other processes' writes to the store.
+    Without `default_sets`, a request that names none gets the trained labels, else the first fixed
+    set. The store is polled for other processes' writes every `poll_seconds`.
     """
 
     default_sets: tuple[str, ...]
@@ -69,15 +66,7 @@ class Catalogue:
         store: LabelStore | None,
         rules: CatalogueRules,
     ) -> None:
-        """Loads nothing before `start`; use `open_catalogue`.
-
-        Args:
-            trained: the trained labels; None without a trained head.
-            fixed: sets of the bundle and of the folder; of the same name, the later one counts.
-            encoding: encoders for labels; None without an open head.
-            store: clients' sets; None without a usable place.
-            rules: settings.
-        """
+        """Loads nothing before `start`; of fixed sets of the same name, the last one counts."""
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = frozenset([*self._fixed, *self._pending])
@@ -117,12 +106,7 @@ class Catalogue:
         return found
 
     def find(self, name: str) -> LabelSet:
-        """Returns a set.
-
-        Raises:
-            LabelSetNotFound: there is no such set.
-            StoreUnavailable: the store may have it, but does not answer.
-        """
+        """Returns a set; raises `LabelSetNotFound`, or `StoreUnavailable` if it may be stored."""
         found = self.get(name)
         if found is None:
             self._check_store()
@@ -130,11 +114,7 @@ class Catalogue:
         return found
 
     async def start(self) -> None:
-        """Encodes the fixed sets, loads the store's, and starts polling the store.
-
-        Raises:
-            StartError: a fixed set does not fit the bundle, or the store not this service.
-        """
+        """Encodes the fixed sets, loads the store's, and starts polling; may raise `StartError`."""
         pending, self._pending = self._pending, {}  # frees the embeddings
         for name, entry in pending.items():
             self._fixed[name] = await self._encode_fixed(entry)
@@ -161,10 +141,7 @@ class Catalogue:
         Raises:
             UnknownLabelSet: the question or the default names a missing set.
             StoreUnavailable: the store may have the set or `min_version`, but does not answer.
-            VersionNotReached: the store has no `min_version`.
-            InvalidLabelSet: there are too many candidate labels, or one appears twice.
-            NoOpenHead: candidate labels need an open head.
-            TextNotEncodable: candidate labels need a text encoder.
+            LabelSetError: the candidate labels cannot be used, or `min_version` is not reached.
         """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
@@ -187,39 +164,19 @@ class Catalogue:
     ) -> tuple[LabelSet, bool]:
         """Registers a set; when this returns, it is durable, and requests may name it.
 
-        Args:
-            definition: the set.
-            replace: whether another set of its name may be replaced.
-            if_version: required version of the set of its name; `ABSENT`: none, `PRESENT`: any.
-
-        Returns:
-            The set, and whether its name is new.
-
-        Raises:
-            LabelSetError: the set cannot be registered.
-            StoreError: the store did not keep it.
+        Arguments and errors as of `LabelStore.write`; returns the set, and whether its name is new.
         """
         stored = self._writable(definition.name)
         return await stored.write(definition, replace=replace, if_version=if_version)
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
-        """Deletes a set; requests that have pinned it keep it.
-
-        Raises:
-            LabelSetError: the set is missing, read-only, or not in the version `if_version`.
-            StoreError: the store did not delete it.
-        """
+        """Deletes a set; requests that have pinned it keep it."""
         await self._writable(name).delete(name, if_version)
 
     async def set_thresholds(
         self, name: str, thresholds: Mapping[str, float], if_version: int | None = None
     ) -> LabelSet:
-        """Sets thresholds (0..1) of labels of a registered set; the others keep theirs.
-
-        Raises:
-            LabelSetError: the set is missing, read-only, or not in the version `if_version`.
-            StoreError: the store did not keep it.
-        """
+        """Sets thresholds (0..1) of labels of a registered set; the others keep theirs."""
         return await self._writable(name).set_thresholds(name, thresholds, if_version)
 
     async def refresh(self) -> None:

@@ -50,14 +50,11 @@ class OpenLabel(Record):
     """One label of a set; a bare string is a label that has only a name.
 
     Attributes:
-        name: shown to users; unique in a set.
         prompt: text to encode instead of the name in the bundle's template.
-        calibrated: from an answer of the service: if false, `threshold` is dropped, since it is
-            not the label's own.
-        threshold: score (0..1) at and above which the label is predicted.
+        calibrated: from an answer of the service: if false, `threshold` is dropped.
+        threshold: score at and above which the label is predicted.
         embedding: E numbers in the bundle's embedding space, instead of any text.
-        own_embedding: from an answer of the service, which omits the numbers: if true, `embedding`
-            is required.
+        own_embedding: from an answer of the service, which omits `embedding`: then it is required.
     """
 
     name: LabelText
@@ -106,14 +103,8 @@ class LabelSetRecord(Record):
 
     An answer of the service is valid too, so that clients can change it and send it back.
 
-    Attributes:
-        name: name of the set; the same as the file's, in a file.
-        labels: at least one.
-        embedding_space: fingerprint of the space of the given embeddings; None trusts them.
-        version: ignored, from an answer of the service.
-        origin: ignored.
-        read_only: ignored.
-        num_labels: ignored.
+    Its `version`, `origin`, `read_only` and `num_labels` are ignored. `embedding_space` is the
+    fingerprint of the space of the given embeddings; None trusts them.
     """
 
     name: LabelSetName
@@ -127,13 +118,11 @@ class LabelSetRecord(Record):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A label set as columns, before anything is encoded.
+    """A label set as columns of L labels, before anything is encoded.
 
     Attributes:
-        name: name of the set.
-        names: L unique label names.
-        prompts: L texts to encode as they are; None uses the name.
-        thresholds: L scores (0..1); None for labels without their own.
+        prompts: texts to encode as they are; None uses the name.
+        thresholds: scores (0..1); None for labels without their own.
         given: positions of the M labels that came with an embedding, ascending.
         embeddings: their embeddings, float32 [M, E].
         embedding_space: fingerprint of their space; None if the author did not give it.
@@ -164,11 +153,7 @@ class Definition:
 
 
 def define_label_set(record: LabelSetRecord) -> Definition:
-    """Turns the JSON record of a set into columns.
-
-    Raises:
-        InvalidLabelSet: a name is there twice, or the embeddings differ in width.
-    """
+    """Returns a record as columns; raises `InvalidLabelSet` for duplicates or mixed widths."""
     labels = record.labels
     given = tuple(i for i, label in enumerate(labels) if label.embedding is not None)
     # One array for each label: reading millions of numbers at once would hold the GIL.
@@ -220,9 +205,7 @@ def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bo
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
     """Checks embeddings [M, E].
 
-    Raises:
-        InvalidLabelSet: E is not `width`, a value is not finite, or a length is outside
-            `EMBEDDING_LENGTHS`.
+    Raises `InvalidLabelSet` if E is not `width`, or a value or length is out of range.
     """
     if len(embeddings) and embeddings.shape[1:] != (width,):
         raise InvalidLabelSet(f"An embedding needs {width} values")

@@ -35,10 +35,8 @@ ResultT = TypeVar("ResultT")
 class Encoding:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
-    Attributes:
-        head: the open head that takes the queries.
-        query_width: K.
-        encodes_text: whether labels may come without an embedding.
+    `query_width` is K. With `encodes_text`, labels may come without an embedding. If an encoder
+    fails, the methods raise `InferenceFailed`.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Encoding:
         cache_size: int,
         queue_size: int,
     ) -> None:
-        """Use `open_encoding`, which describes the arguments."""
         self.head = head
         self.query_width = labels.width
         self.encodes_text = texts is not None
@@ -70,9 +67,7 @@ class Encoding:
     async def embed(self, definition: Definition) -> Embeddings:
         """Returns the embeddings [L, E] of a checked set: those given, and those of the texts.
 
-        Raises:
-            QueueFull: too many callers wait for the text encoder.
-            InferenceFailed: the text encoder failed.
+        Raises `QueueFull` if too many callers wait for the text encoder.
         """
         given = set(definition.given)
         missing = [i for i in range(len(definition.names)) if i not in given]
@@ -84,24 +79,14 @@ class Encoding:
         return embeddings
 
     async def project(self, embeddings: Embeddings) -> QueryArray:
-        """Returns the queries [L, K] of embeddings [L, E].
-
-        Raises:
-            InferenceFailed: the label encoder failed.
-            InvalidLabelSet: a query is not finite.
-        """
+        """Returns the queries [L, K] of embeddings [L, E]; `InvalidLabelSet` if not finite."""
         queries = await self._run(partial(self._labels.encode, embeddings))
         if not np.isfinite(queries).all():
             raise InvalidLabelSet("The model cannot use an embedding")
         return queries
 
     async def encode_candidates(self, definition: Definition) -> QueryArray:
-        """Returns the queries [L, K] of a request's candidate labels, cached by their texts.
-
-        Raises:
-            QueueFull: too many callers wait for the text encoder.
-            InferenceFailed: an encoder failed.
-        """
+        """Returns the queries [L, K] of a request's candidate labels, cached by their texts."""
         texts = definition.texts(self.head.embedding_space)
         found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]

@@ -42,10 +42,9 @@ _label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a `.json` or `.npz` file; the set's name is the file's without `name`.
+    """Reads a `.json` or `.npz` file; without `name`, the set has the file's.
 
-    Raises:
-        StartError: the file is missing or invalid, with a one-line reason.
+    Raises `StartError` with a one-line reason.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -58,11 +57,7 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
 
 
 def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
-    """Reads every label set of a folder, ordered by name.
-
-    Raises:
-        StartError: the folder or one of its files is invalid, or two have the same name.
-    """
+    """Reads every label set of a folder, ordered by name; raises `StartError` as above."""
     if not folder.is_dir():
         raise StartError(f"label_sets must be a folder; it is {folder}")
     files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
@@ -74,11 +69,7 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
 
 
 def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
-    """Parses the content of a file as the set called `name`.
-
-    Raises:
-        InvalidLabelSet: the name or the content is invalid.
-    """
+    """Parses the content of a file as the set `name`; raises `InvalidLabelSet`."""
     try:
         _set_name.validate_python(name)
     except ValidationError as error:

@@ -30,20 +30,15 @@ class LabelSet:
     """Labels as columns, in the order of the logits.
 
     Attributes:
-        name: name of the set.
         version: changes with the content; with `origin` `store`, a number that grows.
-        digest: hash of the definition, sha256 in hex; None for the trained labels.
-        origin: `model` (the trained labels), `bundle`, `folder`, `store`, or `request` (candidate
-            labels).
-        names: L unique names.
+        digest: of the definition; None for the trained labels.
+        origin: `model` has the trained labels, `request` candidate labels.
         prompts: L texts that were encoded instead of the names, or None.
         thresholds: float64 [L], 0..1; the fallback for labels without their own.
         calibrated: bool [L], whether the threshold is the label's own.
         own_embeddings: bool [L], whether the label came with an embedding instead of a text.
-        source: whether the model was trained on the labels.
-        activation: turns their logits into scores.
         queries: float32 [L, K], input of the open head; None for the trained labels.
-        positions: name -> its index in the columns.
+        positions: name -> index in the columns.
     """
 
     name: str
@@ -102,14 +97,9 @@ def make_open_set(
     origin: Origin,
     fallback: float | None,
 ) -> LabelSet:
-    """Returns the set of a definition and its queries, float32 [L, K].
+    """Returns the set of a definition and its queries, float32 [L, K], which requests share.
 
-    Args:
-        definition: the labels.
-        queries: shared by all requests of the set.
-        version: of the set.
-        origin: of the set.
-        fallback: the open head's threshold; None takes `FALLBACK_THRESHOLD`.
+    `fallback` is the open head's threshold; None takes `FALLBACK_THRESHOLD`.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     queries.flags.writeable = origin == "request"

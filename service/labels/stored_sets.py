@@ -47,14 +47,7 @@ class StoredSets:
     def __init__(
         self, store: LabelStore, encoding: Encoding, poll_seconds: float, hidden: Collection[str]
     ) -> None:
-        """Call `start` before anything else.
-
-        Args:
-            store: not used by anything else in this process.
-            encoding: computes the queries of the sets.
-            poll_seconds: time between two looks for other processes' writes.
-            hidden: names of sets outside the store, which take precedence.
-        """
+        """Loads nothing before `start`; `hidden` are names of sets outside the store."""
         self._store = store
         self._encoding = encoding
         self._poll_seconds = poll_seconds
@@ -91,8 +84,7 @@ class StoredSets:
     async def start(self) -> None:
         """Loads the sets, if the store answers, and starts polling.
 
-        Raises:
-            StartError: the store has another schema version.
+        Raises `StartError` if the store has another schema version.
         """
         try:
             await self._watch(self.refresh)
@@ -112,11 +104,7 @@ class StoredSets:
         self._thread.shutdown(wait=False)
 
     async def refresh(self) -> None:
-        """Loads the writes of other processes.
-
-        Raises:
-            StoreUnavailable: the store does not answer; the sets stay as they are.
-        """
+        """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
         async with self._changing:
             mark, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
@@ -147,16 +135,9 @@ class StoredSets:
     async def write(
         self, definition: Definition, *, replace: bool, if_version: int | None = None
     ) -> tuple[LabelSet, bool]:
-        """Writes a set as `LabelStore.write` does; then it is durable and in `by_name`.
+        """Encodes a set and writes it as `LabelStore.write` does; then it is in `by_name`.
 
-        Returns:
-            The set, and whether its name is new.
-
-        Raises:
-            LabelSetError: the set is invalid or conflicts with the one of its name.
-            StoreError: the store did not keep it.
-            BusyError: too many callers encode labels.
-            InferenceFailed: an encoder failed.
+        Returns the set, and whether its name is new.
         """
         self._encoding.check(definition)
         # Before encoding, which may take long.
@@ -174,12 +155,7 @@ class StoredSets:
     async def set_thresholds(
         self, name: str, thresholds: Mapping[str, float], if_version: int | None
     ) -> LabelSet:
-        """Writes thresholds (0..1) for some labels of a set; the others keep theirs.
-
-        Raises:
-            LabelSetError: the set is missing, or not in the version `if_version`.
-            StoreError: the store did not keep it.
-        """
+        """Writes thresholds (0..1) for some labels of a set; the others keep theirs."""
         stored = await self._call(self._store.read, name)
         if stored is None:
             raise LabelSetNotFound(name)
@@ -195,12 +171,7 @@ class StoredSets:
         return labels
 
     async def delete(self, name: str, if_version: int | None) -> None:
-        """Deletes a set; requests that have pinned its snapshot keep it.
-
-        Raises:
-            LabelSetError: the set is missing, or not in the version `if_version`.
-            StoreError: the store did not delete it.
-        """
+        """Deletes a set; requests that have pinned its snapshot keep it."""
         async with self._changing:
             written = await self._call(self._store.delete, name, if_version)
             self._show({n: s for n, s in self._sets.items() if n != name}, written)
@@ -279,7 +250,7 @@ class StoredSets:
             await self.refresh()
 
     async def _watch(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Logs once that the store is unavailable, and once that it is back."""
+        # Logs once that the store is unavailable, and once that it is back.
         try:
             await look()
         except StoreError as error:
@@ -298,7 +269,6 @@ class StoredSets:
     async def _call(
         self, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
-        """Runs a method of the store on the store's thread."""
         if self._stopped:
             raise Draining("the label store is closed")
         loop = asyncio.get_running_loop()

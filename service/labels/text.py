@@ -48,11 +48,7 @@ LabelSetName = Annotated[
 
 
 def normalise_text(text: str) -> str:
-    """Returns `text` in NFC, without surrounding white space.
-
-    Raises:
-        ValueError: the text is empty or contains invisible characters.
-    """
+    """Returns `text` in NFC, stripped; raises `ValueError` if it is empty or partly invisible."""
     normal = unicodedata.normalize("NFC", text).strip()
     if not normal:
         raise PydanticCustomError("empty_text", "Text should not be empty")

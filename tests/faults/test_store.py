@@ -1,7 +1,7 @@
-"""The label store, locked, full or read-only: predictions go on, registrations are refused.
+"""Label store locked, full, read-only, hanging: predictions go on, registrations are refused.
 
-A full or a read-only disk is a small one of our own (tmpfs), which takes the right to mount it.
-What happens when PostgreSQL goes and comes back is in `tests/e2e/test_labels.py`.
+The disk is a tmpfs, which needs the right to mount it. `tests/e2e/test_labels.py` restarts
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Disk:
     def empty(self) -> None:
         self._filler.unlink()
 
-    def allow(self, mode: str) -> None:
-        """Remounts it: `ro` or `rw`."""
+    def remount(self, mode: str) -> None:
+        """Remounts the disk as `ro` or `rw`."""
         self._mount("-o", f"remount,{mode}")
 
 
@@ -62,7 +62,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     try:
         disk = Disk(tmp_path)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("nothing may be mounted here")
+        pytest.skip("no right to mount a disk")
     yield disk
     disk.close()
 
@@ -101,7 +101,7 @@ def test_locked_store_refuses_registrations_until_it_is_free(
         assert "Traceback" not in server.stderr
 
 
-def test_set_in_a_store_that_was_away_at_the_start_is_asked_for_again_and_not_unknown(
+def test_set_is_not_unknown_while_the_store_is_locked_since_the_start(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
     with start(open_bundle, tmp_path) as server, server.open_client() as client:
@@ -123,7 +123,7 @@ def test_set_in_a_store_that_was_away_at_the_start_is_asked_for_again_and_not_un
                 assert int(refused.headers["retry-after"]) > 0
             assert_still_serving(client)
             locker.execute("ROLLBACK")
-            # What writes asks the store itself, before the next look at it.
+            # A write asks the store itself, before the next poll.
             assert client.put("/labels/zoo", json={"labels": ["yak"]}).status_code == 201
             version = client.get("/labels/zoo").json()["version"]
             asked = {"label_set": "pets", "min_version": version}
@@ -146,25 +146,25 @@ def test_full_disk_refuses_registrations_until_there_is_room(
         assert_predictions_go_on(client)
 
 
-def test_read_only_store_refuses_registrations_until_it_can_be_written(
+def test_read_only_store_refuses_registrations_until_it_is_writable(
     open_bundle: Bundle, disk: Disk
 ) -> None:
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert register(client, PETS).status_code == 201
         server.send_signal(15)
         assert server.wait() == 0
-    disk.allow("ro")
+    disk.remount("ro")
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         refused = register(client, {"name": "zoo", "labels": ["yak"]})
         assert_problem(refused, 503, "store_unavailable")
         assert_still_serving(client)
-        disk.allow("rw")
+        disk.remount("rw")
         server.wait_for_line("the label store is back")
         assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
         assert_predictions_go_on(client)
 
 
-def test_database_that_hangs_keeps_neither_predictions_nor_the_end_waiting(
+def test_hanging_database_delays_neither_predictions_nor_the_shutdown(
     open_bundle: Bundle, postgres: Postgres
 ) -> None:
     command = (*serve_command(open_bundle.path), "--label-store", postgres.url)
@@ -223,7 +223,7 @@ def own(embedding: Any, **values: Any) -> dict[str, Any]:
         ({"name": "everyday", "labels": ["cat"]}, 409),
     ],
 )
-def test_set_that_cannot_be_used_is_refused_and_not_there(
+def test_invalid_set_is_refused_and_missing_afterwards(
     client: httpx.Client, body: dict[str, Any], status: int
 ) -> None:
     refused = register(client, body)

@@ -37,7 +37,6 @@ class Database:
     """
 
     def __init__(self, engine: sa.Engine) -> None:
-        """Use `open_database`."""
         self.connections = 0
         self._engine = engine
         self._file: tuple[int, int] | None = None
@@ -48,9 +47,7 @@ class Database:
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         """Gives a connection; with `writing`, in a transaction that is committed at the end.
 
-        Raises:
-            StoreUnavailable: the database is unreachable or locked.
-            StoreFull: its disk is full.
+        Raises `StoreUnavailable` or `StoreFull` in place of SQLAlchemy's errors.
         """
         if self._identify_file() != self._file:
             self._engine.dispose()  # writes to a file that was replaced would be lost

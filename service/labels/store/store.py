@@ -108,7 +108,7 @@ class Limits:
 
 
 class LabelStore:
-    """The label sets of one embedding space.
+    """The label sets of one embedding space, given by its fingerprint.
 
     Every method raises `StoreUnavailable` if the database is unreachable or locked, and
     `StoreIncompatible` if its tables are of another schema version. A write raises `StoreFull` on a
@@ -116,7 +116,6 @@ class LabelStore:
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
-        """Connects later; `space` is the fingerprint of the embedding space."""
         self._database = database
         self._space = space
         self._limits = limits
@@ -143,21 +142,13 @@ class LabelStore:
             return count
 
     def read(self, name: str) -> StoredSet | None:
-        """Returns a set; None if there is none of this name.
-
-        Raises:
-            InvalidLabelSet: the row is damaged.
-        """
+        """Returns a set, or None; raises `InvalidLabelSet` if its row is damaged."""
         with self._connect() as connection:
             row = connection.execute(sa.select(_SETS).where(self._is(name))).one_or_none()
         return None if row is None else _decode_row(row)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
-        """Does the checks of `write`, before a set is encoded.
-
-        Returns:
-            The version of the same set, which need not be written; None if it has to be.
-        """
+        """Does the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
@@ -202,12 +193,7 @@ class LabelStore:
             return Written(previous + 1, previous, created=found is None)
 
     def delete(self, name: str, if_version: int | None = None) -> Written:
-        """Deletes a set durably.
-
-        Raises:
-            LabelSetNotFound: there is no set of this name.
-            LabelSetChanged: the set is not in the version `if_version`.
-        """
+        """Deletes a set durably; raises `LabelSetNotFound` or `LabelSetChanged`."""
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
             found = self._find(connection, name)

@@ -1,4 +1,4 @@
-"""What a user gives becomes columns in one normal form, or is refused with a reason."""
+"""Definitions: JSON becomes columns in one normal form, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def define(**values: Any) -> Definition:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "e\u0301", "\u00e9", " a"]), min_size=1, max_size=5))
-def test_name_stands_once_in_its_normal_form(names: list[str]) -> None:
+def test_duplicate_names_are_refused_in_normal_form(names: list[str]) -> None:
     normal = tuple(normalise_text(name) for name in names)
     if len(set(normal)) < len(normal):
         with pytest.raises(InvalidLabelSet, match="twice"):
@@ -52,24 +52,24 @@ def test_columns_keep_the_order_of_the_labels() -> None:
     np.testing.assert_array_equal(found.embeddings, np.array([[3, 4], [1, 2]], np.float32))
 
 
-def test_threshold_that_is_told_as_shared_is_dropped_and_an_own_one_kept() -> None:
-    told = {"version": "7", "origin": "store", "read_only": False, "num_labels": 9}
+def test_threshold_is_dropped_if_it_is_not_calibrated() -> None:
+    ignored = {"version": "7", "origin": "store", "read_only": False, "num_labels": 9}
     labels = [
         {"name": "a", "prompt": None, "threshold": 0.3, "calibrated": False},
         {"name": "b", "threshold": 0.4, "calibrated": True, "own_embedding": False},
     ]
-    found = define(labels=labels, **told)
+    found = define(labels=labels, **ignored)
     assert found.thresholds == (None, 0.4)
     assert found.digest == define(labels=["a", {"name": "b", "threshold": 0.4}]).digest
 
 
-def test_what_is_only_told_is_not_written() -> None:
+def test_fields_of_answers_are_not_written() -> None:
     label = {"name": "a", "threshold": 0.3, "calibrated": False, "own_embedding": False}
     record = LabelSetRecord.model_validate({"name": "x", "version": "7", "labels": [label]})
     assert record.model_dump(exclude_none=True) == {"name": "x", "labels": [{"name": "a"}]}
 
 
-def test_label_whose_embedding_is_not_told_is_refused_without_it() -> None:
+def test_label_with_own_embedding_is_refused_without_it() -> None:
     label = {"name": "a", "own_embedding": True}
     for text in ({}, {"prompt": "an a"}):
         with pytest.raises(ValidationError, match="embedding of its own, which answers omit"):
@@ -77,13 +77,13 @@ def test_label_whose_embedding_is_not_told_is_refused_without_it() -> None:
     assert define(labels=[label | {"embedding": [1.0, 0.0]}]).given == (0,)
 
 
-def test_template_is_for_names_and_not_for_prompts() -> None:
+def test_template_applies_to_names_and_not_to_prompts() -> None:
     space = EmbeddingSpace(encoder="any", width=2, template="a photo of {}")
     found = define(labels=["{} cat", {"name": "yak", "prompt": "my {}"}])
     assert found.texts(space) == ("a photo of {} cat", "my {}")
 
 
-def test_digest_tells_every_difference() -> None:
+def test_digest_differs_for_every_difference() -> None:
     sets: list[Any] = [
         ["a", "b"],
         ["b", "a"],
@@ -115,7 +115,7 @@ def test_embeddings_of_two_widths_are_refused() -> None:
         ([1e30, 0.0, 0.0], "length"),
     ],
 )
-def test_embedding_that_no_graph_can_use_is_refused(row: list[float], reason: str) -> None:
+def test_unusable_embedding_is_refused(row: list[float], reason: str) -> None:
     good = np.ones((2, 3), np.float32)
     with pytest.raises(InvalidLabelSet, match=reason):
         check_embeddings(np.array([row], np.float32), 3)
@@ -127,7 +127,7 @@ def test_embedding_that_no_graph_can_use_is_refused(row: list[float], reason: st
 
 
 @given(st.floats(*np.log10(EMBEDDING_LENGTHS)), st.integers(0, 99))
-def test_embedding_of_any_usual_length_is_taken(exponent: float, seed: int) -> None:
+def test_embedding_of_a_usual_length_is_accepted(exponent: float, seed: int) -> None:
     row = np.random.default_rng(seed).normal(size=(1, 3))
-    length = 10**exponent * (0.999 if exponent > 0 else 1.001)  # rounding at the very limits
+    length = 10**exponent * (0.999 if exponent > 0 else 1.001)  # rounding at the limits
     check_embeddings((row / np.linalg.norm(row) * length).astype(np.float32), 3)

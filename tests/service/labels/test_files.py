@@ -1,4 +1,4 @@
-"""A label set file becomes a definition, or one line says why not; pickles are never loaded."""
+"""Label set files: JSON and `.npz` become definitions or a one-line error; no pickles."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b"x", ".txt", "ends in"),
     ],
 )
-def test_file_that_cannot_be_used_is_refused_with_its_reason(
-    content: bytes, ending: str, reason: str
-) -> None:
+def test_invalid_file_is_refused_with_its_reason(content: bytes, ending: str, reason: str) -> None:
     with pytest.raises(InvalidLabelSet, match=reason) as caught:
         parse_label_set(content, ending, "pets")
     assert "\n" not in caught.value.reason
@@ -99,7 +97,7 @@ def test_file_that_cannot_be_used_is_refused_with_its_reason(
     names=st.lists(st.text("abcé ", min_size=1).filter(str.strip), min_size=1, unique_by=str.strip),
     data=st.data(),
 )
-def test_packed_set_is_read_back_as_it_was(names: list[str], data: st.DataObject) -> None:
+def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject) -> None:
     count = len(names)
     choose = st.lists(st.none() | st.floats(0, 1), min_size=count, max_size=count)
     prompts = st.lists(st.sampled_from([None, "a photo"]), min_size=count, max_size=count)
@@ -139,7 +137,7 @@ def test_pickle_inside_an_npz_is_never_loaded() -> None:
             parse_label_set(make_npz(**arrays), ".npz", "pets")
 
 
-def test_header_that_claims_more_than_there_is_allocates_nothing() -> None:
+def test_array_header_beyond_the_file_is_refused_before_allocation() -> None:
     content = good_npz().replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
     huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
     stream = io.BytesIO()
@@ -152,20 +150,20 @@ def test_header_that_claims_more_than_there_is_allocates_nothing() -> None:
             parse_label_set(damaged, ".npz", "pets")
 
 
-def test_name_that_no_set_can_have_is_refused_with_the_rule() -> None:
+def test_invalid_name_is_refused_with_the_rule() -> None:
     with pytest.raises(InvalidLabelSet, match=r"'my pets': .* 1 to 100 letters, digits"):
         parse_label_set(good_npz(), ".npz", "my pets")
     assert parse_label_set(good_npz(), ".npz", "my-pets").name == "my-pets"
 
 
-def test_folder_gives_every_set_by_name(tmp_path: Path) -> None:
+def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
     (tmp_path / "a.npz").write_bytes(good_npz())
     (tmp_path / "notes.txt").write_text("not a set")
     assert [found.name for found in read_label_set_folder(tmp_path)] == ["a", "b"]
 
 
-def test_folder_with_a_bad_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
+def test_folder_with_an_invalid_file_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="must be a folder"):
         read_label_set_folder(tmp_path / "none")
     (tmp_path / "b.json").write_text("{")

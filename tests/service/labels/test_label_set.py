@@ -1,4 +1,4 @@
-"""A label set is columns that nobody changes, each label with the threshold that counts for it."""
+"""Label sets: columns in the order of the logits, thresholds with their fallback, read-only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_set_keeps_the_digest_of_its_definition() -> None:
     assert make_trained_set([Label(name="a")]).digest is None
 
 
-def test_labels_that_came_with_an_embedding_are_told() -> None:
+def test_own_embeddings_marks_labels_that_came_with_one() -> None:
     definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
     queries = np.ones((3, 4), np.float32)
     labels = make_open_set(definition, queries, version="7", origin="store", fallback=None)
@@ -62,7 +62,7 @@ def test_queries_are_writable_only_if_used_once(origin: Origin, *, writable: boo
     assert queries.flags.writeable is writable
 
 
-def test_positions_find_the_columns() -> None:
+def test_positions_are_the_indices_of_the_names() -> None:
     labels = open_set()
     assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)
 
@@ -75,6 +75,6 @@ def test_queries_cannot_be_changed_under_a_request() -> None:
 
 
 @pytest.mark.parametrize("origin", ["model", "bundle", "folder", "request"])
-def test_only_sets_of_the_store_can_be_changed(origin: Origin) -> None:
+def test_all_sets_but_those_of_the_store_are_read_only(origin: Origin) -> None:
     assert open_set(origin=origin).read_only
     assert not open_set(origin="store").read_only

@@ -1,4 +1,4 @@
-"""A text has one normal form, within limits, or is refused with a reason."""
+"""Texts of label sets: one normal form, limits, and reasons of refusals."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_every_spelling_of_a_text_has_one_normal_form(text: str) -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\0", "\n", "\x7f", "\u202e", "\u200b", "\ufeff", "\u2028"])
-def test_characters_that_cannot_be_seen_are_refused_inside_of_a_text(hidden: str) -> None:
+def test_invisible_character_inside_a_text_is_refused(hidden: str) -> None:
     with pytest.raises(ValueError, match="control characters"):
         normalise_text(f"a{hidden}b")
 
 
 @pytest.mark.parametrize(("kind", "most"), [(LabelText, 200), (PromptText, 1000)])
 @pytest.mark.parametrize("share", [1, 4])
-def test_text_that_is_too_long_is_refused_with_its_limit(kind: Any, most: int, share: int) -> None:
+def test_long_text_is_refused_with_its_limit(kind: Any, most: int, share: int) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python("a" * (share * most + 1))
     (error,) = caught.value.errors()
@@ -51,8 +51,8 @@ def test_text_that_is_too_long_is_refused_with_its_limit(kind: Any, most: int, s
 
 
 @pytest.mark.parametrize(("kind", "most"), [(LabelText, 200), (PromptText, 1000)])
-def test_text_that_is_far_too_long_is_refused_before_it_is_normalised(kind: Any, most: int) -> None:
-    """To order 100,000 combining marks takes minutes, in which nobody else is served."""
+def test_very_long_text_is_refused_before_it_is_normalised(kind: Any, most: int) -> None:
+    """NFC of 100,000 combining marks takes minutes and holds the GIL."""
     marks = "a" + 50_000 * "\u0300" + 50_000 * "\u0316"
     started = time.process_time()
     with pytest.raises(ValidationError, match=f"at most {most} characters"):
@@ -63,7 +63,7 @@ def test_text_that_is_far_too_long_is_refused_before_it_is_normalised(kind: Any,
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 101, "caf\u00e9", "a\n", 7])
-def test_name_of_a_set_that_could_not_stand_in_a_url_is_refused_with_the_rule(name: object) -> None:
+def test_set_name_that_does_not_fit_a_url_is_refused_with_the_rule(name: object) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(LabelSetName).validate_python(name)
     (error,) = caught.value.errors()
