@@ -1,16 +1,13 @@
-"""Checkpoints of one network averaged: `python -m models.average --out FILE A=0.4 B=0.6`.
+"""`python -m models.average --out FILE A=0.4 B=0.6`: the mean weights of checkpoints.
 
-In: checkpoints of ours with the same configuration, fine-tuned one from the other, and their
-shares; and, if wanted, a share of the backbone as it was before. Out: one checkpoint with the
-mean of the weights, which generalises better than each of them (model soups, arXiv 2203.05482)
-and, with the untouched backbone, to labels that it was not fine-tuned for (WiSE-FT, arXiv
-2109.01903). Next: `train_open`, `python -m export`.
+The checkpoints must be fine-tuned one from the other. Their mean generalises better than each of
+them (model soups, arXiv 2203.05482); with a share of the pretrained backbone, also to labels that
+were not trained (WiSE-FT, arXiv 2109.01903).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -20,28 +17,21 @@ from torch import Tensor
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
-from models.checkpoints.pretrained import PretrainedError, load_pretrained
-from models.commands import run_command
+from models.checkpoints.pretrained import load_pretrained
+from models.commands import report_mistakes, run_command
 from models.network import Network
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
-    """Averages the weights of checkpoints.
-
-    Args:
-        parts: checkpoints of ours and their shares, which sum to 1.
-
-    Returns:
-        The last checkpoint with averaged weights.
+    """Returns the last checkpoint with the mean weights of all, by their shares.
 
     Raises:
-        CheckpointError: the checkpoints hold different networks or labels, or the shares do
-            not sum to 1.
+        CheckpointError: networks, inputs or labels differ, or the shares do not sum to 1.
     """
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
-        raise CheckpointError("the checkpoints hold different networks, inputs or labels")
-    if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # sums that are no number, too
+        raise CheckpointError("the checkpoints have different networks, inputs or labels")
+    if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # true for NaN, too
         raise CheckpointError("the shares do not sum to 1")
     states = [(part.network.state_dict(), share) for part, share in parts]
     last.network.load_state_dict(
@@ -51,15 +41,11 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
 
 
 def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
-    """Averages a checkpoint's backbone with the pretrained one; the head stays as it is.
-
-    Args:
-        checkpoint: of ours, with a backbone.
-        share: of the pretrained weights, 0..1.
+    """Averages a checkpoint's backbone, in place, with a share of the pretrained weights.
 
     Raises:
         CheckpointError: there is no backbone.
-        PretrainedError: there are no pretrained weights of it.
+        PretrainedError: there are no pretrained weights.
     """
     config, network = checkpoint.config, checkpoint.network
     if config is None or not isinstance(network, Network):
@@ -74,7 +60,7 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
 
 
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """Returns what two checkpoints must have in common; dropout and image size may differ."""
+    """Returns what must be equal in two checkpoints; dropout and image size may differ."""
     config = checkpoint.config
     if config is None:
         raise CheckpointError("a head without a backbone cannot be averaged")
@@ -88,32 +74,31 @@ def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:
     if not last.is_floating_point():  # a batch norm's counter
         return last
     if any(tensor.shape != last.shape for tensor, _ in tensors):
-        raise CheckpointError("the networks are bound to image sizes, and these differ")
+        raise CheckpointError("the networks are bound to different image sizes")
     mean = sum((tensor.double() * share for tensor, share in tensors), start=last.double() * 0)
     return mean.to(last.dtype)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Averages as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    """Runs the command; returns 0, or 2 for a mistake in the request."""
     arguments = _parser().parse_args(argv)
-    try:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        parts = [(read_checkpoint(path), share) for path, share in arguments.parts]
-        averaged = average_checkpoints(parts)
-        if arguments.untouched:
-            averaged = blend_untouched(averaged, arguments.untouched)
-        recipe = _describe(arguments)
-        write_checkpoint(
-            arguments.out,
-            cast("Network", averaged.network),
-            averaged.label_names or (),
-            {**averaged.notes, "average": recipe},
-        )
-    except (CheckpointError, PretrainedError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return report_mistakes(lambda: _average(arguments))
+
+
+def _average(arguments: argparse.Namespace) -> None:
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    parts = [(read_checkpoint(path), share) for path, share in arguments.parts]
+    averaged = average_checkpoints(parts)
+    if arguments.untouched:
+        averaged = blend_untouched(averaged, arguments.untouched)
+    recipe = _describe(arguments)
+    write_checkpoint(
+        arguments.out,
+        cast("Network", averaged.network),
+        averaged.label_names or (),
+        {**averaged.notes, "average": recipe},
+    )
     print(f"{arguments.out}: the average of {recipe}")
-    return 0
 
 
 def _describe(arguments: argparse.Namespace) -> str:
@@ -134,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_out(text: str) -> Path:
-    if not text.endswith(".safetensors"):  # by which readers know what it is
+    if not text.endswith(".safetensors"):  # readers go by the suffix
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .safetensors")
     return Path(text)
 

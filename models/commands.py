@@ -1,7 +1,6 @@
-"""What all commands of `models` and `export` have in common: how they end.
+"""What the commands of `models` and `export` share: exit codes, and one line for each mistake.
 
-In: a command's function, or what its extra brings. Out: a process that ends with one line and a
-status, where Python would print a traceback. It imports nothing that an extra brings.
+Imports nothing that an extra installs.
 """
 
 from __future__ import annotations
@@ -11,31 +10,41 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import NoReturn
 
-_EXIT_REFUSED = 2
-_EXIT_STOPPED = 130  # as shells call a program that Ctrl+C ended
+_EXIT_MISTAKE = 2
+_EXIT_INTERRUPTED = 130  # the shells' code for SIGINT
+
+
+class RequestError(Exception):
+    """A mistake in a request, such as a file that cannot be read; its message is one line."""
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with a command's exit code; one that Ctrl+C stops says so in one line."""
+    """Exits with a command's code; Ctrl+C prints one line instead of a traceback."""
     try:
         code = main()
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
-        code = _EXIT_STOPPED
+        code = _EXIT_INTERRUPTED
     sys.exit(code)
 
 
+def report_mistakes(work: Callable[[], None]) -> int:
+    """Returns 0, or prints one line and returns 2 for a mistake or a file error."""
+    try:
+        work()
+    except (RequestError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _EXIT_MISTAKE
+    return 0
+
+
 def need_extra(advice: str, *modules: str) -> None:
-    """Ends a command, before its own imports do, where its extra is not installed.
+    """Exits with `advice` if `python -m` starts a package and a module of its extra is missing.
 
-    Nothing happens to who imports the package: it is `python -m` alone that calls itself so while
-    it looks for the module that it is to run.
-
-    Args:
-        advice: what to install.
-        modules: some that the extra brings.
+    Other imports of the package are not affected: `python -m` sets argv[0] to "-m" while it looks
+    for the module to run.
     """
     missing = [name for name in modules if sys.argv[0] == "-m" and find_spec(name) is None]
     if missing:
         sys.stderr.write(f"error: {missing[0]} is missing: {advice}\n")
-        sys.exit(_EXIT_REFUSED)
+        sys.exit(_EXIT_MISTAKE)

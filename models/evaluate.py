@@ -1,14 +1,13 @@
-"""The command: `python -m models.evaluate --checkpoint FILE --data FOLDER`, or `--bundle FOLDER`.
+"""`python -m models.evaluate --checkpoint FILE --data FOLDER`, or `--bundle FOLDER`.
 
-In: a checkpoint or a bundle, and a labelled folder. Out: the papers' figures, in percent: of a
-checkpoint computed here by torch, of a bundle by `export/evaluate.py` in ONNX Runtime.
+Prints the papers' figures, in percent: of a checkpoint by torch, of a bundle by ONNX Runtime in
+`export/evaluate.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import pkgutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from torch.utils.data import DataLoader
 
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
-from models.commands import run_command
+from models.commands import report_mistakes, run_command
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
-from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
@@ -28,23 +26,23 @@ _OF_WEIGHTS = ("backbone", "image_size", "num_heads", "pre_norm", "plain_pixels"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    """Runs the command; returns 0, or 2 for a mistake in the request."""
     parser = _make_parser()
     given = parser.parse_args(argv)
     if given.bundle is not None:
         unused = [name for name in _OF_WEIGHTS if vars(given)[name] != parser.get_default(name)]
         if unused:
-            parser.error(f"--{unused[0].replace('_', '-')} is for checkpoints: a bundle can tell")
+            parser.error(
+                f"--{unused[0].replace('_', '-')} is for checkpoints: a bundle describes itself"
+            )
         return _evaluate_bundle(given)
-    try:
-        folder = read_labelled_folder(given.data)
-        checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
-        lines = list(report(checkpoint, folder, given.split))
-    except (CheckpointError, DataError, MetricError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
-    return 0
+    return report_mistakes(lambda: _evaluate_checkpoint(given))
+
+
+def _evaluate_checkpoint(given: argparse.Namespace) -> None:
+    folder = read_labelled_folder(given.data)
+    checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
+    print("\n".join(report(checkpoint, folder, given.split)))
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -62,27 +60,16 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _evaluate_bundle(given: argparse.Namespace) -> int:
-    # Found by name when it is asked for: this part stands without the export, see
-    # `tests/project/test_imports.py`.
+    # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
     evaluate_bundle = pkgutil.resolve_name("export.evaluate:main")
-    told = {"bundle": given.bundle, "data": given.data, "split": given.split}
-    told["precision"] = given.precision
-    return int(evaluate_bundle([f"--{name}={value}" for name, value in told.items()]))
+    flags = ("bundle", "data", "split", "precision")
+    return int(evaluate_bundle([f"--{name}={getattr(given, name)}" for name in flags]))
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
     """Yields the figures that fit the network: multi-label, single-label or zero-shot.
 
-    Args:
-        checkpoint: a whole network.
-        folder: the data set.
-        split: which photos.
-
-    Raises:
-        CheckpointError: a head alone, or other labels than the data set's.
-        DataError: the split is empty, a photo is broken, or there are no word vectors for a
-            zero-shot network.
-        MetricError: a score is not finite.
+    Raises `predict`'s errors, and MetricError if a score is not finite.
     """
     logits, targets = predict(checkpoint, folder, split)
     assert checkpoint.config is not None  # `predict` refuses others
@@ -97,18 +84,14 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
-    """Computes the logits of a split's photos.
-
-    Returns:
-        (logits float [n, N], targets float [n, N]), columns in the folder's order.
+    """Returns (logits, targets) of a split's photos, float [n, N], columns in the folder's order.
 
     Raises:
-        CheckpointError: a head alone, or other labels than the data set's.
-        DataError: the split is empty, a photo is broken, or there are no word vectors for a
-            zero-shot network.
+        CheckpointError: there is no backbone, or the data set has other labels.
+        DataError: the split is empty, a photo is broken, or a zero-shot head has no word vectors.
     """
     if checkpoint.config is None:
-        raise CheckpointError("the checkpoint holds a head alone, which takes no photos")
+        raise CheckpointError("the checkpoint has a head without a backbone")
     columns = _match_labels(checkpoint, folder)
     check_photos(folder.split(split))
     photos = Photos.of_split(folder, split, evaluation_transform(checkpoint.config.input))
@@ -125,7 +108,7 @@ def _match_labels(checkpoint: Checkpoint, folder: LabelledFolder) -> list[int]:
     if count is None or names is None:
         if count not in (None, len(wanted)):
             raise CheckpointError(f"the checkpoint has {count} labels, the data set {len(wanted)}")
-        return list(range(len(wanted)))  # a file without names is taken at its word
+        return list(range(len(wanted)))  # without names, the order is assumed to be equal
     others = sorted(set(names) ^ set(wanted))
     if others:
         raise CheckpointError(

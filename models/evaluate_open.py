@@ -1,31 +1,27 @@
-"""The command: `python -m models.evaluate_open --open-head FILE --checkpoint FILE --data FOLDER`.
+"""`python -m models.evaluate_open --open-head FILE --checkpoint FILE --data FOLDER`.
 
-In: an open head, the checkpoint of its encoder and a labelled folder. Out: mean average
-precision, in percent, over the labels that the head was trained on and over the others, with
-two baselines measured on the same photos: chance, and ConSE of the untouched backbone.
+Prints mAP, in percent, over trained and over other labels, with two baselines on the same photos:
+chance, and ConSE of the untouched backbone.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head
-from models.checkpoints.pretrained import PretrainedError
-from models.commands import run_command
-from models.conse import compare
+from models.commands import report_mistakes, run_command
 from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
-from models.metrics import MetricError, average_precisions
-from models.text import TextEncoderError, read_text_encoder
+from models.metrics import average_precisions
+from models.text import read_text_encoder
 from models.train.views import Photos, evaluation_transform
 from models.train_open.teacher import Sources, read_sources, share_stages
 
@@ -34,13 +30,13 @@ _BATCH = 8
 
 @dataclass(frozen=True, eq=False)
 class OpenScores:
-    """Average precision of every label of a data set, percent, float [L]; NaN where all are alike.
+    """Average precision of each label of a data set, percent, float [L]; NaN if undefined.
 
     Attributes:
         head: of the open head.
         conse: of the untouched backbone's classifier.
-        chance: of any ranking, in the mean: the share of photos that have the label.
-        positives: number of photos that have the label.
+        chance: of a random ranking: the share of photos with the label.
+        positives: number of photos with the label.
     """
 
     head: Tensor
@@ -49,7 +45,7 @@ class OpenScores:
     positives: Tensor
 
     def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
-        """Returns the mean of each over the labels that a bool [L] chooses, NaN left out."""
+        """Returns the mean of each over the labels that a bool [L] chooses, without NaN."""
         return {
             name: float(getattr(self, name)[chosen].nanmean())
             for name in ("head", "conse", "chance")
@@ -57,35 +53,26 @@ class OpenScores:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluates as told; returns the exit code (0 done, 2 a mistake in the request)."""
+    """Runs the command; returns 0, or 2 for a mistake in the request."""
     arguments = _parser().parse_args(argv)
-    try:
-        folder = read_labelled_folder(arguments.data)
-        opened = read_open_head(arguments.open_head)
-        sources = read_sources(arguments.checkpoint, read_text_encoder(arguments.text_encoder))
-        scores = evaluate_open(opened, sources, folder, arguments.split)
-    except (
-        CheckpointError, DataError, MetricError, PretrainedError, TextEncoderError
-    ) as error:  # fmt: skip
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return report_mistakes(lambda: _evaluate(arguments))
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    folder = read_labelled_folder(arguments.data)
+    opened = read_open_head(arguments.open_head)
+    sources = read_sources(arguments.checkpoint, read_text_encoder(arguments.text_encoder))
+    scores = evaluate_open(opened, sources, folder, arguments.split)
     if arguments.each:
         _print_labels(folder.label_names, scores)
     _print_groups(folder.label_names, scores, opened, arguments.min_positives)
-    return 0
 
 
 @torch.inference_mode()
 def evaluate_open(
     opened: OpenHeadCheckpoint, sources: Sources, folder: LabelledFolder, split: str
 ) -> OpenScores:
-    """Measures an open head and the baselines on photos whose labels are complete.
-
-    Args:
-        opened: the head.
-        sources: its encoder, the untouched backbone and the text encoder.
-        folder: the data set.
-        split: which photos.
+    """Measures an open head and the baselines on the photos of a split.
 
     Raises:
         CheckpointError: the head belongs to another encoder or embedding space.
@@ -93,7 +80,7 @@ def evaluate_open(
         MetricError: a score is not finite.
     """
     if not folder.complete:
-        raise DataError("an open head is measured on photos whose labels are complete")
+        raise DataError("an open head can only be measured on a data set with complete labels")
     opened.check_encoder(sources.encoder)
     opened.check_text_encoder(sources.text)
     head, template = opened.head, opened.head.config.embedding_template
@@ -104,13 +91,30 @@ def evaluate_open(
     found, baseline = [], []
     for tokens, logits in _encode(photos, sources):
         found.append(head(tokens, labels))
-        baseline.append(compare(logits, names, labels))
+        baseline.append(score_conse(logits, names, labels))
     return OpenScores(
         head=average_precisions(torch.cat(found), photos.targets),
         conse=average_precisions(torch.cat(baseline), photos.targets),
         chance=photos.targets.mean(dim=0) * 100,
         positives=photos.targets.sum(dim=0),
     )
+
+
+def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
+    """Scores labels by ConSE (arXiv 1312.5650), but with all names instead of the ten best.
+
+    The classifier's probabilities average the embeddings of its names into one of the photo; a
+    label scores by its cosine with that.
+
+    Args:
+        logits: of the classifier, float [B, P].
+        names: embeddings of its names, float [P, E] of length 1.
+        labels: embeddings of the labels, float [L, E] of length 1.
+
+    Returns:
+        Cosines float [B, L].
+    """
+    return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T
 
 
 def _encode(photos: Photos, sources: Sources) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,7 +1,6 @@
-"""Figures of merit for multi-label predictions.
+"""Figures of merit for multi-label predictions, in percent.
 
-In: logits or scores [n, N] and targets [n, N]: 1 present, 0 absent, -1 unknown, which counts
-for nothing. Out: figures in percent. Next: `report.py`, which prints them.
+Targets are 1 (present), 0 (absent) or -1 (unknown, ignored).
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision
 
+from models.commands import RequestError
 
-class MetricError(ValueError):
-    """Scores cannot be ranked; the message is one line for a person."""
+
+class MetricError(RequestError, ValueError):
+    """Scores are not finite numbers."""
 
 
 def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
-    """Computes the average precision of each label with torchmetrics.
+    """Returns the average precision of each label, 0..100, float [N].
+
+    NaN for a label without a positive or without a negative: every order ranks its photos alike.
 
     Args:
         scores: float [n, N]; only their order within a label matters.
-        targets: 1, 0 or -1 (unknown) [n, N].
-
-    Returns:
-        Percent, 0..100, float [N]; NaN for a label without a positive or without a negative,
-        whose photos any order ranks alike.
+        targets: [n, N].
 
     Raises:
         MetricError: a score is not finite.
     """
     if not scores.isfinite().all():
-        raise MetricError("the network gives scores that are no finite numbers")
-    # torchmetrics squashes values outside 0..1, and large logits would tie; an affine map in
-    # float64 keeps every order and every tie.
+        raise MetricError("the scores of the network are not finite numbers")
+    # torchmetrics applies a sigmoid to values outside 0..1, which ties large logits; an affine map
+    # in float64 keeps every order and every tie.
     scores = scores.double()
     span = (scores.max() - scores.min()).clamp_min(torch.finfo(torch.float64).tiny)
     scaled = (scores - scores.min()) / span
@@ -53,11 +52,7 @@ def _average_precision(scores: Tensor, targets: Tensor) -> float:
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean over the labels that have a positive and a negative, percent 0..100.
-
-    Raises:
-        MetricError: a score is not finite.
-    """
+    """Returns the mean of `average_precisions`, without the NaN; raises MetricError."""
     return float(average_precisions(scores, targets).nanmean())
 
 
@@ -70,7 +65,7 @@ class Rates:
 
     @property
     def f1(self) -> float:
-        """2 * precision * recall / (precision + recall); 0 where both are."""
+        """2 * precision * recall / (precision + recall), or 0 if both are 0."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
@@ -82,22 +77,19 @@ def class_and_overall_rates(
 
     Args:
         scores: float [n, N].
-        targets: 1, 0 or -1 (unknown) [n, N].
-        threshold: a label is predicted at and above it.
-        top_k: and only if it is among the k best of its photo; None sets no such limit.
+        targets: [n, N].
+        threshold: lowest score of a predicted label.
+        top_k: predict only the k best labels of a photo; None sets no limit.
 
     Returns:
-        Rates averaged over the labels that have a positive (a label that is never predicted
-        has precision 0), and rates over all decisions.
+        Rates averaged over the labels with a positive (precision is 0 for a label that is never
+        predicted), and rates over all decisions.
     """
     predicted = scores >= threshold
     if top_k is not None:
         predicted &= _best(scores, top_k)
     predicted &= targets >= 0
-    positive = targets > 0
-    hits, made, wanted = (
-        x.sum(dim=0).double() for x in (predicted & positive, predicted, positive)
-    )
+    hits, made, wanted = _count(predicted, targets > 0)
     counted = wanted > 0
     by_class = Rates(
         _percent((hits / made.clamp_min(1))[counted].mean()),
@@ -107,22 +99,19 @@ def class_and_overall_rates(
 
 
 def rates_at_k(scores: Tensor, targets: Tensor, k: int) -> Rates:
-    """Computes precision, recall and F1 of exactly k predictions a photo.
+    """Computes precision, recall and F1 of exactly k predictions a photo, over all decisions.
 
-    It is the zero-shot literature's F1@k: over all decisions, photos without any positive
-    left out.
-
-    Args:
-        scores: float [n, N].
-        targets: 1 or 0 [n, N].
-        k: predictions a photo.
+    This is F1@k of the zero-shot literature: photos without a positive are left out.
     """
     some = (targets > 0).any(dim=1)
-    predicted, positive = _best(scores[some], k), targets[some] > 0
-    hits, made, wanted = (
-        x.sum(dim=0).double() for x in (predicted & positive, predicted, positive)
-    )
-    return _overall(hits, made, wanted)
+    return _overall(*_count(_best(scores[some], k), targets[some] > 0))
+
+
+def _count(predicted: Tensor, positive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns for each label the numbers of hits, of predictions and of positives."""
+    parts = (predicted & positive, predicted, positive)
+    hits, made, wanted = (part.sum(dim=0).double() for part in parts)
+    return hits, made, wanted
 
 
 def _best(scores: Tensor, k: int) -> Tensor:

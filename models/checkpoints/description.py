@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pydantic import ValidationError
 from torch import Tensor
 
+from models.commands import RequestError
 from models.config import (
     DecoderConfig,
     HeadConfig,
@@ -20,7 +21,7 @@ from models.config import (
 State = dict[str, Tensor]
 
 
-class CheckpointError(Exception):
+class CheckpointError(RequestError):
     """A checkpoint cannot be read or used; the message is one line."""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.layouts.backbones import take_pooled_norm
+from models.commands import RequestError
 
 # timm name -> (package, class) of packages that contain the weights, so that training works
 # without a model hub. Their tensors are in timm's order, under other names.
@@ -26,7 +27,7 @@ _PACKAGES = {
 }
 
 
-class PretrainedError(Exception):
+class PretrainedError(RequestError):
     """A backbone has no usable pretrained weights."""
 
 

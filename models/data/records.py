@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from models.commands import RequestError
+
 UNKNOWN = -1
 """Target of a label that a photo may or may not have."""
 
 
-class DataError(Exception):
+class DataError(RequestError):
     """A folder of photos cannot be read."""
 
     def __str__(self) -> str:

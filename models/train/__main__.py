@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from models.checkpoints.checkpoint import write_checkpoint
-from models.commands import run_command
+from models.commands import report_mistakes, run_command
 from models.data import check_negatives, check_photos, check_single_labels
 from models.train.build import build_network, fingerprint, start_from
-from models.train.command import Place, make_parser, make_place, read_recipe, run_training
+from models.train.command import Place, make_parser, make_place, read_recipe
 from models.train.recipe import Recipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
 from models.train.task import make_task
@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = make_parser("python -m models.train", __doc__, Recipe)
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto",
                         help="auto: as `accelerate` is configured")  # fmt: skip
-    return run_training(parser, argv, _train)
+    arguments = parser.parse_args(argv)
+    return report_mistakes(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,22 +10,10 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from models.backbones.backbone import BackboneError
-from models.checkpoints.description import CheckpointError
-from models.checkpoints.pretrained import PretrainedError
-from models.data import DataError, LabelledFolder, read_labelled_folder
-from models.metrics import MetricError
-from models.text import TextEncoderError
-from models.train.recipe import BaseRecipe, RecipeError
-from models.train.run import LossError
+from models.data import LabelledFolder, read_labelled_folder
+from models.train.recipe import BaseRecipe
 
 RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
-
-_MISTAKES = (
-    BackboneError, CheckpointError, DataError, LossError, MetricError, PretrainedError, RecipeError,
-    TextEncoderError,
-    OSError,  # folders that cannot be written, full disks
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,21 +72,6 @@ def make_place(
     for folder in (arguments.out, cache):
         folder.mkdir(parents=True, exist_ok=True)
     return Place(data, arguments.out, cache, accelerator, device, arguments.workers)
-
-
-def run_training(
-    parser: argparse.ArgumentParser,
-    argv: list[str] | None,
-    train: Callable[[argparse.Namespace], None],
-) -> int:
-    """Parses, trains and returns the exit code: 0, or 2 for a mistake in the request."""
-    arguments = parser.parse_args(argv)
-    try:
-        train(arguments)
-    except _MISTAKES as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
 
 
 def _read_workers(text: str) -> int:

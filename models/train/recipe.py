@@ -9,11 +9,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from models.commands import RequestError
+
 WHOLE_BACKBONE = 99
 """`frozen_stages` that freezes a backbone from end to end."""
 
 
-class RecipeError(Exception):
+class RecipeError(RequestError):
     """A recipe is unreadable or inconsistent, or not the recipe of the run in a folder."""
 
 

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from tqdm import tqdm
 
+from models.commands import RequestError
 from models.train.recipe import BaseRecipe, RecipeError
 
 BatchT = TypeVar("BatchT")
@@ -32,7 +33,7 @@ BatchT = TypeVar("BatchT")
 _PROCESS_SEEDS = 1_000_000_007  # more seeds than one process uses
 
 
-class LossError(Exception):
+class LossError(RequestError):
     """The loss is no longer a number: from there on every weight would be lost."""
 
 

@@ -20,12 +20,12 @@ from models.checkpoints.open_head import (
     read_open_head,
     write_open_head,
 )
-from models.commands import run_command
+from models.commands import report_mistakes, run_command
 from models.config import ZeroShotMLDecoderConfig
 from models.data import check_photos
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
-from models.train.command import Place, make_parser, make_place, read_recipe, run_training
+from models.train.command import Place, make_parser, make_place, read_recipe
 from models.train.recipe import OpenRecipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
 from models.train_open.names import choose_captions, choose_names, read_hold_out
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--hold-out", type=Path, action="append", default=[], help="text file of names or labelled "
         "folder: no concept of such a name is trained on; may be repeated")  # fmt: skip
     add("--device", type=_read_device, default="cuda" if torch.cuda.is_available() else "cpu")
-    return run_training(parser, argv, _train)
+    arguments = parser.parse_args(argv)
+    return report_mistakes(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> None:

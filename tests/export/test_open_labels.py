@@ -273,7 +273,7 @@ def test_open_head_of_another_encoder_or_text_encoder_is_refused(
     source = read_source(checkpoint)
     with pytest.raises(CheckpointError, match="another text encoder"):
         read_open_source(replace(opened, text_encoder=other), source)
-    with pytest.raises(ExportError, match="holds no BERT encoder"):
+    with pytest.raises(ExportError, match="has no BERT encoder"):
         read_open_source(replace(opened, text_encoder=tmp_path), source)
     origin = Origin(
         encoder_fingerprint="0" * 64,

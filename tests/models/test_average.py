@@ -43,7 +43,7 @@ def test_average_has_the_weighted_mean_of_every_weight(tmp_path: Path) -> None:
     assert averaged.notes["average"].startswith("0.25 ")
 
 
-def test_share_of_one_changes_nothing(tmp_path: Path) -> None:
+def test_share_of_1_keeps_the_weights(tmp_path: Path) -> None:
     a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
     first = write_network(a, 1)
     write_network(b, 2)
@@ -76,7 +76,7 @@ def test_share_of_the_untouched_backbone_leaves_the_head_alone(
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "nan", "much"])
-def test_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
+def test_invalid_share_is_refused(tmp_path: Path, share: str) -> None:
     a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
     write_network(a, 1)
     with pytest.raises(SystemExit):
@@ -94,7 +94,7 @@ def test_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
         (LABELS, (float("inf"), -float("inf")), "do not sum to 1"),
     ],
 )
-def test_what_cannot_be_averaged_is_refused_in_one_line(
+def test_average_refuses_other_labels_and_shares_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     labels: tuple[str, ...],
@@ -120,7 +120,7 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(
         {"input": InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)},
     ],
 )
-def test_networks_that_read_or_answer_otherwise_are_not_averaged(
+def test_average_refuses_other_inputs_and_activations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object]
 ) -> None:
     a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
@@ -132,7 +132,7 @@ def test_networks_that_read_or_answer_otherwise_are_not_averaged(
     assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 0
 
 
-def test_networks_that_are_bound_to_other_image_sizes_are_refused(
+def test_average_refuses_networks_bound_to_other_image_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
@@ -144,13 +144,11 @@ def test_networks_that_are_bound_to_other_image_sizes_are_refused(
         )
         write_checkpoint(path, Network(config), LABELS, {})
     assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 2
-    assert "image sizes, and these differ" in capsys.readouterr().err
+    assert "bound to different image sizes" in capsys.readouterr().err
     assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
 
 
-def test_average_is_written_under_a_name_that_tells_what_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_must_end_in_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
     write_network(a, 1)
     with pytest.raises(SystemExit):
@@ -173,7 +171,7 @@ def test_part_without_a_share_is_refused(tmp_path: Path, part: str) -> None:
     assert main(["--out", str(out), f"{good}=1"]) == 0
 
 
-def test_average_makes_the_folder_that_it_is_to_lie_in(
+def test_average_makes_the_folder_of_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, out = tmp_path / "a.safetensors", tmp_path / "runs" / "mean" / "out.safetensors"

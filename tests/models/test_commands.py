@@ -1,4 +1,4 @@
-"""How commands end that Ctrl+C stops, or whose extra is not installed."""
+"""Commands end with one line on Ctrl+C and without their extra."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Blocks until the signal comes, inside of what the command calls. Shells start what runs in the
-# background with the signal ignored, and its children, such as these tests, inherit that.
+# Blocks until the signal. Shells start background jobs with SIGINT ignored, which these tests would
+# inherit.
 _WAITS = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,7 +22,7 @@ run_command(main)
 """
 
 
-def test_a_command_that_is_interrupted_says_so_in_one_line() -> None:
+def test_interrupted_command_prints_one_line() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _WAITS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -45,7 +45,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_line() -> None:
         ("models.train_open", "accelerate", "[train]"),
     ],
 )
-def test_a_command_without_its_extra_names_it_in_one_line(
+def test_command_names_its_missing_extra_in_one_line(
     tmp_path: Path, command: str, missing: str, extra: str
 ) -> None:
     hide = f"""
@@ -68,7 +68,7 @@ sys.meta_path = [Without if finder is PathFinder else finder for finder in sys.m
 
 
 @pytest.mark.parametrize("command", ["export", "models.train"])
-def test_a_command_with_its_extra_runs(tmp_path: Path, command: str) -> None:
+def test_command_runs_with_its_extra(tmp_path: Path, command: str) -> None:
     found = run(command, tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.startswith("usage: ")

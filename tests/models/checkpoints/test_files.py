@@ -11,8 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from timm.layers.ml_decoder import add_ml_decoder_head
 
 from export.__main__ import main as export
-from models import load_checkpoint
-from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from service.bundle.reader import load_bundle
 from tests.export.tiny_network import LABELS, make_network

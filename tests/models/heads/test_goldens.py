@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models import load_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint
 from tests.goldens import Golden, golden_names, read_golden
 
 LAYOUTS = ("bare", "model", "state_dict", "module")

@@ -1,4 +1,4 @@
-"""Zero-shot ML-Decoder's laws: the split for serving, independence of labels, augmentation."""
+"""Zero-shot ML-Decoder: the split for serving, independence of labels, augmentation."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def head() -> ZeroShotMLDecoder:
     return ZeroShotMLDecoder(config).eval()
 
 
-def test_encoded_once_and_scored_equals_the_whole(head: ZeroShotMLDecoder) -> None:
+def test_encoding_then_scoring_equals_the_whole_head(head: ZeroShotMLDecoder) -> None:
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
     with torch.inference_mode():
         queries = LabelEncoder(head)(embeddings)
@@ -28,7 +28,7 @@ def test_encoded_once_and_scored_equals_the_whole(head: ZeroShotMLDecoder) -> No
     torch.testing.assert_close(split, whole, rtol=0, atol=0)
 
 
-def test_a_label_scores_the_same_in_any_company(head: ZeroShotMLDecoder) -> None:
+def test_score_does_not_depend_on_other_labels(head: ZeroShotMLDecoder) -> None:
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
     with torch.inference_mode():
         whole = head(tokens, embeddings)
@@ -55,7 +55,7 @@ def test_augmentation_adds_absent_queries_and_moves_the_others() -> None:
     assert (queries[6:].mean(dim=0) - 3).abs().max() < 2
 
 
-def test_augmentation_of_nothing_changes_nothing() -> None:
+def test_augmentation_changes_nothing_by_default() -> None:
     embeddings, targets = torch.randn(6, 5), torch.ones(4, 6)
     queries, wanted = QueryAugmentation().augment(embeddings, targets)
     torch.testing.assert_close(queries, embeddings)

@@ -1,4 +1,4 @@
-"""Training for real, on generated photos of coloured shapes, with a tiny backbone."""
+"""Training of a tiny backbone on generated photos of coloured shapes."""
 
 import csv
 import json
@@ -86,7 +86,7 @@ def test_training_learns_the_colours(photos: Path, tmp_path: Path) -> None:
     assert average_precisions(logits, targets).mean() > 85  # chance: 50
 
 
-def test_frozen_stages_stay_as_they_were(photos: Path, tmp_path: Path) -> None:
+def test_frozen_stages_do_not_change(photos: Path, tmp_path: Path) -> None:
     arguments = ["--data", str(photos), *TINY, "--frozen-stages", "2", "--views", "1"]
     assert main([*arguments, "--out", str(tmp_path / "a"), "--epochs", "1"]) == 0
     assert main([*arguments, "--out", str(tmp_path / "b"), "--epochs", "3",
@@ -105,7 +105,7 @@ class _Stopped(Exception):
     pass
 
 
-def test_a_resumed_run_equals_an_unbroken_one(
+def test_resumed_run_equals_an_unbroken_one(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--data", str(photos), *TINY, "--frozen-stages", "2", "--epochs", "3"]
@@ -134,7 +134,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
         torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
+def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "3"]
@@ -155,7 +155,7 @@ def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
 
 
-def test_mixup_keeps_the_labels_of_both_photos() -> None:
+def test_mixup_gives_the_labels_of_both_photos() -> None:
     torch.manual_seed(0)
     inputs, targets = torch.rand(8, 3, 4, 4), torch.eye(8)
     mixed, union = mix(inputs, targets, alpha=1.0)
@@ -175,7 +175,7 @@ def test_shipped_recipes_are_valid_and_differ_in_the_head_alone() -> None:
     assert (decoder.head, gap.head) == ("ml_decoder", "gap")
 
 
-def test_a_mistake_in_a_recipe_is_named_in_one_line(tmp_path: Path) -> None:
+def test_recipe_names_its_mistake_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     for text, reason in {
         "epochs = 0": "epochs: ",
@@ -223,14 +223,14 @@ def test_mistakes_on_the_command_line_exit_with_2(
 
 
 @pytest.mark.parametrize("workers", ["-1", "two"])
-def test_workers_are_a_number(photos: Path, tmp_path: Path, workers: str) -> None:
+def test_workers_must_be_a_number(photos: Path, tmp_path: Path, workers: str) -> None:
     good = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "1"]
     with pytest.raises(SystemExit):
         main([*good, f"--workers={workers}"])
     assert main(good) == 0
 
 
-def test_the_name_of_a_data_set_may_hold_slashes(photos: Path, tmp_path: Path) -> None:
+def test_name_of_a_data_set_may_contain_slashes(photos: Path, tmp_path: Path) -> None:
     index = json.loads((photos / "labels.json").read_text())
     (tmp_path / "images").symlink_to(photos / "images")
     (tmp_path / "labels.json").write_text(json.dumps(index | {"name": "colours/2026"}))
@@ -240,7 +240,7 @@ def test_the_name_of_a_data_set_may_hold_slashes(photos: Path, tmp_path: Path) -
     assert notes["training_data"] == "colours/2026, 96 photos"
 
 
-def test_photos_of_one_label_each_are_trained_as_such_and_not_cut_once_they_are_tokens(
+def test_single_label_data_gets_a_softmax_and_no_cutmix_of_tokens(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = json.loads((photos / "labels.json").read_text())
@@ -259,9 +259,7 @@ def test_photos_of_one_label_each_are_trained_as_such_and_not_cut_once_they_are_
     assert config.activation == "softmax"
 
 
-def test_training_may_start_from_a_checkpoint_with_another_head(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_training_starts_from_a_checkpoint_with_another_head(photos: Path, tmp_path: Path) -> None:
     arguments = ["--data", str(photos), *TINY, "--epochs", "1"]
     assert main([*arguments, "--out", str(tmp_path / "a"), "--frozen-stages", "0"]) == 0
     start = tmp_path / "a" / "model.safetensors"
@@ -277,7 +275,7 @@ def test_training_may_start_from_a_checkpoint_with_another_head(
                  "--init", str(start)]) == 2  # fmt: skip
 
 
-def test_a_backbone_that_is_not_cut_is_frozen_whole_or_not_at_all(
+def test_backbone_without_stages_is_frozen_whole_or_not_at_all(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", str(photos), *TINY, "--epochs", "1", "--backbone", "test_resnet"]
@@ -289,7 +287,7 @@ def test_a_backbone_that_is_not_cut_is_frozen_whole_or_not_at_all(
         )
 
 
-def test_a_finished_run_is_measured_again_and_stays_as_it_is(
+def test_finished_run_is_measured_again_and_not_changed(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "2"]
@@ -303,7 +301,7 @@ def test_a_finished_run_is_measured_again_and_stays_as_it_is(
     assert (printed[0], notes[0], logs[0]) == (printed[1], notes[1], logs[1])
 
 
-def test_another_run_is_not_taken_up(
+def test_run_is_not_resumed_with_other_options(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -336,7 +334,7 @@ def test_another_run_is_not_taken_up(
     assert main(good) == 0
 
 
-def test_a_missing_or_broken_photo_is_named_in_one_line(
+def test_missing_or_broken_photo_is_named_in_one_line(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
@@ -355,7 +353,7 @@ def test_a_missing_or_broken_photo_is_named_in_one_line(
     assert main(good) == 0
 
 
-def test_a_photo_that_changed_is_encoded_anew(photos: Path, tmp_path: Path) -> None:
+def test_changed_photo_is_encoded_again(photos: Path, tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     shutil.copytree(photos, data)
     arguments = ["--data", str(data), "--cache", str(cache), *TINY, "--epochs", "1", "--views", "1"]
@@ -366,7 +364,7 @@ def test_a_photo_that_changed_is_encoded_anew(photos: Path, tmp_path: Path) -> N
             shutil.copyfile(data / "images" / "001.png", data / "images" / "002.png")
 
 
-def test_a_start_needs_no_pretrained_weights_and_keeps_its_statistics(
+def test_init_needs_no_pretrained_weights_and_keeps_batch_norm_statistics(
     photos: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -396,7 +394,7 @@ def test_a_start_needs_no_pretrained_weights_and_keeps_its_statistics(
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(5, 0.2), (1, 0.5), (10, 0.2), (4, 0.2)])
-def test_the_rate_reaches_its_peak_whatever_the_number_of_steps(steps: int, warmup: float) -> None:
+def test_learning_rate_reaches_its_peak_for_any_number_of_steps(steps: int, warmup: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     schedule = one_cycle(optimizer, steps, warmup)
     rates = []
@@ -423,7 +421,7 @@ def test_fewer_than_two_seen_labels_are_refused(seen: tuple[str, ...]) -> None:
     assert make_labels(("c", "d"), ("a",))
 
 
-def test_a_label_that_is_neither_seen_nor_unseen_is_left_out() -> None:
+def test_label_that_is_neither_seen_nor_unseen_is_left_out() -> None:
     targets = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     found = make_labels(("b", "d"), ("a",))
     assert found.for_training(targets)[1].tolist() == [[2, 4]]

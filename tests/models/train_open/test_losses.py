@@ -1,4 +1,4 @@
-"""The losses of the open head, each against its definition or at its minimum."""
+"""Losses of the open head, against their definitions or at their minima."""
 
 import math
 
@@ -28,7 +28,7 @@ LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, -2.0]])
 
 
 def cost(logit: float) -> float:
-    """What it costs to give a label that is there this logit."""
+    """Cross-entropy of a present label with this logit."""
     return math.log1p(math.exp(-logit))
 
 
@@ -68,7 +68,7 @@ def test_ranking_and_classifier_are_means_over_names_and_over_photos() -> None:
     assert float(classifier_loss(LOGITS, likely)) == pytest.approx(wanted, rel=1e-4)
 
 
-def test_no_weight_leaves_the_unknown_alone() -> None:
+def test_unknown_concepts_get_no_gradient_with_weight_0() -> None:
     logits = torch.randn(3, 4, requires_grad=True)
     positives = torch.eye(3, 4)
     weak_negative_loss(logits, positives, weight=0.0, focus=2.0).backward()
@@ -76,7 +76,7 @@ def test_no_weight_leaves_the_unknown_alone() -> None:
     assert torch.equal(logits.grad != 0, positives.bool())
 
 
-def test_soft_targets_are_met_at_their_logits() -> None:
+def test_soft_target_loss_has_its_minimum_at_the_targets() -> None:
     probabilities = torch.rand(3, 4).clamp(0.05, 0.95)
     logits = probabilities.logit().requires_grad_()
     soft_target_loss(logits, probabilities).backward()
@@ -84,7 +84,7 @@ def test_soft_targets_are_met_at_their_logits() -> None:
     assert float(logits.grad.abs().max()) < 1e-6
 
 
-def test_ranking_looks_at_the_photos_of_one_name_only() -> None:
+def test_ranking_compares_the_photos_of_one_name_only() -> None:
     torch.manual_seed(0)
     teacher = torch.randn(8, 4)
     deviation, mean = torch.std_mean(teacher, dim=0)
@@ -98,7 +98,7 @@ def test_ranking_looks_at_the_photos_of_one_name_only() -> None:
     assert float(ranking_loss(matched.flip(0), teacher, 1.5)) > best + 0.1
 
 
-def test_classifier_is_at_rest_where_it_says_what_the_teacher_says() -> None:
+def test_classifier_loss_is_0_at_the_teachers_distribution() -> None:
     logits = torch.randn(3, 6)
     assert float(classifier_loss(logits + 2.0, logits.softmax(1))) == pytest.approx(0.0, abs=1e-6)
     assert float(classifier_loss(-logits, logits.softmax(1))) > 0.1
@@ -125,7 +125,7 @@ def test_captions_are_matched_with_their_photos_both_ways() -> None:
     assert float(matching_loss(logits, matches)) == pytest.approx(float(photos + captions) / 2)
 
 
-def test_no_caption_is_no_loss() -> None:
+def test_matching_loss_is_0_without_captions() -> None:
     logits = torch.zeros(4, 0, requires_grad=True)
     found = matching_loss(logits, torch.zeros(4, 0))
     found.backward()

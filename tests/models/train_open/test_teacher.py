@@ -1,4 +1,4 @@
-"""A teacher says what timm's own network says; where it would not, it is refused."""
+"""A teacher equals timm's own network, or is refused."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def random_weights(seed: int) -> Callable[[str], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_resnet"])
-def test_a_teacher_says_what_timms_network_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teacher_equals_timms_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teacher, "read_pretrained", random_weights(0))
     found = load_teacher(name, (64, 96))
     whole = timm.create_model(name).eval()
@@ -40,7 +40,7 @@ def test_a_teacher_says_what_timms_network_says(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["test_convnext", "test_vit"])
-def test_a_network_that_does_more_than_take_a_mean_is_refused(
+def test_network_with_more_than_a_mean_before_its_classifier_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher, "read_pretrained", random_weights(0))

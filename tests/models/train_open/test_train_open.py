@@ -1,4 +1,4 @@
-"""The open head trained for real, on generated photos, with a tiny encoder and tiny texts."""
+"""Training of an open head on generated photos, with a tiny encoder and tiny texts."""
 
 import csv
 import json
@@ -125,7 +125,9 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("loss", WEIGHTS)
-def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_path: Path) -> None:
+def test_each_loss_falls_on_its_own(
+    loss: str, photos: Path, sources: Sources, tmp_path: Path
+) -> None:
     others = {weight: 0.0 for name, weight in WEIGHTS.items() if name != loss}
     recipe = RECIPE.model_copy(
         update={
@@ -142,11 +144,11 @@ def test_a_loss_on_its_own_falls(loss: str, photos: Path, sources: Sources, tmp_
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_RECIPES.glob("*.toml")), ids=lambda path: path.stem)
-def test_recipe_that_comes_with_us_can_be_read(path: Path) -> None:
+def test_shipped_recipe_is_valid(path: Path) -> None:
     assert OpenRecipe.read(path, {"epochs": "1"}).epochs == 1
 
 
-def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -> None:
+def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     names = Vocabulary(("red", "blue", "green"), ("grey",), ())
     found = match_labels(sources, names)
     assert found is not None
@@ -156,7 +158,7 @@ def test_labels_are_learned_from_the_column_of_the_same_name(sources: Sources) -
     assert match_labels(replace(sources, trained=None), names) is None
 
 
-def test_training_writes_a_checkpoint_that_knows_where_it_belongs(
+def test_training_writes_a_checkpoint_bound_to_its_encoders(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
     found = train(make_place(photos, tmp_path / "run"), RECIPE, sources, ("blue",))
@@ -199,7 +201,7 @@ class _Stopped(Exception):
     pass
 
 
-def test_a_resumed_run_equals_an_unbroken_one(
+def test_resumed_run_equals_an_unbroken_one(
     photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(make_place(photos, tmp_path / "unbroken"), RECIPE, sources, ())
@@ -226,7 +228,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
-def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
+def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(_: Run) -> None:
@@ -242,7 +244,7 @@ def test_a_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
     assert [row["epoch"] for row in read_log(place.out)] == ["1", "2", "3"]
 
 
-def test_a_finished_run_is_measured_again_and_another_is_not_taken_up(
+def test_finished_run_is_measured_again_and_not_resumed_with_other_options(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
     recipe = RECIPE.model_copy(update={"epochs": 1})
@@ -264,9 +266,7 @@ def test_a_finished_run_is_measured_again_and_another_is_not_taken_up(
     assert len(read_log(tmp_path / "run")) == 1
 
 
-def test_a_photo_that_changed_is_encoded_anew(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
+def test_changed_photo_is_encoded_again(photos: Path, sources: Sources, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(photos, data)
     recipe = RECIPE.model_copy(update={"epochs": 1})
@@ -276,7 +276,7 @@ def test_a_photo_that_changed_is_encoded_anew(
     assert len(list((tmp_path / "cache").iterdir())) == 6
 
 
-def test_a_loss_that_is_no_number_ends_the_run(
+def test_run_ends_when_the_loss_is_not_a_number(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
     place = make_place(photos, tmp_path / "run")
@@ -286,7 +286,7 @@ def test_a_loss_that_is_no_number_ends_the_run(
     assert train(place, RECIPE.model_copy(update={"epochs": 1}), sources, ())
 
 
-def test_a_run_starts_from_another_heads_weights(
+def test_run_starts_from_the_weights_of_another_head(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
     recipe = RECIPE.model_copy(update={"epochs": 1})
@@ -301,7 +301,7 @@ def test_a_run_starts_from_another_heads_weights(
         torch.testing.assert_close(second.head.state_dict()[key], tensor, rtol=1e-5, atol=1e-7)
 
 
-def test_a_start_from_a_head_of_another_build_is_refused(
+def test_init_refuses_a_head_of_another_build(
     photos: Path, sources: Sources, tmp_path: Path
 ) -> None:
     place = make_place(photos, tmp_path / "run")
@@ -322,7 +322,7 @@ def test_a_start_from_a_head_of_another_build_is_refused(
     assert train(make_place(photos, tmp_path / "other"), recipe, sources, (), first)
 
 
-def test_equal_leading_stages_are_run_once_and_give_both_backbones_tokens(
+def test_shared_stages_give_the_tokens_of_both_backbones(
     sources: Sources,
 ) -> None:
     shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
@@ -345,7 +345,7 @@ def test_equal_leading_stages_are_run_once_and_give_both_backbones_tokens(
         (("red", "box"), ("blue", "dark circle", "grey", "large")),  # red is a label
     ],
 )
-def test_names_held_out_take_their_likes_along(
+def test_concepts_that_overlap_a_held_out_name_are_held_out(
     photos: Path, hold_out: tuple[str, ...], kept: tuple[str, ...]
 ) -> None:
     names = choose_names(read_labelled_folder(photos), hold_out)
@@ -365,7 +365,7 @@ def test_names_held_out_take_their_likes_along(
         (("cat",), "", False),
     ],
 )
-def test_a_caption_that_shares_a_word_with_a_name_held_out_is_not_trained_on(
+def test_caption_is_dropped_when_it_shares_a_word_with_a_held_out_name(
     photos: Path, hold_out: tuple[str, ...], caption: str, kept: bool
 ) -> None:
     folder = read_labelled_folder(photos)
@@ -373,9 +373,7 @@ def test_a_caption_that_shares_a_word_with_a_name_held_out_is_not_trained_on(
     assert choose_captions(folder, (image,), hold_out) == (caption if kept else "",)
 
 
-def test_names_to_hold_out_come_from_a_file_or_a_labelled_folder(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_hold_out_reads_a_text_file_or_a_labelled_folder(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("grey\n\n dark circle \n")
     assert read_hold_out(tmp_path / "names.txt") == ("grey", "dark circle")
     assert read_hold_out(photos) == ("red", "green")
@@ -383,7 +381,7 @@ def test_names_to_hold_out_come_from_a_file_or_a_labelled_folder(
         read_hold_out(tmp_path / "absent.txt")
 
 
-def test_a_folder_without_concepts_is_refused(photos: Path) -> None:
+def test_folder_without_concepts_is_refused(photos: Path) -> None:
     folder = read_labelled_folder(photos)
     bare = replace(folder, images=tuple(replace(i, concepts=()) for i in folder.images))
     with pytest.raises(DataError, match="no caption_concepts"):
@@ -400,7 +398,7 @@ def test_a_recipe_is_checked(tmp_path: Path) -> None:
         OpenRecipe.read(None, {"template": "no name"})
 
 
-def test_a_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path: Path) -> None:
+def test_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path: Path) -> None:
     place = make_place(photos, tmp_path / "run")
     train(place, RECIPE.model_copy(update={"epochs": 1}), sources, ())
     path = tmp_path / "run" / "open.safetensors"
@@ -413,7 +411,7 @@ def test_a_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path
     assert isinstance(read_open_head(path), OpenHeadCheckpoint)
 
 
-def test_the_command_names_a_missing_text_encoder(
+def test_command_names_a_missing_text_encoder(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
@@ -422,7 +420,7 @@ def test_the_command_names_a_missing_text_encoder(
 
 
 @pytest.mark.parametrize("wrong", ["--device=banana", "--workers=-1"])
-def test_a_device_that_is_not_there_and_less_than_no_workers_are_refused(
+def test_missing_device_and_negative_workers_are_refused(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     arguments = ["--data", str(photos), "--checkpoint", "none", "--out", str(tmp_path)]
@@ -434,7 +432,7 @@ def test_a_device_that_is_not_there_and_less_than_no_workers_are_refused(
     assert "no checkpoint file at none" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(
+def test_unwritable_folder_gives_one_line(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", str(photos), "--checkpoint", "none"]
