@@ -44,14 +44,8 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     """Trains a network, writes its checkpoint and returns its mAP on validation, percent.
 
     Raises:
-        DataError: a split is empty, a photo is missing or broken, no label is ever absent, or a
-            photo of single-label data has not one label.
-        RecipeError: the recipe does not fit the data, or another run began in the folder.
-        PretrainedError: no pretrained weights.
-        BackboneError: timm does not know the backbone, or it cannot be cut.
-        CheckpointError: `init` cannot be read.
-        LossError: the loss is no longer a number.
-        MetricError: the logits are no longer numbers.
+        RequestError: data, recipe, `init` or pretrained weights are missing or do not fit together,
+            or the loss is no longer a number.
     """
     data = place.data
     check_photos(data.split("train") + data.split("val"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,23 +32,24 @@ from models.train.recipe import WHOLE_BACKBONE, Recipe, RecipeError
 _CLASSIFIERS = (
     "attn_pool.", "aux_head.", "classifier.", "fc.", "fc_norm.", "head.", "head_dist.",
 )  # fmt: skip
+_HEADS: dict[str, type[HeadConfig]] = {
+    "gap": GapConfig,
+    "ml_decoder": MLDecoderConfig,
+    "query2label": Query2LabelConfig,
+    "transformer_decoder": TransformerDecoderConfig,
+    "zero_shot_ml_decoder": ZeroShotMLDecoderConfig,
+}
 # Parts of the preparation that the weights were trained for, whatever the recipe's image size.
 _PIXELS = ("mean", "std", "interpolation")
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
-    """Builds the recipe's network with a fresh head.
-
-    Args:
-        recipe: backbone, head and sizes.
-        data: gives the labels, or their word vectors.
-        pretrained: load the backbone's ImageNet weights.
+    """Builds the recipe's network with a fresh head for the labels of a data set.
 
     Raises:
         DataError: a zero-shot head, and no word vectors.
         PretrainedError: no pretrained weights are available.
-        BackboneError: the backbone is unknown to timm, takes no images of this size or cannot be
-            cut at `frozen_stages`.
+        BackboneError: timm has no such backbone for this image size and `frozen_stages`.
         RecipeError: Query2Label with crops of another size than the photos, or CutMix of tokens.
     """
     size = (recipe.image_size, recipe.image_size)
@@ -75,34 +75,20 @@ def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Net
 
 
 def _head_config(recipe: Recipe, data: LabelledFolder, width: int, tokens: int) -> HeadConfig:
-    num_classes = len(data.label_names)
-    if recipe.head == "gap":
-        return GapConfig(num_classes=num_classes, encoder_width=width, dropout=recipe.dropout)
-    shape: dict[str, Any] = {
+    vectors = data.word_vectors
+    if recipe.head == "zero_shot_ml_decoder" and vectors is None:
+        raise DataError(f"data set {data.name} has no word vectors for a zero-shot head")
+    fields = recipe.model_dump() | {
+        "num_classes": len(data.label_names),
         "encoder_width": width,
-        "decoder_width": recipe.decoder_width,
-        "num_heads": recipe.num_heads,
-        "feedforward_width": recipe.feedforward_width,
-        "dropout": recipe.dropout,
+        "embedding_width": 0 if vectors is None else vectors.embeddings.shape[1],
+        "grid": (math.isqrt(tokens), math.isqrt(tokens)),
+        "num_layers": recipe.decoder_layers,
+        "num_encoder_layers": recipe.encoder_layers,
+        "self_attention": (False,) * recipe.decoder_layers,
     }
-    if recipe.head == "zero_shot_ml_decoder":
-        if data.word_vectors is None:
-            raise DataError(f"data set {data.name} has no word vectors for a zero-shot head")
-        return ZeroShotMLDecoderConfig(
-            embedding_width=data.word_vectors.embeddings.shape[1], **shape
-        )
-    shape["num_classes"] = num_classes
-    if recipe.head == "transformer_decoder":
-        return TransformerDecoderConfig(num_layers=recipe.decoder_layers, **shape)
-    if recipe.head == "query2label":
-        side = math.isqrt(tokens)
-        return Query2LabelConfig(
-            grid=(side, side),
-            num_encoder_layers=recipe.encoder_layers,
-            self_attention=(False,) * recipe.decoder_layers,
-            **shape,
-        )
-    return MLDecoderConfig(num_groups=recipe.num_groups, **shape)
+    kind = _HEADS[recipe.head]
+    return kind.model_validate({k: v for k, v in fields.items() if k in kind.model_fields})
 
 
 def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
@@ -130,20 +116,16 @@ def fingerprint(init: Path | None) -> str:
 
 
 def start_from(network: Network, init: Path) -> str:
-    """Loads a checkpoint's backbone, and its head if both heads are built alike.
+    """Loads a checkpoint's backbone, and its head if both heads are built alike, in place.
 
-    The network's photos are then prepared with the mean, std and interpolation of the file.
-
-    Args:
-        network: changed in place, its configuration too.
-        init: any readable checkpoint, or a backbone alone, with or without a classifier.
+    The network's photos are then prepared with the mean, std and interpolation of the file, which
+    is any readable checkpoint, or a backbone with or without a classifier.
 
     Returns:
         What was loaded, in words.
 
     Raises:
-        CheckpointError: the file cannot be read, or its backbone is another.
-        BackboneError: its preparation of photos is invalid.
+        CheckpointError: the file cannot be read, or has another backbone.
     """
     bare = read_backbone(init)
     if bare is not None:

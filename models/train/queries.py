@@ -62,14 +62,9 @@ class ZeroShotLabels:
 def read_zero_shot_labels(
     folder: LabelledFolder, augmentation: QueryAugmentation, device: torch.device
 ) -> ZeroShotLabels:
-    """Returns the labels of a folder with word vectors.
-
-    Raises:
-        DataError: there are no word vectors, or fewer than 2 seen labels, which have no deviation.
-    """
+    """Returns the labels of a folder with word vectors; raises DataError for fewer than 2 seen."""
     vectors = folder.word_vectors
-    if vectors is None:
-        raise DataError(f"data set {folder.name} has no word vectors for a zero-shot head")
+    assert vectors is not None  # `build_network` requires them
     if len(vectors.seen) < 2:
         raise DataError(f"data set {folder.name} has fewer than 2 labels for training")
     seen, unseen = (

@@ -44,12 +44,7 @@ _FEATURE_FIELDS = (
 
 
 class CachedFeatures(Dataset[Batch]):
-    """Features of every photo in one of its cached views.
-
-    Args:
-        features: float16 [views, photos, ...].
-        targets: float [photos, N].
-    """
+    """Features float16 [views, photos, ...] with targets [photos, N], read in one `view`."""
 
     def __init__(self, features: Array, targets: Tensor) -> None:
         self.features, self.targets = features, targets
@@ -65,10 +60,7 @@ class CachedFeatures(Dataset[Batch]):
 class TrainedPart(nn.Sequential):
     """The trained stages and the head: features [B, ...] (and embeddings [L, E]) -> logits [B, N].
 
-    Args:
-        stages: features -> tokens.
-        head: tokens -> logits.
-        freeze_batch_norm: batch norms keep their statistics in training, too.
+    With `freeze_batch_norm`, batch norms keep their statistics in training too.
     """
 
     def __init__(self, stages: nn.Module, head: nn.Module, freeze_batch_norm: bool) -> None:
@@ -134,13 +126,9 @@ class LabelTask(Task[Batch]):
         if isinstance(self.train, CachedFeatures):
             self.train.view = epoch % len(self.train.features)
         sampler = None
-        if self.recipe.repeats > 1:
+        if (repeats := self.recipe.repeats) > 1:
             sampler = RepeatAugSampler(
-                self.train,
-                num_replicas=1,
-                rank=0,
-                num_repeats=self.recipe.repeats,
-                selected_round=0,
+                self.train, num_replicas=1, rank=0, num_repeats=repeats, selected_round=0
             )
         loader = self.accelerator.prepare_data_loader(
             DataLoader(
@@ -183,17 +171,9 @@ class LabelTask(Task[Batch]):
 
 
 def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> LabelTask:
-    """Splits a network into its frozen and its trained part and reads the photos.
+    """Returns the task of training a network, with which it shares its parameters.
 
-    Args:
-        network: shares its parameters with the task's.
-        recipe: how to train.
-        place: data and folders.
-        start: fingerprint of `--init`; "" for none.
-
-    Raises:
-        DataError: a photo is missing or broken, or word vectors are.
-        RecipeError: `auto_augment` is invalid.
+    `start` is the fingerprint of `--init`, "" for none. Raises DataError and RecipeError.
     """
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)

@@ -27,13 +27,7 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 class Photos(Dataset[tuple[Tensor, Tensor]]):
-    """Photos with their targets, decoded when they are read.
-
-    Args:
-        images: the photos.
-        targets: 1, 0 or -1 (unknown), [len(images), N].
-        transform: upright RGB picture -> float [3, H, W].
-    """
+    """Photos float [3, H, W] with their targets [N]: 1, 0 or -1 (unknown)."""
 
     def __init__(
         self, images: tuple[LabelledImage, ...], targets: Tensor, transform: Transform
@@ -58,11 +52,7 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
 
 
 def read_picture(image: LabelledImage) -> Image.Image:
-    """Decodes a photo, turns it upright and flattens it to RGB.
-
-    Raises:
-        DataError: the file is missing or broken.
-    """
+    """Decodes a photo to upright RGB; raises DataError if the file is missing or broken."""
     try:
         with Image.open(image.path) as opened:
             return _flatten(ImageOps.exif_transpose(opened))
@@ -83,11 +73,7 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def describe_files(images: Sequence[LabelledImage]) -> str:
-    """Returns each photo's relative path, size and time of change, as a part of a cache key.
-
-    Raises:
-        DataError: a file is missing.
-    """
+    """Returns each photo's relative path, size and time of change, as a part of a cache key."""
     root = os.path.commonpath([image.path.parent for image in images])
     try:
         stats = [image.path.stat() for image in images]

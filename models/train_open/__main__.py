@@ -82,24 +82,17 @@ def train(
     hold_out: Collection[str],
     init: OpenHeadCheckpoint | None = None,
 ) -> dict[str, float]:
-    """Trains an open head and writes its checkpoint.
+    """Trains an open head, writes its checkpoint and returns figures on validation, percent.
 
     Args:
         place: data and folders.
         recipe: every other choice.
         sources: encoder, teacher and text encoder.
         hold_out: names whose concepts are not trained on.
-        init: open head to start from, see `start_from`.
-
-    Returns:
-        mAP on validation, percent, of the labels and of the names held out.
+        init: open head to start from, built as the recipe says.
 
     Raises:
-        DataError: a split is empty, a photo is missing or broken, or there are no concepts.
-        RecipeError: fewer photos than one batch, or another run began in the folder.
-        CheckpointError: `init` is another kind of head than the recipe's.
-        LossError: the loss is no longer a number.
-        MetricError: the logits are no longer numbers.
+        RequestError: data, recipe or `init` do not fit together, or the loss is no longer a number.
     """
     data, text = place.data, sources.text
     images = data.split("train")
@@ -161,13 +154,7 @@ def train(
 def build_open_head(
     recipe: OpenRecipe, sources: Sources, teacher_names: torch.Tensor
 ) -> ZeroShotMLDecoder:
-    """Builds the recipe's head; its voting classifier starts as the teacher's.
-
-    Args:
-        recipe: widths, and whether names vote.
-        sources: what the head reads.
-        teacher_names: embeddings of the teacher's names, float [P, E].
-    """
+    """Builds a head whose voting classifier starts as the teacher's, with names [P, E]."""
     head = ZeroShotMLDecoder(
         ZeroShotMLDecoderConfig(
             encoder_width=sources.encoder.width,
@@ -191,11 +178,7 @@ def build_open_head(
 
 
 def start_from(head: ZeroShotMLDecoder, init: ZeroShotMLDecoder) -> None:
-    """Loads another head's weights, votes included but for their sharpness, a recipe's choice.
-
-    Raises:
-        CheckpointError: the two are built differently.
-    """
+    """Loads the weights of an equally built head; the sharpness of votes is the recipe's."""
     for name, wanted in head.config:
         found = getattr(init.config, name)
         if found != wanted and name not in _WITHOUT_WEIGHTS:

@@ -44,14 +44,7 @@ _PREDICTION_BATCH = 32
 
 @dataclass(frozen=True, eq=False)
 class NameEmbeddings:
-    """Embeddings of all names of a run, float of length 1.
-
-    Attributes:
-        labels: [N, E].
-        concepts: [M, E].
-        held_out: [H, E].
-        teacher: [P, E].
-    """
+    """Embeddings of all names of a run: labels [N, E], concepts [M, E], ...; of length 1."""
 
     labels: Tensor
     concepts: Tensor
@@ -85,13 +78,7 @@ class OpenPhotos:
 
 @dataclass(frozen=True, eq=False)
 class TrainedLabels:
-    """The encoder's own head, and the labels that it shares with the run.
-
-    Attributes:
-        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
-        theirs: columns of its logits, int64 [T].
-        ours: columns of the same names among the run's labels, int64 [T].
-    """
+    """The encoder's own head, and the columns int64 [T] of labels that it shares with the run."""
 
     head: nn.Module
     theirs: Tensor
@@ -227,11 +214,7 @@ class OpenTask(Task[Batch]):
 def read_photos(
     place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary
 ) -> tuple[OpenPhotos, OpenPhotos]:
-    """Returns the training and the validation photos; runs encoder and teacher if not cached.
-
-    Raises:
-        DataError: a photo is missing or broken.
-    """
+    """Returns the training and the validation photos; runs encoder and teacher if not cached."""
     shared, student, other = (
         part.eval().to(place.device).to(memory_format=torch.channels_last)
         for part in share_stages(sources.encoder, sources.teacher.backbone)

@@ -28,13 +28,7 @@ _TOLERANCE = 1e-2  # of the logits' deviation
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """A classifier with names, in eval mode.
-
-    Attributes:
-        backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-        classifier: pooled tokens [B, C] -> logits [B, P].
-        names: P names in the order of the logits.
-    """
+    """A backbone with a classifier of P names over its pooled tokens, in eval mode."""
 
     backbone: Backbone
     classifier: nn.Linear
@@ -48,12 +42,7 @@ class Teacher:
 
 @dataclass(frozen=True, eq=False)
 class TrainedHead:
-    """The head that was trained together with the encoder.
-
-    Attributes:
-        head: tokens float [B, S, C] -> logits [B, N], in eval mode.
-        label_names: N names.
-    """
+    """The head that was trained with the encoder: tokens [B, S, C] -> logits [B, N] of N names."""
 
     head: nn.Module
     label_names: tuple[str, ...]
@@ -61,15 +50,7 @@ class TrainedHead:
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """What an open head is made from.
-
-    Attributes:
-        encoder: images -> tokens; it stays as it is.
-        prepared: how photos are prepared for it.
-        teacher: classifier of the untouched backbone.
-        text: embeds the names.
-        trained: the encoder's own head; None if its labels have no names.
-    """
+    """What an open head is made from; `trained` is None if the encoder's labels have no names."""
 
     encoder: Backbone
     prepared: InputConfig
@@ -79,12 +60,7 @@ class Sources:
 
 
 def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
-    """Reads a checkpoint's encoder and builds the teacher of the same architecture.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has no encoder.
-        PretrainedError: its backbone has no pretrained weights, or cannot teach.
-    """
+    """Reads a checkpoint's encoder and builds the teacher of the same architecture."""
     found = read_checkpoint(checkpoint)
     if found.config is None or not isinstance(found.network, Network):
         raise CheckpointError(f"{checkpoint.name} is a head without an encoder")
@@ -98,13 +74,9 @@ def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
     """Builds a backbone with ImageNet weights and the linear classifier that came with them.
 
-    Args:
-        name: timm name of a backbone whose classifier is linear over the mean of its tokens, as
-            in EfficientNets and ResNets.
-        image_size: (H, W) in pixels.
-
     Raises:
-        PretrainedError: there are no such weights or no such classifier.
+        PretrainedError: there are no weights, or the classifier is not linear over the mean of the
+            tokens, as in EfficientNets and ResNets.
         BackboneError: timm does not know the backbone.
     """
     state = read_pretrained(name)
