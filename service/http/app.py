@@ -24,7 +24,7 @@ from service.http.security.browsers import PageGuard, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
-from service.http.telemetry.exposition import keep_sampling, make_metrics, open_registry
+from service.http.telemetry.metrics import Metrics, keep_sampling, open_registry
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
 
 
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
-    app.state.metrics = make_metrics()
+    app.state.metrics = Metrics()
     host.watchers.append(app.state.metrics)
     app.add_middleware(Access, metrics=app.state.metrics, host=host)
     if host.settings.metrics_port is None:

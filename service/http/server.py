@@ -23,7 +23,7 @@ from service.errors import StartError
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
-from service.http.telemetry.exposition import open_own_port
+from service.http.telemetry.metrics import open_own_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
 from service.pipeline.pipeline import Pipeline

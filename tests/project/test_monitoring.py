@@ -14,8 +14,7 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric
 
-from service.http.telemetry.exposition import open_registry
-from service.http.telemetry.metrics import Metrics
+from service.http.telemetry.metrics import Metrics, open_registry
 from tests.support.serving import list_errors
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.bundle.reader import Bundle
 from service.errors import BundleError
 from service.http.host import PipelineHost
-from service.http.telemetry import exposition
+from service.http.telemetry import metrics as metrics_module
 from service.http.telemetry.metrics import Metrics
 from tests.support.photos import make_photo
 
@@ -82,7 +82,7 @@ async def test_replica_starts_when_its_model_is_open(
 async def test_replica_samples_its_gauges(
     build_app: Callable[[], FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposition, "SAMPLE_SECONDS", 0)
+    monkeypatch.setattr(metrics_module, "SAMPLE_SECONDS", 0)
     app = build_app()
     metrics, sampled = app.state.metrics, asyncio.Event()
 

@@ -53,11 +53,7 @@ class PageGuard:
 def read_origins(setting: str | None) -> dict[str, Any] | None:
     """Returns the arguments of Starlette's CORSMiddleware; None without origins.
 
-    Args:
-        setting: `https://a.example,https://b.example:8443`, or `*` for all.
-
-    Raises:
-        StartError: an origin is invalid.
+    The setting is `https://a.example,https://b.example:8443`, or `*` for all.
     """
     origins = [origin.strip() for origin in (setting or "").split(",") if origin.strip()]
     for origin in origins:

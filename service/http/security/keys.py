@@ -31,20 +31,12 @@ _HEADER = APIKeyHeader(
 
 
 class KeyRing:
-    """The keys of the settings as digests, so that a leak of this object reveals no key.
-
-    Raises:
-        StartError: a key file cannot be read, or a key is too short.
-    """
+    """The keys of the settings as digests, so that a leak of this object reveals no key."""
 
     def __init__(self, settings: Settings) -> None:
         self._predict = _read_keys("predict_keys", settings.predict_keys)
         self._administrate = _read_keys("admin_keys", settings.admin_keys)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no keys, so that every client may do everything."""
-        return not (self._predict or self._administrate)
+        self.is_empty = not (self._predict or self._administrate)
 
     def check_predict(self, key: str | None) -> None:
         """Raises `Unauthorized` unless `key` may predict; without predict keys every client may."""
@@ -52,12 +44,7 @@ class KeyRing:
             raise Unauthorized(sent=bool(key))
 
     def check_administrate(self, key: str | None) -> None:
-        """Checks that `key` may change label sets; without any keys every client may.
-
-        Raises:
-            Forbidden: the key is valid for predictions only.
-            Unauthorized: the key is missing or unknown.
-        """
+        """Raises `Forbidden` or `Unauthorized` unless `key` may change label sets."""
         if self.is_empty or _contains(self._administrate, key):
             return
         raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))

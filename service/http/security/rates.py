@@ -43,11 +43,7 @@ class RateLimiter:
         self._full_at: OrderedDict[str, float] = OrderedDict()  # least recently used first
 
     def count(self, caller: str) -> None:
-        """Counts one request.
-
-        Raises:
-            RateLimited: the caller's bucket is empty.
-        """
+        """Counts one request; raises `RateLimited` if the caller's bucket is empty."""
         now = time.monotonic()
         if caller not in self._full_at and len(self._full_at) >= self._max_callers:
             self._evict_one()

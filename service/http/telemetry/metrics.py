@@ -1,29 +1,43 @@
-"""Prometheus metrics; `docs/operate.md` lists their names.
+"""Prometheus metrics, and their exposition; `docs/operate.md` lists their names.
 
-Counting takes a few microseconds a request. Present values, such as a queue's length, are sampled,
-so that they cost requests nothing and are right with several worker processes too.
+Counting takes a few microseconds a request; gauges are sampled, which costs requests nothing. With
+`PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    GCCollector,
     Histogram,
+    PlatformCollector,
+    ProcessCollector,
     disable_created_metrics,
+    start_http_server,
 )
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from service.errors import StartError
 from service.http.host import PipelineHost
 from service.labels.catalogue import Catalogue
 from service.scheduling.stages import Stage
+from service.settings import Settings
 
 PREFIX = "ml_decoder"
+SAMPLE_SECONDS = 0.5
+_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -36,6 +50,8 @@ GaugeMode = Literal["livesum", "livemin", "livemax"]
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
 CLIENT_LEFT = 499
 """Status of a request whose client left before the answer, as proxies log it."""
+
+logger = logging.getLogger(__name__)
 
 MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
@@ -55,11 +71,16 @@ class _Children(dict[tuple[object, ...], MetricT]):
 class Metrics:
     """The metrics of one app; a `Watcher` of its pipeline.
 
-    With `PROMETHEUS_MULTIPROC_DIR` set, values go to files that the worker processes share. The
-    modes of the gauges say how they are combined: queues add up, a state is that of the worst.
+    The modes of the gauges say how several processes are combined: queues add up, a state is that
+    of the worst. A missing or read-only folder is a `StartError`.
     """
 
     def __init__(self) -> None:
+        folder = os.environ.get(_FOLDER_VARIABLE)
+        if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+            raise StartError(
+                f"{_FOLDER_VARIABLE} must be an existing, writable folder; it is {folder}"
+            )
         # Without a series of creation times for each metric.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -106,12 +127,8 @@ class Metrics:
     ) -> None:
         """Counts a finished request that was never started.
 
-        Args:
-            method: as the client sent it.
-            path: template of the route; empty without one.
-            status: of the answer, or `CLIENT_LEFT`.
-            seconds: from arrival to the last byte.
-            problem: stable code of an error; None for good answers.
+        `path` is the route's template, empty without one; `status` may be `CLIENT_LEFT`; `problem`
+        is the stable code of an error.
         """
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
@@ -164,3 +181,69 @@ class Metrics:
     def _gauge(self, name: str, text: str, mode: GaugeMode, *labels: str) -> Gauge:
         described = f"{PREFIX}_{name}", text, labels
         return Gauge(*described, registry=self.registry, multiprocess_mode=mode)
+
+
+def open_registry(metrics: Metrics) -> CollectorRegistry:
+    """Returns the registry to expose: of this process, or of all that share the folder."""
+    folder = os.environ.get(_FOLDER_VARIABLE)
+    if folder is None:
+        # With several processes, these would describe only the one that answers.
+        ProcessCollector(registry=metrics.registry)
+        PlatformCollector(registry=metrics.registry)
+        GCCollector(registry=metrics.registry)
+        return metrics.registry
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    return registry
+
+
+async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
+    """Samples the metrics until it is cancelled."""
+    while True:
+        try:
+            metrics.sample(host)
+            _mark_dead_processes()
+        except Exception:
+            logger.exception("sampling the metrics failed")
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+@contextmanager
+def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
+    """Serves the metrics on `metrics_port`, if it is set; `StartError` if it is taken."""
+    port = settings.metrics_port
+    if port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(port, settings.host, open_registry(metrics))
+    except OSError as error:
+        reason = error.strerror or "cannot be opened"
+        raise StartError(f"metrics_port {port}: {reason}") from error
+    logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _mark_dead_processes() -> None:
+    """Removes the gauges of workers that have ended, killed ones too."""
+    folder = os.environ.get(_FOLDER_VARIABLE)
+    if folder is None:
+        return
+    for file in Path(folder).glob("gauge_live*_*.db"):
+        process = file.stem.rpartition("_")[2]
+        if process.isdecimal() and not _is_alive(int(process)):
+            with suppress(FileNotFoundError):  # another worker did it first
+                mark_process_dead(process, folder)  # type: ignore[no-untyped-call]
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
+    return True

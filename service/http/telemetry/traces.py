@@ -34,8 +34,7 @@ _inferred: ContextVar[list[float] | None] = ContextVar("inferred", default=None)
 class Traces:
     """A `Watcher` that makes a span of each stage of each photo.
 
-    Attributes:
-        telemetry: FastAPI's configuration: its spans of requests only, no metrics, no logs.
+    An app has to be made with `telemetry`, which makes FastAPI trace requests.
     """
 
     def __init__(self, provider: trace.TracerProvider) -> None:
@@ -51,7 +50,7 @@ class Traces:
         )
 
     def watch(self, app: Starlette, host: PipelineHost) -> None:
-        """Adds the stages to the traces of an app that was made with `telemetry`."""
+        """Adds the stages to the requests' spans of `app`."""
         host.watchers.append(self)
         app.add_middleware(TraceResponses, traces=self)
 
