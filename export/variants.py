@@ -11,16 +11,9 @@ from torch import nn
 
 from export import ExportError
 from export.accuracy import predict_logits
+from export.graphs import trace
 from export.graphs.graph import Graphs
 from export.graphs.optimise import compact_weights, halve, optimise
-from export.graphs.trace import (
-    trace_encoder,
-    trace_head,
-    trace_label_encoder,
-    trace_open_head,
-    trace_open_maps,
-    trace_trained_maps,
-)
 from export.graphs.verify import (
     COMPACT_TOLERANCE,
     FP32_TOLERANCE,
@@ -79,7 +72,7 @@ def make_variants(
     if splits is not None:
         photos = read_pixels(splits.val.sample(NUM_IMAGES), source.contract)
         pixels[: len(photos)] = photos
-    encoder = optimise(trace_encoder(network.backbone, spec))
+    encoder = optimise(trace.trace_encoder(network.backbone, spec))
     exact: Graphs = {"encoder": encoder, **trace_heads(network.head, *_read_grid(encoder, source))}
     variants = Variants(
         make_formats(
@@ -122,9 +115,6 @@ def add_open_head(
 
     There is no int8 open head: at the widths that 1,000 labels can afford, it is larger and no
     faster than float32.
-
-    Raises:
-        VerificationError: as `make_variants`.
     """
     formats = make_formats(
         trace_heads(head, *_read_grid(variants.graphs["fp32"]["encoder"], source)),
@@ -177,16 +167,16 @@ def trace_heads(
     """
     if isinstance(head, ZeroShotMLDecoder):
         graphs: dict[GraphName, onnx.ModelProto] = {
-            "label_encoder": optimise(trace_label_encoder(head)),
-            "open_head": optimise(trace_open_head(head, with_memory=grid is not None)),
+            "label_encoder": optimise(trace.trace_label_encoder(head)),
+            "open_head": optimise(trace.trace_open_head(head, with_memory=grid is not None)),
         }
         if grid is not None:
-            graphs["open_head_maps"] = optimise(trace_open_maps(head, grid))
+            graphs["open_head_maps"] = optimise(trace.trace_open_maps(head, grid))
         return graphs
     if grid is not None and isinstance(head, MLDecoder):
         return {
-            "trained_head": optimise(trace_head(head, tokens, width, with_memory=True)),
-            "trained_head_maps": optimise(trace_trained_maps(head, grid)),
+            "trained_head": optimise(trace.trace_head(head, tokens, width, with_memory=True)),
+            "trained_head_maps": optimise(trace.trace_trained_maps(head, grid)),
         }
     any_tokens = not isinstance(head, Query2Label)  # whose positions fix the number
-    return {"trained_head": optimise(trace_head(head, tokens, width, any_tokens=any_tokens))}
+    return {"trained_head": optimise(trace.trace_head(head, tokens, width, any_tokens=any_tokens))}

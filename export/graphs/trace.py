@@ -70,11 +70,7 @@ class PixelEncoder(nn.Module):
 
 
 def trace_encoder(backbone: nn.Module, spec: InputConfig) -> onnx.ModelProto:
-    """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic.
-
-    Raises:
-        TracingError: the backbone cannot become a graph.
-    """
+    """Traces images uint8 [B, H, W, 3] -> tokens float32 [B, S, C], B dynamic."""
     images = example("B", spec.height, spec.width, 3, dtype=torch.uint8)
     with _unfused_attention(backbone):
         return trace_graph(PixelEncoder(backbone, spec), {"images": images}, "tokens")

@@ -86,11 +86,7 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 
 def locate(checkpoint: Path | str) -> Path:
-    """Returns the local path of a checkpoint; downloads one on the hub.
-
-    Raises:
-        CheckpointError: the hub or the repository cannot be reached, or has no weights.
-    """
+    """Returns the local path of a checkpoint; downloads one on the hub."""
     if not _is_on_hub(checkpoint):
         return Path(checkpoint)
     for name in _WEIGHTS:

@@ -57,11 +57,7 @@ def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
 
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
-    """Returns the ImageNet weights of a timm model with its classifier, under timm's keys.
-
-    Raises:
-        PretrainedError: neither a package nor timm's source has them.
-    """
+    """Returns the ImageNet weights of a timm model with its classifier, under timm's keys."""
     return _packaged_state(name) or _timm_state(name)
 
 

@@ -65,11 +65,7 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
 def read_ml_decoder(
     keys: Mapping[str, Tensor], num_heads: int | None
 ) -> tuple[MLDecoderConfig | ZeroShotMLDecoderConfig, State]:
-    """Translates a head, whose names start at `decoder.` or `wordvec_proj.`.
-
-    Raises:
-        CheckpointError: a tensor is missing or too many, or the widths are impossible.
-    """
+    """Translates a head, whose names start at `decoder.` or `wordvec_proj.`."""
     if any(key.startswith(f"{_LAYER}self_attn.") for key in keys):
         raise CheckpointError(
             "the checkpoint has self-attention in its decoder: a look-alike network with "

@@ -27,11 +27,7 @@ _OUR_PARTS = {
 
 
 def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2LabelConfig, State]:
-    """Translates a head, its position table included.
-
-    Raises:
-        CheckpointError: a tensor is missing, or the widths are impossible.
-    """
+    """Translates a head, its position table included."""
     missing = sorted(set(_WANTED) - set(keys))
     if missing:
         raise CheckpointError(f"the checkpoint's Query2Label head is incomplete: no {missing[0]}")

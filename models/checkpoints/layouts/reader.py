@@ -14,19 +14,7 @@ from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts.backbones import (
-    RESNETS,
-    SWINS,
-    TRESNETS,
-    recognise,
-    rename_cvt,
-    rename_swin,
-    rename_tresnet,
-)
-from models.checkpoints.layouts.ml_decoder import MARK as ML_DECODER_MARK
-from models.checkpoints.layouts.ml_decoder import read_ml_decoder, split_head
-from models.checkpoints.layouts.query2label import MARK as QUERY2LABEL_MARK
-from models.checkpoints.layouts.query2label import POSITIONS, read_query2label
+from models.checkpoints.layouts import backbones, ml_decoder, query2label
 from models.checkpoints.layouts.state import Content, take, unwrap
 from models.config import InputConfig, NetworkConfig
 
@@ -40,7 +28,7 @@ _TRESNET_MARK = "body.conv1.conv.weight"
 # The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
     r"((?:(?:model|net|network|module|_orig_mod)\.)*)(?:.*\.)?"
-    rf"(?:{re.escape(ML_DECODER_MARK)}|{re.escape(QUERY2LABEL_MARK)})"
+    rf"(?:{re.escape(ml_decoder.MARK)}|{re.escape(query2label.MARK)})"
 )
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -50,20 +38,16 @@ _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 
 
 def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
-    """Translates a file's content; what a file `beside` it says overrides what it says itself.
-
-    Raises:
-        CheckpointError: the layout is unknown.
-    """
+    """Translates a file's content; what a file `beside` it says overrides what it says itself."""
     found = unwrap(content)
     state, described = _take_network(found.state), beside.complete(found.described)
-    if QUERY2LABEL_MARK in state:
+    if query2label.MARK in state:
         return _read_query2label(state, hints, described.label_names)
-    parts = split_head(state)
+    parts = ml_decoder.split_head(state)
     if parts is None:
         raise CheckpointError(
             "the checkpoint has no ML-Decoder head and no Query2Label head: there is neither "
-            f"{ML_DECODER_MARK} nor {QUERY2LABEL_MARK}"
+            f"{ml_decoder.MARK} nor {query2label.MARK}"
         )
     return _read_ml_decoder(*parts, hints, described)
 
@@ -72,15 +56,12 @@ def read_bare_backbone(content: object, beside: Description) -> Content | None:
     """Reads a backbone, its tensors under timm's names; None if the file has a head of ours too.
 
     A classifier of the backbone's own stays among the tensors.
-
-    Raises:
-        CheckpointError: there is no dictionary of tensors.
     """
     found = unwrap(content)
     state = found.state
     if any(_HEAD.fullmatch(key) for key in state):
         return None
-    state = rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+    state = backbones.rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
     return Content(state, beside.complete(found.described))
 
 
@@ -109,7 +90,7 @@ def _join(
 def _read_ml_decoder(
     head_keys: State, body: State, hints: Hints, described: Description
 ) -> Weights:
-    head, head_state = read_ml_decoder(head_keys, hints.num_heads)
+    head, head_state = ml_decoder.read_ml_decoder(head_keys, hints.num_heads)
     if not body:
         return Weights(head_state, head, described.label_names)
     body, name, spec = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
@@ -123,19 +104,19 @@ def _read_ml_decoder_backbone(
     """Returns (tensors under timm's names, backbone, preparation of photos)."""
     official = _OFFICIAL_TRESNET_MARK in state
     if official:
-        state = rename_tresnet(state)
+        state = backbones.rename_tresnet(state)
     architecture = described.architecture
     # A file that names a timm model was trained with timm, which has its own sizes.
     of_timm = architecture is not None and timm.is_model(architecture)
     if official or (_TRESNET_MARK in state and not of_timm):
-        name = recognise(state, TRESNETS)
+        name = backbones.recognise(state, backbones.TRESNETS)
         if name is None:
             raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
         size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
         return state, name, _prepare(name, hints, described, (size, size))
     name = hints.backbone or architecture
     if name is None or (hints.backbone is None and not of_timm):
-        fitting = recognise(state, RESNETS)
+        fitting = backbones.recognise(state, backbones.RESNETS)
         example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
         raise CheckpointError(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
@@ -185,9 +166,9 @@ def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> N
 def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
     body = take(state, "backbone.0.")
     head_keys = {k: v for k, v in state.items() if not k.startswith("backbone.")}
-    if POSITIONS in state:
-        head_keys[POSITIONS] = state[POSITIONS]
-    head, head_state = read_query2label(head_keys, hints)
+    if query2label.POSITIONS in state:
+        head_keys[query2label.POSITIONS] = state[query2label.POSITIONS]
+    head, head_state = query2label.read_query2label(head_keys, hints)
     if not body:
         return Weights(head_state, head, label_names)
     body, name = _read_query2label_backbone(body)
@@ -201,14 +182,14 @@ def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] |
 def _read_query2label_backbone(state: State) -> tuple[State, str]:
     """Returns (tensors under timm's names, backbone)."""
     if "stage0.patch_embed.proj.weight" in state:
-        state, candidates = rename_cvt(state), CVTS
+        state, candidates = backbones.rename_cvt(state), CVTS
     elif "patch_embed.proj.weight" in state:
-        state, candidates = rename_swin(state), SWINS
+        state, candidates = backbones.rename_swin(state), backbones.SWINS
     elif "body.body.conv1.0.weight" in state:
-        state, candidates = rename_tresnet(take(state, "body.")), TRESNETS
+        state, candidates = backbones.rename_tresnet(take(state, "body.")), backbones.TRESNETS
     else:
-        state, candidates = take(state, "body."), RESNETS
-    name = recognise(state, candidates)
+        state, candidates = take(state, "body."), backbones.RESNETS
+    name = backbones.recognise(state, candidates)
     if name is None:
         raise CheckpointError(
             f"the checkpoint's backbone is none of Query2Label's: {', '.join(candidates)}"

@@ -27,11 +27,7 @@ class Content:
 
 
 def unwrap(content: object) -> Content:
-    """Finds the tensors: a bare state dict, or one under a name of `_WRAPPINGS`.
-
-    Raises:
-        CheckpointError: there is no dictionary of tensors.
-    """
+    """Finds the tensors: a bare state dict, or one under a name of `_WRAPPINGS`."""
     if not isinstance(content, Mapping):
         raise CheckpointError("the checkpoint is not a dictionary of tensors")
     inner = _find_tensors(content)
@@ -77,11 +73,7 @@ def take(state: Mapping[str, Tensor], prefix: str) -> State:
 
 
 def unpack_attention(packed: Mapping[str, Tensor]) -> State:
-    """Renames torch's `MultiheadAttention` and splits its packed projection in three.
-
-    Raises:
-        CheckpointError: a tensor is missing.
-    """
+    """Renames torch's `MultiheadAttention` and splits its packed projection in three."""
     state: State = {}
     for leaf in ("weight", "bias"):
         for theirs in (f"in_proj_{leaf}", f"out_proj.{leaf}"):

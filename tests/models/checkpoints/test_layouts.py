@@ -188,7 +188,7 @@ def test_swin_in_its_authors_names_gives_the_same_logits(
 ) -> None:
     # The real ones are too large for a test; the smallest has the same names.
     monkeypatch.setattr(
-        "models.checkpoints.layouts.reader.SWINS", ("swin_tiny_patch4_window7_224",)
+        "models.checkpoints.layouts.backbones.SWINS", ("swin_tiny_patch4_window7_224",)
     )
     network = make_query2label("swin_tiny_patch4_window7_224", (7, 7))
     state = to_official_query2label(network)
