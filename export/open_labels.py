@@ -56,16 +56,15 @@ def choose_threshold(
     It is the point of best F1 over all labels at once that the head was not trained on with every
     photo's truth, as it was not on a user's labels.
     """
-    unseen = opened.unseen
-    if unseen is None:
+    photos = opened.unseen
+    if photos is None:
         return None
-    embeddings = texts.embed_names(unseen.names, opened.template)
-    logits = predict_logits(graphs, unseen.photos, source.contract, embeddings)
-    targets = unseen.photos.targets
-    best = find_best_f1(to_scores(logits, "sigmoid").ravel(), targets.ravel())
+    embeddings = texts.embed_names(photos.label_names, opened.template)
+    logits = predict_logits(graphs, photos, source.contract, embeddings)
+    best = find_best_f1(to_scores(logits, "sigmoid").ravel(), photos.targets.ravel())
     _log.info(
         "open labels: threshold %.3f, precision %.2f and recall %.2f over %d labels of %s",
-        *(best.threshold, best.precision, best.recall, len(unseen.names), unseen.photos.dataset),
+        *(best.threshold, best.precision, best.recall, len(photos.label_names), photos.dataset),
     )
     return best.threshold
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -62,8 +63,7 @@ def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.Val
 
     The copy still computes these, under their names.
     """
-    alone = onnx.ModelProto()
-    alone.CopyFrom(model)
+    alone = copy.deepcopy(model)
     hidden = list(model.graph.output[1:])
     del alone.graph.output[1:]
     return alone, hidden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import warnings
 from pathlib import Path
@@ -52,8 +53,7 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     ONNX Runtime folds the casts when it loads the model: float32 speed and arithmetic, rounded
     weights.
     """
-    compact = onnx.ModelProto()
-    compact.CopyFrom(model)
+    compact = copy.deepcopy(model)
     casts = []
     for tensor in compact.graph.initializer:
         if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < _SMALLEST_COMPACTED:
@@ -73,8 +73,7 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def halve(model: onnx.ModelProto) -> onnx.ModelProto:
     """Converts a float32 graph to float16, for GPUs; inputs and outputs keep their types."""
-    half = onnx.ModelProto()
-    half.CopyFrom(model)  # the converter works in place
+    half = copy.deepcopy(model)  # the converter works in place
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one warning for each weight too small for float16
         converted: onnx.ModelProto = convert_float_to_float16(half, keep_io_types=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -82,8 +83,8 @@ def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
 
 def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
     """Traces and optimises a sentence encoder in float32, L and T dynamic."""
-    tokens = example("L", "T", dtype=torch.int64)
-    inputs = {"input_ids": tokens, "attention_mask": tokens}
+    names = ("input_ids", "attention_mask")
+    inputs = {name: example("L", "T", dtype=torch.int64) for name in names}
     return optimise(trace_graph(module, inputs, "embeddings"))
 
 
@@ -93,8 +94,7 @@ def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
     Weights use 7 of the 8 bits: a CPU without VNNI saturates at 8, and replicas on different CPUs
     must compute the same label.
     """
-    prepared = onnx.ModelProto()
-    prepared.CopyFrom(model)
+    prepared = copy.deepcopy(model)
     add_pre_process_metadata(prepared)  # `optimise` has done it; the quantiser requires the mark
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"

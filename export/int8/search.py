@@ -11,6 +11,7 @@ layers. On the default bundle and 500 photos, with 0, 4 and 16 layers in float, 
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import tempfile
@@ -157,8 +158,7 @@ def switch_layers(
     """
     rounded = compose.add_prefix(int8, _TWIN, rename_inputs=False)
     twins = _find_twins(rounded)
-    switched = onnx.ModelProto()
-    switched.CopyFrom(model)
+    switched = copy.deepcopy(model)
     del switched.graph.node[:]
     for node in model.graph.node:
         if node.name in layers:
@@ -180,8 +180,7 @@ def _find_twins(rounded: onnx.ModelProto) -> dict[str, list[NodeProto]]:
         quantised = []
         for made in inputs:
             if made.input[0] in makers:
-                quantise = NodeProto()
-                quantise.CopyFrom(makers[made.input[0]])
+                quantise = copy.deepcopy(makers[made.input[0]])
                 quantise.input[0] = quantise.input[0].removeprefix(_TWIN)
                 quantised.append(quantise)
         twin = [*quantised, *inputs, node]
@@ -192,8 +191,7 @@ def _find_twins(rounded: onnx.ModelProto) -> dict[str, list[NodeProto]]:
 
 
 def _switch(node: NodeProto, twin: Sequence[NodeProto], place: int) -> list[NodeProto]:
-    exact = NodeProto()
-    exact.CopyFrom(node)
+    exact = copy.deepcopy(node)
     exact.output[0] = f"float.{node.output[0]}"
     chosen = f"{node.name}.chosen"
     branches = {

@@ -36,24 +36,15 @@ class OpenRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class UnseenLabels:
-    """Labels that an open head was not trained on with every photo's truth.
-
-    They represent a user's labels; the head may know some of them from captions.
-    """
-
-    names: tuple[str, ...]  # L labels
-    photos: LabelledPhotos  # targets int64 [n, L]
-
-
-@dataclass(frozen=True, eq=False)
 class OpenSource:
     """An open head to export."""
 
     head: ZeroShotMLDecoder  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    unseen: UnseenLabels | None  # to choose the threshold on
+    # Labels to choose the threshold on: the head was not trained on every photo's truth of them, as
+    # with a user's labels; it may know some from captions.
+    unseen: LabelledPhotos | None
 
     @property
     def template(self) -> str:
@@ -102,14 +93,14 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
     return OpenSource(opened.head, text, sets, unseen)
 
 
-def _read_unseen(path: Path, split: str, trained: Collection[str]) -> UnseenLabels:
+def _read_unseen(path: Path, split: str, trained: Collection[str]) -> LabelledPhotos:
     folder = read_labelled_folder(path)
     photos = select_photos(folder, split, folder.label_names)
     names = tuple(name for name in folder.label_names if name not in trained)
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
     if not targets.any():
         raise UnusablePhotosError(f"{photos.dataset} shows no label that was not trained")
-    return UnseenLabels(names, replace(photos, targets=targets))
+    return replace(photos, label_names=names, targets=targets)
 
 
 def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:

@@ -28,8 +28,9 @@ class LabelledPhotos:
     """One split: n files and their targets, 0 or 1 (-1 if unknown and allowed)."""
 
     dataset: str  # data set and split, for example `coco18/val`
+    label_names: tuple[str, ...]  # N labels, in the order of the logits
     paths: tuple[Path, ...]
-    targets: NDArray[np.int64]  # [n, N], columns in the order of the logits
+    targets: NDArray[np.int64]  # [n, N]
 
     def sample(self, count: int) -> tuple[Path, ...]:
         """Returns at most `count` of the files, evenly at random with a fixed seed."""
@@ -87,8 +88,12 @@ def select_photos(
         )
     images = folder.split(split)
     columns = [folder.label_names.index(name) for name in label_names]
-    targets = folder.targets(images)[:, columns]
-    return LabelledPhotos(f"{folder.name}/{split}", tuple(image.path for image in images), targets)
+    return LabelledPhotos(
+        dataset=f"{folder.name}/{split}",
+        label_names=tuple(label_names),
+        paths=tuple(image.path for image in images),
+        targets=folder.targets(images)[:, columns],
+    )
 
 
 def read_batches(

@@ -33,7 +33,7 @@ def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> No
 
 def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
     targets = np.array([[1, 0], [0, 1], [1, 0], [0, 0]])
-    photos = LabelledPhotos("made/up", tuple(Path(f"{i}.png") for i in range(4)), targets)
+    photos = LabelledPhotos("a/b", ("x", "y"), tuple(Path(f"{i}.png") for i in range(4)), targets)
     logits = np.array([[4, 3], [3, -1], [2, -2], [1, 2]], np.float32)
     # First label: right at ranks 1 and 3; second: right at rank 3.
     expected = 100 * np.mean([(1 / 1 + 2 / 3) / 2, 1 / 3])
@@ -45,7 +45,8 @@ def test_scores_of_single_labels_are_a_softmax_and_rank_the_photos_so() -> None:
     scores = to_scores(logits, "softmax")
     assert scores[0] == pytest.approx([1 / (1 + np.e**2), 1 / (1 + np.e**-2)])
     assert scores.sum(axis=1) == pytest.approx(1.0)
-    photos = LabelledPhotos("made/up", (Path("a.png"),) * 3, np.array([[0, 1], [1, 0], [0, 1]]))
+    targets = np.array([[0, 1], [1, 0], [0, 1]])
+    photos = LabelledPhotos("a/b", ("x", "y"), (Path("a.png"),) * 3, targets)
     assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
     assert measure_map(logits, photos, "sigmoid") < 100.0
 
