@@ -16,7 +16,7 @@ import pytest
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.support.photos import encode_picture, make_photo, make_picture
-from tests.support.scheduling import needs_policies
+from tests.support.threads import needs_policies
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder
 from tests.models.tiny_text import WIDTH, write_text_encoder
-from tests.support.bundles import run_bundle
+from tests.support.tiny_bundle import run_bundle
 
 TEMPLATE = "a photo of {}"
 NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced

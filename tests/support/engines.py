@@ -1,8 +1,4 @@
-"""What tests of engines on several devices have in common.
-
-In: an engine and the bundle that it runs. Out: nothing where it gives what the CPU gives; and the
-marks of tests that need more than a CPU.
-"""
+"""Comparisons of an engine with the CPU's, and marks of tests that need more than a CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from tests.support.tiny_bundle import random_images, random_queries
 
 
 def _why_no_openvino() -> str:
-    """Returns why its tests cannot run here; nothing where they can."""
+    """Returns why tests of OpenVINO cannot run here, or an empty string."""
     try:
         check_device("openvino")
     except StartError as error:
@@ -33,7 +29,7 @@ def _why_no_openvino() -> str:
 
 
 def why_no_gpu() -> str:
-    """Returns why ONNX Runtime has no GPU here; nothing where it has, whatever it can run."""
+    """Returns why ONNX Runtime has no GPU here, or an empty string."""
     try:
         check_device("cuda")
         ort.OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda")
@@ -50,10 +46,7 @@ needs_bf16 = pytest.mark.skipif(
 
 @contextmanager
 def pretend_gpu() -> Iterator[None]:
-    """Lets an engine be opened on `cuda` anywhere.
-
-    Batches, bindings and encoders are those of a GPU; the CPU computes, and its memory is bound.
-    """
+    """Opens engines on `cuda` with the code of a GPU and the kernels and memory of the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PROVIDERS, "cuda", PROVIDERS["cpu"])
         patch.setattr(session_set, "_GPU_MEMORY", "cpu")
@@ -63,17 +56,10 @@ def pretend_gpu() -> Iterator[None]:
 def assert_gives_the_cpus_logits(
     engine: Engine, bundle: Bundle, *, num_queries: int, tolerance: float
 ) -> None:
-    """Checks every batch size, in any mixture of the two heads.
-
-    Args:
-        engine: runs the bundle in fp32, up to six images at a time.
-        bundle: a tiny one with both heads.
-        num_queries: labels of the open head.
-        tolerance: how far a logit may be off.
-    """
+    """Checks the batch sizes 1 to 6 of an engine in fp32, in any mixture of the two heads."""
     cpu = open_engine(bundle, device="cpu", precision="fp32", max_batch_size=6)
     queries = random_queries(0, num_queries)
-    queries.flags.writeable = False  # those of a label set, which a GPU keeps
+    queries.flags.writeable = False  # like a label set's, which are cached on a GPU
     mixture: list[list[Head]] = [[None], [queries], [None, queries]]
     for count in range(1, 7):
         images = random_images(count, count)
@@ -85,14 +71,7 @@ def assert_gives_the_cpus_logits(
 def assert_gives_the_cpus_memories(
     engine: Engine, bundle: Bundle, *, num_queries: int, tolerance: float
 ) -> None:
-    """Checks the memories of both heads, of some images of a batch.
-
-    Args:
-        engine: runs the bundle, up to six images at a time.
-        bundle: a tiny one with both heads and their maps.
-        num_queries: labels of the open head.
-        tolerance: how far a number may be off.
-    """
+    """Checks the memories of both heads for some images of a batch."""
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     images, explained = random_images(0, 3), [0, 2]
     queries = random_queries(0, num_queries)

@@ -1,4 +1,4 @@
-"""A fake of the service: a real HTTP server that answers what a test tells it to."""
+"""A fake of the service: a real HTTP server with answers that a test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWER: dict[str, Any] = {
 
 
 class FakeService:
-    """Answers with the next of `answers` (status, headers), the last one for ever.
+    """Answers with the next of `answers` (status, headers), then with the last one again.
 
     Status 0 closes the connection without an answer.
     """

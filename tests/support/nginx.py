@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TEMPLATE = Path(__file__).parents[2] / "deploy" / "nginx" / "default.conf.template"
-_PATIENCE_SECONDS = 60.0
-# What an image brings around our part: where it may write, and who it is.
+_TIMEOUT_SECONDS = 60.0
+# The rest of the configuration that an image has: folders and the user.
 _MAIN = """{user}
 daemon off;
 worker_processes 1;
@@ -47,20 +47,20 @@ class Nginx:
                 }
             )
         )
-        # The workers of a root's nginx would be somebody who may not enter pytest's folders.
+        # By default root's workers run as a user that may not enter pytest's folders.
         user = "user root;" if getpass.getuser() == "root" else ""
         main = folder / "nginx.conf"
         main.write_text(_MAIN.format(folder=folder, user=user))
         command = ["nginx", "-p", str(folder), "-e", str(self.log), "-c", str(main)]
         self._process = subprocess.Popen(command)
-        self._wait_until_it_listens()
+        self._wait_until_listening()
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(_PATIENCE_SECONDS)
+        self._process.wait(_TIMEOUT_SECONDS)
 
-    def _wait_until_it_listens(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+    def _wait_until_listening(self) -> None:
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

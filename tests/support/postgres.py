@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, where its programs are installed (Debian: `postgresql`)."""
+"""A real PostgreSQL server for tests (Debian: `postgresql`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Debian keeps the server's programs here, off the path; the newest version comes last.
+# Not in Debian's PATH; the newest version is last.
 _DEBIAN_FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 class Postgres:
-    """A server of its own in a folder of its own, reached by a socket there."""
+    """A server in a folder, reached by a socket there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # The server refuses to run as root, so it runs as a user who may do less.
+        # The server refuses to run as root.
         self._as_user = ["runuser", "-u", "postgres", "--"] if getpass.getuser() == "root" else []
         if self._as_user:
             shutil.chown(folder, "postgres")
@@ -41,7 +41,7 @@ class Postgres:
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """Takes connections meanwhile, as the kernel does for it, and says nothing."""
+        """Stops the server: the kernel accepts connections, and no answer comes."""
         first = (self._folder / "data" / "postmaster.pid").read_text().split()[0]
         others = Path(f"/proc/{first}/task/{first}/children").read_text().split()
         processes = [int(process) for process in (first, *others)]

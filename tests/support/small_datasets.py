@@ -1,7 +1,4 @@
-"""Small data sets in the layouts that the recipes are for, of painted or of real pictures.
-
-In: labelled pictures of a train and a val split. Out: a folder as its users have it.
-"""
+"""Small data sets in the layouts of the recipes, of painted or of real pictures."""
 
 from __future__ import annotations
 

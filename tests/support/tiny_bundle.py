@@ -1,10 +1,8 @@
 """A bundle of a few kilobytes with seeded random weights, made by onnx alone (no torch).
 
-The encoder averages 4 x 4 patches into tokens, the head pools the tokens into five logits.
-Different photos give clearly different logits, and a row depends on its own image only. The
-open head takes, for each query, its best product with any token; the text encoder adds up
-vectors of the text's bytes. Where there are maps, the memory is the tokens themselves, and a map
-is a label's products with them.
+The encoder turns 4 x 4 patches into tokens, the trained head pools them into five logits. The open
+head takes each query's best product with any token; the text encoder adds up vectors of the text's
+bytes. With maps, the memory is the tokens, and a map is a label's products with them.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike
+import onnxruntime as ort
+from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -262,7 +261,7 @@ def serialize_graph(
 
 
 def tiny_graphs() -> Graphs:
-    """Returns both graphs; the `int8` variant has other weights, so that tests can tell."""
+    """Returns both graphs; the `int8` variant has other weights, which tests notice."""
     return {
         "encoder": {"fp32": tiny_encoder(), "int8": tiny_encoder(seed=2)},
         "trained_head": {"fp32": tiny_head(), "int8": tiny_head()},
@@ -365,3 +364,21 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     manifest = json.loads(file.read_text())
     edit(manifest)
     file.write_text(json.dumps(manifest))
+
+
+def run_bundle(
+    bundle: Bundle, pixels: NDArray[Any], embeddings: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Returns logits [B, N] of pixels uint8 [B, H, W, 3]; with embeddings [L, E], [B, L]."""
+    tokens = _run_graph(bundle, "encoder", images=pixels)
+    if embeddings is None:
+        return _run_graph(bundle, "trained_head", tokens=tokens)
+    queries = _run_graph(bundle, "label_encoder", embeddings=embeddings)
+    return _run_graph(bundle, "open_head", tokens=tokens, queries=queries)
+
+
+def _run_graph(bundle: Bundle, graph: GraphName, **inputs: NDArray[Any]) -> NDArray[Any]:
+    session = ort.InferenceSession(
+        bundle.read_graph(graph, "fp32"), providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, inputs)[0])

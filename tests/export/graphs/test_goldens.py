@@ -20,7 +20,7 @@ from models.checkpoints.description import Hints
 from models.heads.attention import to_tokens
 from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
-from tests.support.bundles import run_bundle
+from tests.support.tiny_bundle import run_bundle
 
 HEADS = [*golden_names("mld_"), *golden_names("zsl_"), *golden_names("q2l_")]
 WHOLE = [

@@ -27,7 +27,7 @@ from models.config import (
 )
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
-from tests.support.bundles import run_bundle
+from tests.support.tiny_bundle import run_bundle
 
 WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
 TRAINED: dict[str, HeadConfig] = {

@@ -20,7 +20,7 @@ from service.scheduling.cpu import (
     read_cpu_quota,
     share_cores,
 )
-from tests.support.scheduling import needs_policies
+from tests.support.threads import needs_policies
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from service.pipeline.prediction import Prediction
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
-from tests.support.turns import count_turns
+from tests.support.threads import count_turns
 
 MODEL = "/v2/models/tiny-open"
 INFER = f"{MODEL}/infer"

@@ -22,8 +22,8 @@ from tests.support.serving import (
     serve_app,
     to_base64,
 )
+from tests.support.threads import count_turns
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
-from tests.support.turns import count_turns
 
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
           ("PUT", "/labels/pets")]  # fmt: skip

@@ -1,0 +1,38 @@
+"""Scheduling of threads: what this machine allows, and whether work blocks other threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+
+def _find_obstacle() -> str:
+    if sys.platform != "linux":
+        return "only Linux has scheduling policies"
+    with ThreadPoolExecutor(1) as thread:  # its policy ends with it
+        choice = thread.submit(os.sched_setscheduler, 0, os.SCHED_BATCH, os.sched_param(0))
+        error = choice.exception()
+    return f"no scheduling policy can be set here: {error}" if error else ""
+
+
+needs_policies = pytest.mark.skipif(bool(_find_obstacle()), reason=_find_obstacle())
+
+
+def count_turns(work: Callable[[], object]) -> int:
+    """Returns how often this thread runs while another one does some work.
+
+    Work that holds the interpreter would stall the event loop.
+    """
+    turns = 0
+    with ThreadPoolExecutor(1) as thread:
+        working = thread.submit(work)
+        while not working.done():
+            turns += 1
+            time.sleep(0.001)
+    working.result()
+    return turns
