@@ -85,8 +85,9 @@ def list_ours(
     `precision` may name a device too, as in `openvino:bf16`.
     """
     device, _, precision = precision.rpartition(":")
-    command = (find_python(checkout), "-m", "service", "serve", "--port", "{port}", "--bundle",
-               str(bundle.resolve()), "--precision", precision, "--label-store", "memory",
+    script = Path(find_python(checkout)).with_name("ml-decoder")
+    command = (str(script), "serve", "--port", "{port}", "--bundle", str(bundle.resolve()),
+               "--precision", precision, "--label-store", "memory",
                "--device", device or "cpu", "--log-level", "warning")  # fmt: skip
     request = replace(make_multipart(photo), path="/predict?top_k=10")
     return Server(name, command, request, {"PYTHONPATH": str(checkout)}, checkout)

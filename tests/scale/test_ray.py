@@ -91,7 +91,7 @@ def test_ray_serve_answers_like_the_service(
 def predict_here(bundle: Bundle, folder: Path) -> Any:
     photo = folder / "photo.png"
     photo.write_bytes(make_photo(1))
-    command = [sys.executable, "-m", "service", "predict", "--json", "--top-k", "5"]
+    command = [sys.executable, "-m", "service.cli", "predict", "--json", "--top-k", "5"]
     done = subprocess.run(
         [*command, "--bundle", str(bundle.path), "--device", "cpu", str(photo)],
         cwd=ROOT,
@@ -162,7 +162,7 @@ def run_bulk(
 def start_bulk(
     cluster: RayCluster, bundle: Bundle, photos: Path, out: Path, *flags: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service", "bulk", str(photos), str(out), "--json"]
+    command = [sys.executable, "-m", "service.cli", "bulk", str(photos), str(out), "--json"]
     options = ("--ray", "--workers", "2", "--part-size", "5", "--top-k", "2", "--device", "cpu")
     return subprocess.run(
         [*command, *options, "--bundle", str(bundle.path), "--label-store", "memory", *flags],
