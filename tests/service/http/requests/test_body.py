@@ -1,4 +1,4 @@
-"""Tests of what is received: bodies within limits of size, memory and time; disconnects."""
+"""Tests of bodies within limits of size, memory and time, and of clients that disconnect."""
 
 from __future__ import annotations
 
