@@ -23,11 +23,7 @@ from models.network import Network
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
-    """Returns the last checkpoint with the mean weights of all, by their shares.
-
-    Raises:
-        CheckpointError: networks, inputs or labels differ, or the shares do not sum to 1.
-    """
+    """Returns the last checkpoint with the mean weights of all, by their shares."""
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
         raise CheckpointError("the checkpoints have different networks, inputs or labels")
@@ -41,12 +37,7 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
 
 
 def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
-    """Averages a checkpoint's backbone, in place, with a share of the pretrained weights.
-
-    Raises:
-        CheckpointError: there is no backbone.
-        PretrainedError: there are no pretrained weights.
-    """
+    """Averages a checkpoint's backbone, in place, with a share of the pretrained weights."""
     config, network = checkpoint.config, checkpoint.network
     if config is None or not isinstance(network, Network):
         raise CheckpointError("a head without a backbone cannot be averaged")

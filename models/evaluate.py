@@ -67,10 +67,7 @@ def _evaluate_bundle(given: argparse.Namespace) -> int:
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:
-    """Yields the figures that fit the network: multi-label, single-label or zero-shot.
-
-    Raises `predict`'s errors, and MetricError if a score is not finite.
-    """
+    """Yields the figures that fit the network: multi-label, single-label or zero-shot."""
     logits, targets = predict(checkpoint, folder, split)
     assert checkpoint.config is not None  # `predict` refuses others
     if checkpoint.config.activation == "softmax":
@@ -84,12 +81,7 @@ def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterat
 
 @torch.inference_mode()
 def predict(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> tuple[Tensor, Tensor]:
-    """Returns (logits, targets) of a split's photos, float [n, N], columns in the folder's order.
-
-    Raises:
-        CheckpointError: there is no backbone, or the data set has other labels.
-        DataError: the split is empty, a photo is broken, or a zero-shot head has no word vectors.
-    """
+    """Returns logits and targets of a split's photos, float [n, N], in the folder's order."""
     if checkpoint.config is None:
         raise CheckpointError("the checkpoint has a head without a backbone")
     columns = _match_labels(checkpoint, folder)

@@ -72,13 +72,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 def evaluate_open(
     opened: OpenHeadCheckpoint, sources: Sources, folder: LabelledFolder, split: str
 ) -> OpenScores:
-    """Measures an open head and the baselines on the photos of a split.
-
-    Raises:
-        CheckpointError: the head belongs to another encoder or embedding space.
-        DataError: labels are not complete, the split is empty, or a photo is broken.
-        MetricError: a score is not finite.
-    """
+    """Measures an open head and the baselines on the photos of a split."""
     if not folder.complete:
         raise DataError("an open head can only be measured on a data set with complete labels")
     opened.check_encoder(sources.encoder)

@@ -53,7 +53,6 @@ class TextEncoder:
     Attributes:
         name: of the embedding space.
         width: E.
-        module: (input_ids, attention_mask) -> embeddings, in eval mode.
         tokenizer: content of `tokenizer.json`.
         sha256: of the weights' file.
     """

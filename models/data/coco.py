@@ -14,11 +14,7 @@ _DIGITS = "0123456789"
 
 
 def read_coco(path: Path) -> LabelledFolder:
-    """Reads the folder; a damaged index raises KeyError, TypeError, ValueError or AttributeError.
-
-    Raises:
-        DataError: there is no index, no annotation belongs to a photo, or a photo is in two splits.
-    """
+    """Reads the folder; a damaged index raises what `reader.py` catches."""
     names: list[str] = []
     images: list[LabelledImage] = []
     placed: dict[object, str] = {}

@@ -24,12 +24,7 @@ _VECTORS = "wordvec_array.pth"
 
 
 def read_nus_wide(path: Path) -> LabelledFolder:
-    """Reads the folder; a damaged index raises KeyError, TypeError, ValueError or AttributeError.
-
-    Raises:
-        DataError: a file is missing, the word vectors do not fit the labels, or no label is a test
-            class.
-    """
+    """Reads the folder; a damaged index raises what `reader.py` catches."""
     for name in (_CLASSES, _VECTORS):
         if not (path / name).is_file():
             raise DataError(f"{path} has no {name}")

@@ -41,12 +41,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
-    """Trains a network, writes its checkpoint and returns its mAP on validation, percent.
-
-    Raises:
-        RequestError: data, recipe, `init` or pretrained weights are missing or do not fit together,
-            or the loss is no longer a number.
-    """
+    """Trains a network, writes its checkpoint and returns its mAP on validation, percent."""
     data = place.data
     check_photos(data.split("train") + data.split("val"))
     check_negatives(data)

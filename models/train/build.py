@@ -44,14 +44,7 @@ _PIXELS = ("mean", "std", "interpolation")
 
 
 def build_network(recipe: Recipe, data: LabelledFolder, pretrained: bool) -> Network:
-    """Builds the recipe's network with a fresh head for the labels of a data set.
-
-    Raises:
-        DataError: a zero-shot head, and no word vectors.
-        PretrainedError: no pretrained weights are available.
-        BackboneError: timm has no such backbone for this image size and `frozen_stages`.
-        RecipeError: Query2Label with crops of another size than the photos, or CutMix of tokens.
-    """
+    """Builds the recipe's network with a fresh head for the labels of a data set."""
     size = (recipe.image_size, recipe.image_size)
     backbone = Backbone(recipe.backbone, size)
     tokens = backbone.count_tokens(size)
@@ -123,9 +116,6 @@ def start_from(network: Network, init: Path) -> str:
 
     Returns:
         What was loaded, in words.
-
-    Raises:
-        CheckpointError: the file cannot be read, or has another backbone.
     """
     bare = read_backbone(init)
     if bare is not None:

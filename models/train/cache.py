@@ -45,9 +45,6 @@ def cache_outputs(
 
     Returns:
         Memory-mapped float16 [views, photos, ...], one for each path.
-
-    Raises:
-        DataError: a photo is missing or broken.
     """
     with _lock(paths):
         if not all(path.exists() for path in paths):

@@ -21,11 +21,9 @@ class Place:
     """Where a run reads and computes.
 
     Attributes:
-        data: the labelled photos.
         out: run folder.
         cache: folder of cached arrays, shared between runs.
-        accelerator: how to compute, alone or among processes.
-        device: where to compute.
+        accelerator: computes, alone or among processes.
         workers: processes that decode photos.
     """
 

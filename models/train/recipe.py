@@ -41,11 +41,7 @@ class BaseRecipe(BaseModel):
 
     @classmethod
     def read(cls, path: Path | None, overrides: Mapping[str, Any]) -> Self:
-        """Reads a TOML file and puts overrides (field -> value or text) on top.
-
-        Raises:
-            RecipeError: an unreadable file, an unknown field or a value out of range.
-        """
+        """Reads a TOML file and puts overrides (field -> value or text) on top."""
         values: dict[str, Any] = {}
         if path is not None:
             try:

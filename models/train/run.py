@@ -65,21 +65,15 @@ class Task(ABC, Generic[BatchT]):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run. Only the run that began in it may continue there.
-
-    Attributes:
-        path: the folder.
-        identity: fields of the recipe, labels and start of the run: plain data.
-    """
+    """The folder of a run; `identity`, plain data, must be equal for the run to continue there."""
 
     path: Path
     identity: dict[str, Any]
 
     def log(self, row: Mapping[str, str]) -> None:
-        """Adds a row to `metrics.csv`, atomically.
+        """Adds an epoch's row to `metrics.csv`, atomically, in place of later rows.
 
-        A run that was killed between its row and its state repeats that epoch, so rows from the
-        epoch of `row` on are replaced.
+        A run that was killed between its row and its state repeats that epoch.
         """
         path, staging = self.path / "metrics.csv", self.path / "metrics.tmp"
         earlier: list[Mapping[str, str]] = []
@@ -101,11 +95,7 @@ class RunFolder:
         staging.replace(self.path / "state.pt")
 
     def read_state(self) -> dict[str, Any] | None:
-        """Reads `state.pt`; returns None if there is none.
-
-        Raises:
-            RecipeError: the state is damaged or another run's.
-        """
+        """Reads `state.pt`, None if there is none; raises RecipeError if it is another run's."""
         path = self.path / "state.pt"
         if not path.exists():
             return None
@@ -130,9 +120,6 @@ class Run(Generic[BatchT]):
     Attributes:
         epoch: number of finished epochs.
         ema: averaged weights, the result.
-
-    Raises:
-        RecipeError: there are fewer photos than one batch.
     """
 
     def __init__(
@@ -152,12 +139,7 @@ class Run(Generic[BatchT]):
         self.schedule = one_cycle(task.optimizer, recipe.epochs * self.steps, recipe.warmup)
 
     def fit(self) -> dict[str, float]:
-        """Runs the epochs that are left; returns the averaged network's figures.
-
-        Raises:
-            LossError: the loss is no longer a number.
-            MetricError: the logits are no longer numbers.
-        """
+        """Runs the epochs that are left; returns the averaged network's figures."""
         figures: dict[str, float] | None = None
         while self.epoch < self.recipe.epochs:
             losses = self._train_epoch()
@@ -176,7 +158,7 @@ class Run(Generic[BatchT]):
         self.ema.load_state_dict(state["ema"])
         self.task.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        if state["scaler"] and self.accelerator.scaler is not None:
+        if state.get("scaler") and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.epoch = state["epoch"]
 

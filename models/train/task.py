@@ -92,8 +92,6 @@ class LabelTask(Task[Batch]):
         backbone: the part of `network` with the backbone's learning rate.
         train: photos, or features of the frozen stages.
         val: the same in the served preparation.
-        recipe: how to train.
-        accelerator: computes, alone or among processes.
         workers: processes that load training data.
         zero_shot: embeddings of the labels for a zero-shot network.
     """

@@ -106,9 +106,6 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
 
     `train_resize = "squash"` gives whole photos with Cutout and RandAugment instead, without crop
     and flip, as ML-Decoder's and Query2Label's authors do it.
-
-    Raises:
-        RecipeError: timm cannot parse `auto_augment`.
     """
     size = (recipe.crop_size, recipe.crop_size)
     try:

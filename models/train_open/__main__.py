@@ -84,15 +84,7 @@ def train(
 ) -> dict[str, float]:
     """Trains an open head, writes its checkpoint and returns figures on validation, percent.
 
-    Args:
-        place: data and folders.
-        recipe: every other choice.
-        sources: encoder, teacher and text encoder.
-        hold_out: names whose concepts are not trained on.
-        init: open head to start from, built as the recipe says.
-
-    Raises:
-        RequestError: data, recipe or `init` do not fit together, or the loss is no longer a number.
+    `hold_out` are names whose concepts are not trained on; `init` is a head to start from.
     """
     data, text = place.data, sources.text
     images = data.split("train")

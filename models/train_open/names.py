@@ -36,9 +36,6 @@ def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabular
         hold_out: names whose concepts are not trained on. A concept counts as one of them if the
             words of one name contain the words of the other: a `computer mouse` is a `mouse`, a
             `table` may be a `dining table`.
-
-    Raises:
-        DataError: the training photos have no concepts.
     """
     found = {_clean(name) for image in folder.split("train") for name in image.concepts}
     concepts = sorted(found - set(folder.label_names))
@@ -63,11 +60,7 @@ def choose_captions(
 
 
 def read_hold_out(path: Path) -> tuple[str, ...]:
-    """Reads names to hold out: a text file, one a line, or a labelled folder's label names.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """Reads names to hold out: a text file, one a line, or a labelled folder's label names."""
     if path.is_dir():
         return read_labelled_folder(path).label_names
     try:

@@ -91,13 +91,10 @@ class OpenTask(Task[Batch]):
 
     Attributes:
         network: the head; its voting classifier starts as the teacher's.
-        names: embeddings of the names.
         train: training photos; view 0 is the served one.
         captions: embeddings of their captions, float [n, E]; 0 without one.
         val: validation photos in the served view.
         trained: the encoder's own head, to distil; None if it knows no label of the run.
-        recipe: how to train.
-        device: where to compute.
     """
 
     network: ZeroShotMLDecoder

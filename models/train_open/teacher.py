@@ -72,13 +72,7 @@ def read_sources(checkpoint: Path, text: TextEncoder) -> Sources:
 
 
 def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
-    """Builds a backbone with ImageNet weights and the linear classifier that came with them.
-
-    Raises:
-        PretrainedError: there are no weights, or the classifier is not linear over the mean of the
-            tokens, as in EfficientNets and ResNets.
-        BackboneError: timm does not know the backbone.
-    """
+    """Builds a backbone with ImageNet weights and the linear classifier that came with them."""
     state = read_pretrained(name)
     backbone = Backbone(name, image_size)
     config = get_pretrained_cfg(name)

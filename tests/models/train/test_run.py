@@ -1,7 +1,8 @@
-"""A run of any task stops at a loss that is not a number."""
+"""A run of any task: its log, its state, and its end at a loss that is not a number."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ class ConstantTask(Task[float]):
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
 
     def read_batches(self, epoch: int) -> tuple[float, ...]:
-        assert epoch == 0
+        assert epoch >= 0
         return self.losses
 
     def compute_losses(self, network: nn.Module, batch: float) -> dict[str, Tensor]:
@@ -45,3 +46,36 @@ def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_
     header, row = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == "epoch,first,second,figure,lr"
     assert row.startswith("1,1.5,2,50,")
+
+
+class _Stopped(Exception):
+    pass
+
+
+def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> Run[float]:
+        accelerator = make_accelerator(cpu=True)
+        found = Run(ConstantTask(1.0), BaseRecipe(epochs=3), folder, accelerator)
+        if (state := folder.read_state()) is not None:
+            found.resume(state)
+        return found
+
+    def stop_in_the_second(folder: RunFolder, state: dict[str, Any]) -> None:
+        if state["epoch"] == 2:
+            raise _Stopped
+        real_write(folder, state)
+
+    folder, real_write = RunFolder(tmp_path, {"lr": 0.1}), RunFolder.write_state
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_state", stop_in_the_second)
+        with pytest.raises(_Stopped):
+            run().fit()
+    epochs = [line.partition(",")[0] for line in (tmp_path / "metrics.csv").read_text().split()]
+    assert epochs == ["epoch", "1", "2"]
+    resumed = run()
+    assert resumed.epoch == 1
+    resumed.fit()
+    epochs = [line.partition(",")[0] for line in (tmp_path / "metrics.csv").read_text().split()]
+    assert epochs == ["epoch", "1", "2", "3"]

@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from models.train.__main__ import main
 from models.train.losses import mix
 from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
 from models.train.recipe import Recipe, RecipeError
-from models.train.run import Run, RunFolder, one_cycle
+from models.train.run import Run, one_cycle
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
 TINY = [
@@ -132,27 +131,6 @@ def test_resumed_run_equals_an_unbroken_one(
     )
     for key, tensor in first.items():
         torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
-
-
-def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ["--data", str(photos), "--out", str(tmp_path), *TINY, "--epochs", "3"]
-    real_write = RunFolder.write_state
-
-    def stop_in_the_second(folder: RunFolder, state: dict[str, Any]) -> None:
-        if state["epoch"] == 2:
-            raise _Stopped
-        real_write(folder, state)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "write_state", stop_in_the_second)
-        with pytest.raises(_Stopped):
-            main(arguments)
-    assert len(losses(tmp_path)) == 2
-    assert main(arguments) == 0
-    with (tmp_path / "metrics.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3"]
 
 
 def test_mixup_gives_the_labels_of_both_photos() -> None:
