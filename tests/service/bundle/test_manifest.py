@@ -1,4 +1,4 @@
-"""A manifest that does not describe a model is refused with its reason, in one line."""
+"""An invalid manifest is refused with a reason in one line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def make_metric(value: float) -> dict[str, Any]:
     return {"name": "mAP", "value": value, "precision": "fp32", "dataset": "d", "images": 1}
 
 
-def test_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         load_bundle(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"x"', "[" * 100_000])
-def test_manifest_that_is_no_object_is_refused(
+def test_manifest_that_is_not_an_object_is_refused(
     tiny_bundle: Bundle, tmp_path: Path, text: str
 ) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
@@ -79,7 +79,7 @@ def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
 ) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
     content = (path / file).read_bytes()
-    # Nothing is ever written to the pipe, and a reader of the device never comes to an end.
+    # Reading the pipe would block, and reading the device would never end.
     for put in (os.mkfifo, lambda place: os.symlink("/dev/zero", place)):
         (path / file).unlink()
         put(path / file)
@@ -93,6 +93,6 @@ def test_pipe_or_device_in_place_of_a_file_is_refused_unread(
 
 
 def edit_size_of_labels(path: Path, size: int) -> None:
-    """Has the manifest, where it can be read, tell another size of the labels."""
+    """Changes the size of the labels in the manifest, if it is a file."""
     if (path / "manifest.json").is_file():
         edit_manifest(path, lambda m: m["files"]["labels.json"].update(bytes=size))

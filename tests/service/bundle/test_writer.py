@@ -1,4 +1,4 @@
-"""A draft becomes a bundle whole or not at all, and replaces nothing but a bundle."""
+"""A draft is written whole or not at all, and replaces nothing but a bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle import writer as draft_module
+from service.bundle import writer
 from service.bundle.reader import load_bundle
 from service.bundle.writer import check_target
 from service.errors import BundleError
@@ -22,7 +22,7 @@ from tests.support.tiny_bundle import (
 )
 
 
-def test_bad_draft_leaves_the_old_bundle_and_no_litter(tmp_path: Path) -> None:
+def test_invalid_draft_leaves_the_old_bundle_and_no_other_files(tmp_path: Path) -> None:
     old = write_tiny_bundle(tmp_path)
 
     with pytest.raises(BundleError, match="labels, manifest says"):
@@ -64,7 +64,9 @@ def put_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [put_file, put_folder, put_bundle_and_more, put_link])
-def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, put: Callable[[Path], None]) -> None:
+def test_something_else_than_a_bundle_is_not_replaced(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
     put(tmp_path / "tiny")
     before = sorted(tmp_path.rglob("*"))
 
@@ -86,18 +88,18 @@ def test_reader_finds_a_bundle_while_it_is_replaced(tmp_path: Path) -> None:
             encoders: Graphs = {"encoder": {"fp32": tiny_encoder(seed)}}
             write_tiny_bundle(tmp_path, graphs={**tiny_graphs(), **encoders})
 
-    writer = threading.Thread(target=replace_again_and_again)
-    writer.start()
-    while writer.is_alive():
+    thread = threading.Thread(target=replace_again_and_again)
+    thread.start()
+    while thread.is_alive():
         assert load_bundle(path).labels == TINY_LABELS
-    writer.join()
+    thread.join()
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_bundle_is_replaced_where_folders_cannot_change_places(
+def test_bundle_is_replaced_if_the_system_cannot_swap_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_module, "_exchange", lambda *_: False)
+    monkeypatch.setattr(writer, "_exchange", lambda *_: False)
     write_tiny_bundle(tmp_path)
 
     new = write_tiny_bundle(tmp_path, tiny_card().model_copy(update={"version": "2"}))

@@ -1,4 +1,4 @@
-"""The engine runs what the bundle says on the device that is asked for, or it does not start."""
+"""The engine runs a bundle on the requested device, or it does not start."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def write_with(tmp_path: Path, **replaced: bytes) -> Bundle:
     return write_tiny_bundle(tmp_path, graphs=graphs)
 
 
-def test_lone_image_runs_on_every_thread_and_what_has_company_on_one(
+def test_lone_image_runs_on_every_thread_and_others_on_one(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(tiny_bundle, device="cpu", max_batch_size=4, threads=2)
@@ -95,12 +95,12 @@ def test_lone_image_runs_on_every_thread_and_what_has_company_on_one(
     assert threads == [2, 1, 1]
 
 
-def test_engine_gives_float32_logits_for_each_image_and_label(engine: Engine) -> None:
+def test_engine_returns_float32_logits_for_each_image_and_label(engine: Engine) -> None:
     logits = run_trained(engine, random_images(0, 3))
 
     assert logits.shape == (3, 5)
     assert logits.dtype == np.float32
-    assert np.ptp(logits, axis=0).min() > 0.01, "the tiny model has to tell images apart"
+    assert np.ptp(logits, axis=0).min() > 0.01, "the logits of different images must differ"
 
 
 @settings(max_examples=25)
@@ -116,7 +116,7 @@ def test_rows_of_a_batch_equal_the_same_images_alone(engine: Engine, seed: int, 
         np.testing.assert_allclose(row, alone, atol=TOLERANCE, rtol=0)
 
 
-def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
+def test_parallel_runs_do_not_mix(engine: Engine) -> None:
     batches = [random_images(seed, 4) for seed in range(12)]
     expected = [run_trained(engine, images) for images in batches]
 
@@ -126,11 +126,11 @@ def test_runs_at_the_same_time_do_not_mix(engine: Engine) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_small_batches_are_for_cpus(engine: Engine) -> None:
+def test_small_batch_size_is_smaller_on_a_cpu(engine: Engine) -> None:
     assert engine.small_batch_size == (8 if engine.device == "cuda" else 2)
 
 
-def test_engine_tells_what_runs(tiny_bundle: Bundle) -> None:
+def test_engine_reports_device_precision_and_sizes(tiny_bundle: Bundle) -> None:
     engine = open_engine(tiny_bundle, device="cpu", max_batch_size=8, threads=2)
     assert (engine.device, engine.provider) == ("cpu", "CPUExecutionProvider")
     assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 8, 2)
@@ -149,16 +149,14 @@ def test_precision_auto_is_the_bundles_choice_for_the_device(tmp_path: Path) -> 
     assert not np.allclose(run_trained(auto, images), run_trained(fp32, images))
 
 
-def test_precision_that_the_bundle_lacks_stops_the_start(tiny_bundle: Bundle) -> None:
+def test_start_fails_if_the_bundle_lacks_the_precision(tiny_bundle: Bundle) -> None:
     with pytest.raises(StartError, match="fp16: the bundle has fp32, int8"):
         open_engine(tiny_bundle, device="cpu", precision="fp16")
 
 
 @needs_cpu_only
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])
-def test_asked_for_device_that_is_not_there_stops_the_start(
-    tiny_bundle: Bundle, device: str
-) -> None:
+def test_start_fails_if_the_device_is_missing(tiny_bundle: Bundle, device: str) -> None:
     with pytest.raises(StartError, match=f"device {device}") as caught:
         open_engine(tiny_bundle, device=device)  # type: ignore[arg-type]
 
@@ -193,7 +191,7 @@ def test_failed_run_is_inference_failed_and_the_next_run_works(engine: Engine) -
         "CUDNN failure 4002: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
     ],
 )
-def test_exhausted_memory_is_out_of_memory(
+def test_engine_raises_out_of_memory_when_memory_is_exhausted(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     def run_out_of_memory(*_args: object) -> None:
@@ -288,7 +286,7 @@ def test_wrong_label_count_behind_an_open_dimension_is_found_by_the_warm_up(
 
 
 @pytest.mark.parametrize("kind", ["beside", "above", "absolute"])
-def test_weights_outside_the_bundle_are_never_read(
+def test_weights_outside_the_bundle_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     weights = tmp_path / "weights.bin"
@@ -318,7 +316,7 @@ def gpu(tiny_bundle: Bundle) -> Engine:
 
 
 def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceSession]]:
-    """Returns a list that the size and the encoder of each run are added to."""
+    """Returns a list that grows with the batch size and the encoder of each run."""
     runs: list[tuple[int, ort.InferenceSession]] = []
     run = SessionSet.run
 
@@ -331,7 +329,7 @@ def list_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ort.InferenceS
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
-def test_a_gpu_runs_a_few_batch_sizes_only(
+def test_gpu_runs_powers_of_two(
     gpu: Engine, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, count: int, size: int
 ) -> None:
     images = random_images(0, count)
@@ -342,7 +340,7 @@ def test_a_gpu_runs_a_few_batch_sizes_only(
     assert [size for size, _ in runs] == [size]
 
 
-def test_an_encoder_on_cuda_meets_one_batch_size_only(
+def test_each_cuda_encoder_runs_one_batch_size(
     gpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = list_runs(monkeypatch)
@@ -363,7 +361,7 @@ def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(mapped_bundle: Bund
     assert_gives_the_cpus_memories(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
 
 
-def test_gpu_that_opens_and_cannot_run_is_none(
+def test_gpu_that_opens_and_cannot_run_fails_the_start_or_falls_back(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_arguments: object, **_tensors: object) -> None:

@@ -1,4 +1,4 @@
-"""On a GPU the engine gives what it gives on the CPU; run with `-m gpu` where there is one."""
+"""The engine gives the same results on a GPU as on the CPU; run with `-m gpu`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module", autouse=True)
 def _gpu() -> None:
-    """Skips the tests where there is no GPU; where there is one, they may not fail to start."""
+    """Skips the tests without a GPU; with one, a failing start fails them."""
     if reason := why_no_gpu():
         pytest.skip(reason)
 

@@ -1,4 +1,4 @@
-"""A batch of any mixture of heads gives each image what it would get alone."""
+"""A batch with any mixture of heads gives each image the results that it gets alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_adding_labels_never_changes_the_logit_of_another(
         max_size=4,
     ),
 )
-def test_mixed_batch_gives_each_image_what_it_asks_for(
+def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
     engine: Engine, seed: int, asked: list[list[str]]
 ) -> None:
     images = random_images(seed, len(asked))
@@ -102,7 +102,7 @@ def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bun
 
 
 class CountingHead:
-    """A head that notes how many images each of its runs had."""
+    """A head that records the batch size of each run."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.sizes: list[int] = []
@@ -116,7 +116,7 @@ class CountingHead:
         self.sizes.append(binding.get_outputs()[0].shape()[0])
 
 
-def test_heads_on_a_gpu_run_for_no_rows_before_and_behind_those_that_ask(
+def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(
     open_bundle: Bundle,
 ) -> None:
     lane = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
@@ -135,7 +135,7 @@ def test_heads_on_a_gpu_run_for_no_rows_before_and_behind_those_that_ask(
 
 
 class CountingEncoder:
-    """An encoder that notes how many images each of its runs had."""
+    """An encoder that records the batch size of each run."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.sizes: list[int] = []
@@ -148,7 +148,7 @@ class CountingEncoder:
 
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])
-def test_float_encoder_runs_image_by_image_and_an_int8_one_whole_batches(
+def test_fp32_encoder_runs_image_by_image_and_int8_in_batches(
     tiny_bundle: Bundle, precision: Precision, sizes: list[int]
 ) -> None:
     lane = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
@@ -178,7 +178,7 @@ def test_chunks_of_labels_give_the_logits_of_the_whole(
 
 @settings(max_examples=25)
 @given(size=st.integers(1, 20), per_run=st.integers(1, 8), data=st.data())
-def test_any_rows_of_a_matrix_give_its_logits_of_these_rows(
+def test_some_queries_give_the_logits_of_their_rows(
     engine: Engine, size: int, per_run: int, data: st.DataObject
 ) -> None:
     (image,), queries = random_images(size, 1), random_queries(size, size)
@@ -192,31 +192,31 @@ def test_any_rows_of_a_matrix_give_its_logits_of_these_rows(
     np.testing.assert_allclose(some, whole[rows], atol=TOLERANCE, rtol=0)
 
 
-def test_many_labels_are_run_in_chunks(engine: Engine) -> None:
+def test_many_labels_run_in_chunks(engine: Engine) -> None:
     queries = random_queries(0, 2 * session_set.LABELS_PER_RUN + 1)
     logits = run_one(engine, random_images(0, 1)[0], queries)
     assert logits.shape == (len(queries),)
     assert np.isfinite(logits).all()
 
 
-def test_failure_of_the_open_head_costs_only_its_batch(engine: Engine) -> None:
+def test_failure_of_the_open_head_fails_one_batch_only(engine: Engine) -> None:
     images = random_images(1, 2)
     with pytest.raises(InferenceFailed):
         engine.run(images, [[None], [np.zeros((2, QUERY_WIDTH + 1), np.float32)]])
     assert len(engine.run(images, [[None], [random_queries(0, 2)]])) == 2
 
 
-def test_open_head_that_takes_other_queries_is_found_by_the_warm_up(tmp_path: Path) -> None:
+def test_warm_up_refuses_an_open_head_with_another_query_width(tmp_path: Path) -> None:
     draft = open_draft()
     graphs = {**open_graphs(), "open_head": {"fp32": tiny_open_head(query_width=QUERY_WIDTH + 1)}}
     object.__setattr__(draft, "graphs", graphs)
     bundle = write_bundle(tmp_path / draft.card.name, draft)
-    # ONNX Runtime finds it while loading or while running, as its version is.
+    # ONNX Runtime finds it while loading or while running, depending on its version.
     with pytest.raises(BundleError, match=r"do not run|not a usable ONNX graph"):
         open_engine(bundle, device="cpu").warm_up(QUERY_WIDTH)
 
 
-def test_graph_in_the_place_of_the_open_head_is_refused(tmp_path: Path) -> None:
+def test_open_head_with_other_inputs_is_refused(tmp_path: Path) -> None:
     draft = open_draft(open_card())
     object.__setattr__(draft, "graphs", {**open_graphs(), "open_head": {"fp32": tiny_head()}})
     bundle = write_bundle(tmp_path / draft.card.name, draft)

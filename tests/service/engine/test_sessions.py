@@ -1,4 +1,4 @@
-"""Sessions leave out what ONNX Runtime would make slower or less exact."""
+"""Sessions disable optimisations of ONNX Runtime that are slower or less exact."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
 
 
-def test_sums_and_norms_are_fused_by_the_rewrite_that_is_left_out(tmp_path: Path) -> None:
+def test_disabled_optimiser_is_the_one_that_fuses_sums_and_norms(tmp_path: Path) -> None:
     assert "SkipLayerNormalization" in operators_that_run(tmp_path, [])
     kept = operators_that_run(tmp_path, SLOWER_ON_CPU)
     assert kept == {"Add": 1, "LayerNormalization": 1}
 
 
-def test_products_of_float32_are_exact_on_a_gpu_and_those_of_float16_fast() -> None:
+def test_tf32_is_disabled_on_a_gpu_except_for_fp16() -> None:
     found = {}
     for precision in ("fp32", "int8", "fp16"):
         (name, options), *others = list_providers("cuda", precision)
@@ -68,7 +68,7 @@ def test_products_of_float32_are_exact_on_a_gpu_and_those_of_float16_fast() -> N
 
 
 @pytest.mark.parametrize(("device", "planned"), [("cpu", True), ("cuda", False)])
-def test_runs_on_a_gpu_take_no_second_block_of_memory_for_the_same_shape(
+def test_memory_pattern_is_disabled_on_a_gpu(
     tiny_bundle: Bundle, device: Device, planned: bool
 ) -> None:
     with pretend_gpu():
@@ -97,7 +97,5 @@ def test_runs_on_a_gpu_take_no_second_block_of_memory_for_the_same_shape(
         ("", "RuntimeError"),
     ],
 )
-def test_messages_of_onnx_runtime_lose_signatures_hosts_and_source_files(
-    message: str, said: str
-) -> None:
+def test_first_line_removes_signature_host_and_source_file(message: str, said: str) -> None:
     assert first_line(RuntimeError(message)) == said
