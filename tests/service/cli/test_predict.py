@@ -141,7 +141,7 @@ def test_predict_writes_file_names_that_stdout_cannot_encode(
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(make_photo())
     flags = ("--bundle", tiny_bundle.path, "--device", "cpu", "--format", form)
     found = subprocess.run(
-        [sys.executable, "-m", "service", "predict", *flags, tmp_path],
+        [sys.executable, "-m", "service.cli", "predict", *flags, tmp_path],
         env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict", "COLUMNS": "200"},
         capture_output=True,
     )

@@ -100,7 +100,7 @@ def test_bulk_names_the_extra_of_a_missing_package(
 def test_bulk_warns_of_a_fallback_to_the_cpu(
     tiny_bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
-    command = ["-m", "service", "bulk", photos, tmp_path / "out", "--device", "auto"]
+    command = ["-m", "service.cli", "bulk", photos, tmp_path / "out", "--device", "auto"]
     ended = subprocess.run(
         [sys.executable, *map(str, command), "--bundle", str(tiny_bundle.path)],
         capture_output=True, text=True, check=True,

@@ -82,7 +82,7 @@ def test_rows_equal_the_answers_of_predict(
     assert (row["width"], row["height"]) == (48, 32)
     scores = [label["score"] for label in row["labels"]]
     assert scores == sorted(scores, reverse=True)
-    command = [sys.executable, "-m", "service", "predict", "--json", "--threshold", "0"]
+    command = [sys.executable, "-m", "service.cli", "predict", "--json", "--threshold", "0"]
     sets = ("--label-set", "everyday", "--label-set", "trained", "--device", "cpu")
     done = subprocess.run(
         [*command, *sets, "--bundle", str(open_bundle.path), str(photos / "03.png")],
@@ -211,7 +211,7 @@ def test_run_continues_after_kills_without_duplicates_or_gaps(
     for number in range(60):
         picture = make_picture(number, 900, 700)
         (photos / f"{number:03}.png").write_bytes(encode_picture(picture, compress_level=1))
-    command = [sys.executable, "-m", "service", "bulk", str(photos), str(out), "--top-k", "2"]
+    command = [sys.executable, "-m", "service.cli", "bulk", str(photos), str(out), "--top-k", "2"]
     flags = ("--bundle", str(tiny_bundle.path), "--device", "cpu", "--part-size", "3")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for kill in range(2):
