@@ -14,9 +14,9 @@ from export.graphs.trace import trace_encoder, trace_head
 from export.int8 import quantise
 from export.int8.quantise import Quantiser
 from export.int8.search import (
-    AIMED_AGREEMENT,
     KEPT_FLOAT_STEPS,
     LAYER,
+    MIN_AGREEMENT,
     NO_LAYER,
     find_int8,
     rank_layers,
@@ -75,19 +75,17 @@ def _count_float(graphs: Graphs) -> int:
 def test_search_keeps_no_layer_in_float_when_int8_agrees(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
-    found = find_int8(bad_graphs, samples, lambda graphs: AIMED_AGREEMENT - _count_float(graphs))
+    found = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - _count_float(graphs))
     assert found.kept_float == ()
-    assert found.agreement == AIMED_AGREEMENT
+    assert found.agreement == MIN_AGREEMENT
 
 
 def test_search_keeps_the_layers_at_the_giant_channel_in_float_first(
     bad_graphs: Graphs, samples: PixelArray
 ) -> None:
     convolutions = [n.name for n in bad_graphs["encoder"].graph.node if n.op_type == "Conv"]
-    found = find_int8(
-        bad_graphs, samples, lambda graphs: AIMED_AGREEMENT - 2 + _count_float(graphs)
-    )
-    assert found.agreement == AIMED_AGREEMENT
+    found = find_int8(bad_graphs, samples, lambda graphs: MIN_AGREEMENT - 2 + _count_float(graphs))
+    assert found.agreement == MIN_AGREEMENT
     assert {layer for _, layer in found.kept_float} == set(convolutions[1:3])
 
 
