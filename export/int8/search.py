@@ -35,9 +35,9 @@ KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)  # numbers of layers in float to try, in 
 # Decibels by which the logits' variation between photos exceeds int8's deviation from fp32. From
 # here on int8 is the CPU's default, and the search stops. Noise at 20 dB costs the default bundle's
 # 74 mAP about 0.4 points, at 14 dB 1.2, at 10 dB 3. A higher aim costs speed: two of that bundle's
-# layers in float give 24.4 instead of 22.6 dB, in 28 % more time (18.8 instead of 14.7 ms on a
-# core). Measured mAP does not decide: with 1,000 labels shown its loss has a standard deviation of
-# 0.25 points, and the best of several candidates is the luckiest.
+# layers in float give 24.4 instead of 22.6 dB, in 16 % more time (6.0 instead of 5.2 ms on a core).
+# Measured mAP does not decide: with 1,000 labels shown its loss has a standard deviation of 0.25
+# points, and the best of several candidates is the luckiest.
 MIN_AGREEMENT = 20.0
 
 # Each layer costs a run of these. Ranked on 32 photos, the default bundle's worst layers in float
