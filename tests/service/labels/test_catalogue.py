@@ -297,10 +297,3 @@ async def test_fixed_set_that_does_not_fit_stops_the_start(
         await catalogue.start()
     assert "\n" not in str(caught.value)
     await catalogue.stop()
-
-
-async def test_fixed_set_stops_the_start_without_an_open_head(tiny_bundle: Bundle) -> None:
-    catalogue = make_catalogue(tiny_bundle, fixed_set())
-    with pytest.raises(StartError, match="pets: the bundle has no open head"):
-        await catalogue.start()
-    await catalogue.stop()

@@ -82,7 +82,7 @@ async def test_folder_stops_the_start_without_an_open_head(
     (tmp_path / "zoo.json").write_text('{"labels": ["yak"]}')
     settings = Settings(bundle=tiny_bundle.path, label_sets=tmp_path)
     catalogue = open_with_encoders(settings, tiny_bundle)
-    with pytest.raises(StartError, match="zoo"):
+    with pytest.raises(StartError, match="zoo: the bundle has no open head"):
         await catalogue.start()
     await catalogue.stop()
 
