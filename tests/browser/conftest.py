@@ -23,7 +23,7 @@ from playwright.sync_api import (
 
 from service.bundle.reader import Bundle
 from service.http.requests.uploads import MAX_TEXT_PARTS
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 TIMEOUT_MS = 60_000
@@ -75,11 +75,8 @@ def read_parameters(request: Request) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def address(open_bundle: Bundle) -> Iterator[str]:
     """The URL of a service with the tiny open bundle and an empty store, one per test file."""
-    flags = ("--bundle", str(open_bundle.path), "--label-store", "memory")
-    with (
-        ServerProcess("serve", "--port", "0", "--device", "cpu", *flags) as server,
-        server.open_client() as client,
-    ):
+    command = serve_command(open_bundle, "--label-store", "memory")
+    with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
 
 

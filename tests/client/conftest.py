@@ -10,7 +10,7 @@ import pytest
 
 from ml_decoder_client import AsyncClient, Client
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.fake_service import FakeService, run_fake
 
 Fake = tuple[FakeService, str]
@@ -52,11 +52,8 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="session")
 def server_url(open_bundle: Bundle) -> Iterator[str]:
-    flags = ("--bundle", str(open_bundle.path), "--label-store", "memory")
-    with (
-        ServerProcess("serve", "--port", "0", "--device", "cpu", *flags) as server,
-        server.open_client() as client,
-    ):
+    command = serve_command(open_bundle, "--label-store", "memory")
+    with ServerProcess(*command) as server, server.open_client() as client:
         yield str(client.base_url).rstrip("/")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx2 as httpx
+
+from service.bundle.reader import Bundle
 
 ROOT = Path(__file__).parents[2]
 # An import finder that refuses the packages that the service must not need.
@@ -30,6 +32,10 @@ main()
 """
 _LISTENING = re.compile(r"listening address=(\S+) port=(\d+)")
 _PATIENCE_SECONDS = 120.0
+
+
+def serve_command(bundle: Bundle, *flags: str) -> tuple[str, ...]:
+    return ("serve", "--bundle", str(bundle.path), "--port", "0", "--device", "cpu", *flags)
 
 
 class ServerProcess:
@@ -55,12 +61,7 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self.wait()
@@ -86,7 +87,6 @@ class ServerProcess:
         return self.connect(*self.find_address())
 
     def connect(self, host: str, port: int) -> httpx.Client:
-        """Returns a client of an address."""
         return httpx.Client(base_url=f"http://{host}:{port}", timeout=_PATIENCE_SECONDS)
 
     def find_address(self) -> tuple[str, int]:
@@ -107,6 +107,11 @@ class ServerProcess:
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """Sends SIGTERM, and returns the exit code."""
+        self.send_signal(signal.SIGTERM)
+        return self.wait()
 
     def wait(self) -> int:
         """Waits for the end and returns the exit code; stderr is complete then."""

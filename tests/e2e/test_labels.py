@@ -15,21 +15,20 @@ import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
 from tests.support.postgres import Postgres
+from tests.support.serving import labels_of
+from tests.support.threads import wait_until
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 LABELS = [f"label {i}" for i in range(30)]
-# The promise is 2 s; a busy test machine may take longer.
-PATIENCE_SECONDS = 30.0
 # Same queries and same batch size, so equal to the last digit.
 TOLERANCE = 1e-6
 
 
 def start(bundle: Bundle, store: Path | str) -> ServerProcess:
-    flags = ("--port", "0", "--device", "cpu", "--label-store", str(store))
-    return ServerProcess("serve", "--bundle", str(bundle.path), *flags)
+    return ServerProcess(*serve_command(bundle, "--label-store", str(store)))
 
 
 def register(client: httpx.Client, name: str, labels: list[str]) -> httpx.Response:
@@ -42,8 +41,7 @@ def predict(client: httpx.Client, **params: object) -> httpx.Response:
 
 
 def scores(response: httpx.Response) -> dict[str, float]:
-    assert response.status_code == 200, response.text
-    return {label["label"]: label["score"] for label in response.json()["labels"]}
+    return dict(labels_of(response))
 
 
 @pytest.fixture
@@ -56,8 +54,7 @@ def test_registered_labels_survive_a_restart(open_bundle: Bundle, store: Path) -
         made = register(client, "mine", LABELS)
         assert made.status_code == 201, made.text
         before = scores(predict(client, label_set="mine"))
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert server.stop() == 0
     assert set(before) == set(LABELS)
 
     with start(open_bundle, store) as server, server.open_client() as client:
@@ -130,12 +127,12 @@ def test_two_processes_on_one_store_converge(open_bundle: Bundle, shared_store: 
         assert demanded.json()["label_set"] == {"name": "demanded", "version": version}
 
         register(here, "mine", ["cat"])
-        wait_for(lambda: there.get("/labels/mine").status_code == 200)
+        wait_until(lambda: there.get("/labels/mine").status_code == 200)
         there.put("/labels/mine", json={"labels": ["dog"]})
-        wait_for(lambda: "dog" in here.get("/labels/mine").text)
+        wait_until(lambda: "dog" in here.get("/labels/mine").text)
         assert set(scores(predict(here, label_set="mine"))) == {"dog"}
         assert here.delete("/labels/mine").status_code == 204
-        wait_for(lambda: there.get("/labels/mine").status_code == 404)
+        wait_until(lambda: there.get("/labels/mine").status_code == 404)
         assert there.delete("/labels/demanded").status_code == 204
 
 
@@ -156,11 +153,3 @@ def test_database_outage_costs_no_prediction_and_no_restart(
         assert register(client, "more", ["dog"]).status_code == 201
         for name in ("mine", "more"):
             assert client.delete(f"/labels/{name}").status_code == 204
-
-
-def wait_for(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the processes did not converge in time"
-        time.sleep(0.02)

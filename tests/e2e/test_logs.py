@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
 
 
 def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle: Bundle) -> None:
-    command = ("serve", "--bundle", str(tiny_bundle.path), "--port", "0", "--device", "cpu")
+    command = serve_command(tiny_bundle)
     with ServerProcess(*command, ML_DECODER_LOG_FORMAT="json") as server:
         server.wait_for_line(r'"message": "ready"')
         listening = json.loads(server.wait_for_line(r'.*"message": "listening".*\n').group())
@@ -23,8 +22,7 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
             assert answer.headers["x-request-id"] == "find-me"
             assert client.post("/predict", files={"image": make_photo()}).status_code == 200
         line = json.loads(server.wait_for_line(r'.*"request_id": "find-me".*\n').group())
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert server.stop() == 0
         lines = [json.loads(line) for line in server.stderr.splitlines()]
     assert (line["method"], line["path"], line["status"]) == ("POST", "/predict", 400)
     assert line["problem"] == "invalid_image"
@@ -44,10 +42,8 @@ def test_every_line_is_a_json_object_and_errors_carry_the_request_id(tiny_bundle
 def test_start_warns_of_a_public_address_without_keys(
     tiny_bundle: Bundle, host: str, keys: dict[str, str], warned: bool
 ) -> None:
-    command = ("serve", "--bundle", str(tiny_bundle.path), "--port", "0", "--device", "cpu")
-    with ServerProcess(*command, "--host", host, **keys) as server:
+    with ServerProcess(*serve_command(tiny_bundle, "--host", host), **keys) as server:
         server.wait_for_line("listening")
         server.wait_for_line("ready")
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert server.stop() == 0
         assert ("no keys are set" in server.stderr) == warned

@@ -5,23 +5,17 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2 as httpx
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
+from tests.support.threads import wait_until
 
-TIMEOUT_SECONDS = 60.0
 PREDICTIONS = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'
-
-
-def serve_command(bundle: Bundle, *flags: str) -> tuple[str, ...]:
-    return ("serve", "--bundle", str(bundle.path), "--port", "0", "--device", "cpu", *flags)
 
 
 def predict(client: httpx.Client) -> None:
@@ -33,13 +27,6 @@ def read_value(client: httpx.Client, sample: str) -> float | None:
     text = client.get("/metrics").text
     found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
     return None if found is None else float(found.group(1))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_any_worker_answers_for_all_and_a_killed_one_leaves_its_counts_alone(
@@ -78,8 +65,7 @@ def test_metrics_port_serves_the_metrics_and_the_main_port_does_not(tiny_bundle:
         found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
         with httpx.Client(base_url=f"http://{found.group(1)}:{found.group(2)}") as scraper:
             assert read_value(scraper, PREDICTIONS) == 1
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert server.stop() == 0
 
 
 def test_taken_metrics_port_stops_the_start_with_one_line(tiny_bundle: Bundle) -> None:
@@ -95,8 +81,7 @@ def test_missing_shared_folder_stops_the_start_with_one_line(
     tiny_bundle: Bundle, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "nowhere")
-    command = serve_command(tiny_bundle)
-    with ServerProcess(*command, PROMETHEUS_MULTIPROC_DIR=folder) as server:
+    with ServerProcess(*serve_command(tiny_bundle), PROMETHEUS_MULTIPROC_DIR=folder) as server:
         assert server.wait() == 2
         (line,) = server.stderr.splitlines()
     reason = f"PROMETHEUS_MULTIPROC_DIR must be an existing, writable folder; it is {folder}"

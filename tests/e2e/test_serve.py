@@ -8,20 +8,20 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.serving import labels_of
 from tests.support.threads import needs_policies
 
 
 @pytest.fixture(scope="module")
 def server(tiny_bundle: Bundle) -> Iterator[ServerProcess]:
-    command = (*serve_command(tiny_bundle.path), "--max-body-bytes", "200000")
+    command = serve_command(tiny_bundle, "--max-body-bytes", "200000")
     with ServerProcess(*command, ML_DECODER_MAX_PIXELS="10000") as server:
         yield server
 
@@ -32,30 +32,22 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def serve_command(bundle: Path) -> tuple[str, ...]:
-    return ("serve", "--bundle", str(bundle), "--port", "0", "--device", "cpu")
-
-
 def send_image(client: httpx.Client, data: bytes) -> httpx.Response:
     return client.post("/predict", files={"image": data}, params={"top_k": 5})
 
 
 def scores(response: httpx.Response) -> dict[str, float]:
-    assert response.status_code == 200, response.text
-    return {label["label"]: label["score"] for label in response.json()["labels"]}
+    return dict(labels_of(response))
 
 
-def test_photo_gets_labels_without_torch_timm_and_onnx(
-    client: httpx.Client,
-) -> None:
+def test_photo_gets_labels_without_torch_timm_and_onnx(client: httpx.Client) -> None:
     assert len(scores(send_image(client, make_photo()))) == 5
     assert client.get("/info").json()["runtime"]["device"] == "cpu"
 
 
 def test_settings_come_from_flags_and_variables(client: httpx.Client) -> None:
-    too_large = client.post(
-        "/predict", content=b"x" * 200_001, headers={"content-type": "image/png"}
-    )
+    headers = {"content-type": "image/png"}
+    too_large = client.post("/predict", content=b"x" * 200_001, headers=headers)
     too_wide = send_image(client, encode_picture(make_picture(0, 101, 100)))
     assert too_large.json()["code"] == "body_too_large"
     assert too_wide.json()["code"] == "too_many_pixels"
@@ -83,7 +75,7 @@ def test_request_log_is_one_line_with_the_request_id(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> None:
-    with ServerProcess(*serve_command(tiny_bundle.path)) as server:
+    with ServerProcess(*serve_command(tiny_bundle)) as server:
         server.open_client().close()
         server.send_signal(number)
         assert server.wait() == 0
@@ -93,7 +85,7 @@ def test_signal_to_an_idle_server_exits_0(tiny_bundle: Bundle, number: int) -> N
 def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
     tiny_bundle: Bundle,
 ) -> None:
-    command = (*serve_command(tiny_bundle.path), "--host", "::", "--rate-limit", "1/hour")
+    command = serve_command(tiny_bundle, "--host", "::", "--rate-limit", "1/hour")
     with ServerProcess(*command) as server:
         server.wait_for_line(r"ready model=")
         _, port = server.find_address()
@@ -103,8 +95,7 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
         with server.connect("127.0.0.1", port) as client:  # uvicorn trusts it by default
             client.headers["X-Forwarded-For"] = "192.0.2.1"
             assert scores(send_image(client, make_photo()))
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
+        assert server.stop() == 0
 
 
 @needs_policies

@@ -12,9 +12,9 @@ from tritonclient.utils import InferenceServerException
 
 from service.bundle.reader import Bundle
 from service.images.decode import decode_image
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.photos import make_photo
-from tests.support.serving import to_base64
+from tests.support.serving import labels_of, to_base64
 
 MODEL = "tiny-open"
 PHOTOS = [make_photo(seed) for seed in range(3)]
@@ -23,8 +23,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
-    command = ("serve", "--bundle", str(open_bundle.path), "--port", "0", "--device", "cpu")
-    with ServerProcess(*command, "--label-store", "memory") as server:
+    with ServerProcess(*serve_command(open_bundle, "--label-store", "memory")) as server:
         server.open_client().close()
         yield server
 
@@ -44,8 +43,8 @@ def wanted(server: ServerProcess) -> list[dict[str, float]]:
 
 
 def score_by_predict(client: httpx.Client, photo: bytes, **query: str) -> dict[str, float]:
-    answer = client.post("/predict", files={"image": photo}, params={"top_k": "1000", **query})
-    return {label["label"]: label["score"] for label in answer.json()["labels"]}
+    asked = {"top_k": "1000", **query}
+    return dict(labels_of(client.post("/predict", files={"image": photo}, params=asked)))
 
 
 def make_image_input(photos: list[bytes], *, binary: bool) -> triton.InferInput:
@@ -63,9 +62,8 @@ def make_pixels_input(bundle: Bundle, *, binary: bool) -> triton.InferInput:
 
 
 def read_scores(result: triton.InferResult) -> list[dict[str, float]]:
-    labels = [
-        name.decode() if isinstance(name, bytes) else name for name in result.as_numpy("labels")
-    ]
+    names = result.as_numpy("labels")
+    labels = [name.decode() if isinstance(name, bytes) else name for name in names]
     return [dict(zip(labels, row.tolist(), strict=True)) for row in result.as_numpy("scores")]
 
 

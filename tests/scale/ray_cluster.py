@@ -11,11 +11,11 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.nginx import find_free_port
+from tests.support.threads import wait_until
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 300.0
@@ -53,7 +53,7 @@ class RayCluster:
                 stderr=log,
                 start_new_session=True,
             )
-        self._wait_until_it_runs()
+        wait_until(self._runs, START_SECONDS)
 
     def stop(self) -> None:
         """Stops the head and its child processes."""
@@ -85,12 +85,10 @@ class RayCluster:
                 program.kill()
                 program.wait()
 
-    def _wait_until_it_runs(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while b"Ray runtime started" not in self._log.read_bytes():
-            assert self._head.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.2)
+    def _runs(self) -> bool:
+        log = self._log.read_text()
+        assert self._head.poll() is None, log
+        return "Ray runtime started" in log
 
 
 def _find_program(name: str) -> str:

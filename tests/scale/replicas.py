@@ -6,10 +6,10 @@ import itertools
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx2 as httpx
 
@@ -46,8 +46,7 @@ class Replicas:
 
     def stop(self, index: int) -> int:
         """Stops a replica by SIGTERM and returns its exit code."""
-        self._servers[index].send_signal(signal.SIGTERM)
-        return self._servers[index].wait()
+        return self._servers[index].stop()
 
     def start(self, index: int) -> None:
         self._servers[index] = self._start(self.ports[index])
@@ -88,12 +87,7 @@ class Load:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._threads.shutdown()
         for work in self._work:
@@ -109,8 +103,7 @@ class Load:
             )
         assert arrived, (self.predicted, len(self.acknowledged), self.refused)
 
-    def _run(self, step: object) -> None:
-        assert callable(step)
+    def _run(self, step: Callable[[httpx.Client, int], None]) -> None:
         with self._replicas.open_client() as client:
             while not self._stopping.is_set():
                 step(client, next(self._numbers))
@@ -118,24 +111,23 @@ class Load:
                     self._changed.notify_all()
 
     def _predict(self, client: httpx.Client, number: int) -> None:
-        try:
-            answer = client.post("/predict", files={"image": make_photo(number % 8)})
-            status = answer.status_code
-        except httpx.HTTPError:
-            status = -1
+        status = _post(client, "/predict", files={"image": make_photo(number % 8)})
         with self._changed:
             self.predicted[status] += 1
 
     def _register(self, client: httpx.Client, number: int) -> None:
         name = f"{self._prefix}{number}"
-        try:
-            answer = client.post("/labels", json={"name": name, "labels": [f"a {name}", "b"]})
-            status = answer.status_code
-        except httpx.HTTPError:
-            status = -1
+        status = _post(client, "/labels", json={"name": name, "labels": [f"a {name}", "b"]})
         with self._changed:
             # 200: a killed replica had committed the first attempt.
             if status in (200, 201):
                 self.acknowledged.append(name)
             else:
                 self.refused.append((status, name))
+
+
+def _post(client: httpx.Client, path: str, **content: Any) -> int:
+    try:
+        return client.post(path, **content).status_code
+    except httpx.HTTPError:
+        return -1

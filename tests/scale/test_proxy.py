@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +14,25 @@ import pytest
 
 from service.errors import BodyTooLarge
 from tests.support import nginx
+from tests.support.fake_service import FakeService, run_fake
 from tests.support.serving import assert_problem
 
 COUNT = 3
 TOO_LARGE = b"x" * (33 * 1024 * 1024)
 
 
-class FakeReplica:
-    """Answers every POST with a given status and counts requests."""
-
-    def __init__(self) -> None:
-        self.status: int | None = 200
-        self.asked = 0
-        replica = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                replica.asked += 1
-                if replica.status is None:  # as a killed process does
-                    self.close_connection = True
-                    return
-                self.send_response(replica.status)
-                self.send_header("Content-Length", "0")
-                self.send_header("X-Answered-By", "replica")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.socket.close()
-
-
 @pytest.fixture
-def replicas() -> Iterator[list[FakeReplica]]:
+def replicas() -> Iterator[list[FakeService]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(closing(FakeReplica())) for _ in range(COUNT)]
+        replicas = [stack.enter_context(run_fake())[0] for _ in range(COUNT)]
+        set_status(replicas, 200)
+        yield replicas
+
+
+def set_status(replicas: list[FakeService], status: int) -> None:
+    """Sets what the replicas answer; 0 closes the connection, as a killed process does."""
+    for replica in replicas:
+        replica.answers = [(status, {"X-Answered-By": "replica"})]
 
 
 @contextmanager
@@ -78,7 +50,7 @@ def open_proxy(*ports: int) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def proxy(replicas: list[FakeReplica]) -> Iterator[httpx.Client]:
+def proxy(replicas: list[FakeService]) -> Iterator[httpx.Client]:
     with open_proxy(*(replica.port for replica in replicas)) as client:
         yield client
 
@@ -112,9 +84,7 @@ def test_proxy_refusal_is_a_problem(
     assert_answered_by_replica(predict(proxy))
 
 
-def test_proxy_refuses_a_large_body_with_the_words_of_the_service(
-    proxy: httpx.Client,
-) -> None:
+def test_proxy_refuses_a_large_body_with_the_words_of_the_service(proxy: httpx.Client) -> None:
     sent = {"X-Request-ID": "mine"}
     refused = proxy.post("/predict", content=TOO_LARGE, headers=sent)
     assert refused.json() == {
@@ -158,25 +128,21 @@ def test_unreachable_replicas_are_a_problem() -> None:
 
 
 def test_replicas_that_answer_503_still_get_requests(
-    proxy: httpx.Client, replicas: list[FakeReplica]
+    proxy: httpx.Client, replicas: list[FakeService]
 ) -> None:
-    for replica in replicas:
-        replica.status = 503
+    set_status(replicas, 503)
     for _ in range(2 * COUNT):
         assert_answered_by_replica(predict(proxy), 503)
-    for replica in replicas:
-        replica.status = 200
+    set_status(replicas, 200)
     # nginx still has them marked as down.
     assert_answered_by_replica(predict(proxy))
 
 
 def test_request_that_breaks_replicas_reaches_at_most_two(
-    proxy: httpx.Client, replicas: list[FakeReplica]
+    proxy: httpx.Client, replicas: list[FakeService]
 ) -> None:
-    for replica in replicas:
-        replica.status = None
+    set_status(replicas, 0)
     assert_problem(predict(proxy), 502, "no_replica")
-    assert sum(replica.asked for replica in replicas) == 2
-    for replica in replicas:
-        replica.status = 200
+    assert sum(len(replica.requests) for replica in replicas) == 2
+    set_status(replicas, 200)
     assert_answered_by_replica(predict(proxy))

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from service.bundle.reader import Bundle
 from tests.scale.ray_cluster import ROOT, START_SECONDS, RayCluster
 from tests.support.nginx import find_free_port
 from tests.support.photos import make_photo
+from tests.support.serving import labels_of
+from tests.support.threads import wait_until
 
 CONFIG = ROOT / "deploy" / "ray" / "serve.yaml"
 PHOTOS = 24
@@ -50,16 +51,11 @@ def fill_in(config: dict[str, Any], bundle: Bundle, port: int) -> dict[str, Any]
     return config
 
 
-def wait_until_it_serves(client: httpx.Client, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.2)
-    pytest.fail(log.read_text())
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_ray_serve_answers_like_the_service(
@@ -73,22 +69,22 @@ def test_ray_serve_answers_like_the_service(
         cluster.serving(config),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
-        wait_until_it_serves(client, tmp_path / "serve.log")
+        wait_until(lambda: is_ready(client), START_SECONDS)
         answer = client.post("/predict", files={"image": make_photo(1)}, params={"top_k": 5})
-        assert answer.status_code == 200, answer.text
+        here = pytest.approx(predict_here(open_bundle, tmp_path), abs=TOLERANCE)
+        assert dict(labels_of(answer)) == here
         assert answer.json()["model"]["name"] == open_bundle.card.name
         assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
         made = client.post("/labels", json={"name": "mine", "labels": ["red", "blue"]})
         assert made.status_code == 201
         asked = {"label_set": "mine", "threshold": "0"}
         mine = client.post("/predict", files={"image": make_photo(1)}, params=asked)
-        assert {label["label"] for label in mine.json()["labels"]} == {"red", "blue"}
+        assert {label for label, _ in labels_of(mine)} == {"red", "blue"}
         refused = client.post("/predict", files={"image": b"junk"})
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
-        assert scores(answer.json()["labels"]) == predict_here(open_bundle, tmp_path)
 
 
-def predict_here(bundle: Bundle, folder: Path) -> Any:
+def predict_here(bundle: Bundle, folder: Path) -> dict[str, float]:
     photo = folder / "photo.png"
     photo.write_bytes(make_photo(1))
     command = [sys.executable, "-m", "service.cli", "predict", "--json", "--top-k", "5"]
@@ -98,11 +94,7 @@ def predict_here(bundle: Bundle, folder: Path) -> Any:
         check=True,
         capture_output=True,
     )
-    return pytest.approx(scores(json.loads(done.stdout)["labels"]), abs=TOLERANCE)
-
-
-def scores(labels: list[dict[str, Any]]) -> dict[str, float]:
-    return {label["label"]: label["score"] for label in labels}
+    return {label["label"]: label["score"] for label in json.loads(done.stdout)["labels"]}
 
 
 def test_ray_data_tags_every_photo_once_and_resumes(
@@ -120,7 +112,7 @@ def test_ray_data_tags_every_photo_once_and_resumes(
     }  # fmt: skip
 
     # As after a kill before the last part.
-    lost = sorted(out.glob("part-*.parquet"))[0]
+    lost = min(out.glob("part-*.parquet"))
     rows = pq.read_table(lost).num_rows
     lost.unlink()
     again = run_bulk(cluster, open_bundle, photos, out)

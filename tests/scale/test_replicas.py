@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.support import nginx
 from tests.support.photos import make_photo
 from tests.support.postgres import Postgres
 from tests.support.serving import assert_problem
+from tests.support.threads import wait_until
 
 FULL = os.environ.get("SCALE_TEST") == "full"
 COUNT = 3
@@ -43,13 +43,6 @@ def replicas(open_bundle: Bundle, postgres: Postgres) -> Iterator[Replicas]:
         running.close()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
-        time.sleep(0.02)
-
-
 def ask(client: httpx.Client, label_set: str, **parameters: str) -> httpx.Response:
     photo = {"image": make_photo()}
     return client.post("/predict", files=photo, params={"label_set": label_set, **parameters})
@@ -65,14 +58,6 @@ def stored_names(client: httpx.Client) -> set[str]:
     return {entry["name"] for entry in listed if entry["origin"] == "store"}
 
 
-def is_served(client: httpx.Client, label_set: str) -> bool:
-    return predict(client, label_set) == 200
-
-
-def are_stored(client: httpx.Client, names: list[str]) -> bool:
-    return set(names) <= stored_names(client)
-
-
 def delete_all(replicas: Replicas) -> None:
     with replicas.open_client() as client:
         for name in stored_names(client):
@@ -82,7 +67,8 @@ def delete_all(replicas: Replicas) -> None:
 def assert_all_are_served_by_all(replicas: Replicas, names: list[str]) -> None:
     for index in range(COUNT):
         with replicas.open_client(index) as client:
-            wait_for(partial(are_stored, client, names), CONVERGED_SECONDS)
+            is_converged = partial(lambda c: set(names) <= stored_names(c), client)
+            wait_until(is_converged, CONVERGED_SECONDS)
             assert predict(client, names[-1]) == 200
 
 
@@ -93,7 +79,8 @@ def test_label_registered_through_one_replica_is_served_by_all(replicas: Replica
         assert made.status_code == 201
         for other in range(COUNT):
             with replicas.open_client(other) as client:
-                wait_for(partial(is_served, client, f"from{index}"), CONVERGED_SECONDS)
+                is_served = partial(lambda c, name: predict(c, name) == 200, client, f"from{index}")
+                wait_until(is_served, CONVERGED_SECONDS)
     delete_all(replicas)
 
 
@@ -144,12 +131,8 @@ def test_unreachable_database_refuses_registrations_but_no_predictions(
             assert_set_that_one_replica_lost_is_had_from_the_others(replicas, client)
         finally:
             postgres.start()
-        wait_for(
-            lambda: (
-                client.post("/labels", json={"name": "again", "labels": ["x"]}).status_code == 201
-            ),
-            30.0,
-        )
+        again = {"name": "again", "labels": ["x"]}
+        wait_until(lambda: client.post("/labels", json=again).status_code == 201)
     delete_all(replicas)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +28,18 @@ class FakeService:
     Status 0 closes the connection without an answer.
     """
 
+    port = 0
+
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str]]] = [(200, {})]
         self.body: bytes = json.dumps(ANSWER).encode()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.bodies = queue.SimpleQueue[bytes]()
         self.connections: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("content-length", 0)))
+        self.bodies.put(handler.rfile.read(int(handler.headers.get("content-length", 0))))
         with self._lock:
             self.requests.append((handler.command, handler.path, dict(handler.headers)))
             self.connections.add(handler.client_address)
@@ -63,15 +67,15 @@ def run_fake() -> Iterator[tuple[FakeService, str]]:
                 return lambda: service.answer(self)
             raise AttributeError(name)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Keeps quiet."""
+        def log_message(self, *_: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    # The time that stopping it takes, at most.
+    # 0.02 s is the longest that stopping takes.
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    yield service, f"http://127.0.0.1:{server.server_port}"
+    service.port = server.server_port
+    yield service, f"http://127.0.0.1:{service.port}"
     server.shutdown()
     server.server_close()
     thread.join()

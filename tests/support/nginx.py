@@ -7,9 +7,10 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.support.threads import wait_until
 
 TEMPLATE = Path(__file__).parents[2] / "deploy" / "nginx" / "default.conf.template"
 _TIMEOUT_SECONDS = 60.0
@@ -53,23 +54,16 @@ class Nginx:
         main.write_text(_MAIN.format(folder=folder, user=user))
         command = ["nginx", "-p", str(folder), "-e", str(self.log), "-c", str(main)]
         self._process = subprocess.Popen(command)
-        self._wait_until_listening()
+        wait_until(self._is_listening, _TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(_TIMEOUT_SECONDS)
 
-    def _wait_until_listening(self) -> None:
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            except OSError:
-                assert self._process.poll() is None, self.log.read_text()
-                assert time.monotonic() < deadline, "nginx does not listen"
-                time.sleep(0.02)
-            else:
-                return
+    def _is_listening(self) -> bool:
+        assert self._process.poll() is None, self.log.read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 def render_template(variables: Mapping[str, str]) -> str:
@@ -78,8 +72,7 @@ def render_template(variables: Mapping[str, str]) -> str:
 
 
 def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
 

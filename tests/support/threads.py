@@ -1,4 +1,4 @@
-"""Scheduling of threads: what this machine allows, and whether work blocks other threads."""
+"""Threads: waiting, what scheduling this machine allows, and whether work blocks other threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Checks the condition every 20 ms; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
+        time.sleep(0.02)
 
 
 def _find_obstacle() -> str:
