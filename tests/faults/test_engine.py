@@ -91,8 +91,8 @@ def test_loading_server_is_alive_and_answers_503(open_bundle: Bundle, tmp_path: 
     with FaultyProcess(open_bundle, tmp_path, opens=False) as server:
         host, port = server.find_address()
         with httpx.Client(base_url=f"http://{host}:{port}") as client:
-            assert client.get("/livez").status_code == 200
-            for response in (client.get("/readyz"), send_image(client)):
+            assert client.get("/livez").json() == {"status": "alive"}
+            for response in (client.get("/readyz"), client.get("/info"), send_image(client)):
                 assert_problem(response, 503, "not_ready")
                 assert int(response.headers["retry-after"]) > 0
             server.open()

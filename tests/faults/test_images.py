@@ -69,7 +69,8 @@ def test_content_decides_over_the_declared_type(client: httpx.Client) -> None:
         for name, kind in (("a.jpg", "image/jpeg"), ("a.txt", "text/plain"), ("a.svg", "x/y"))
     ]
     raw = client.post("/predict", content=jpeg, headers={"Content-Type": "image/png"}, params=ALL)
-    assert labels_of(answers[0]) == labels_of(answers[1]) == labels_of(answers[2]) == labels_of(raw)
+    assert len({tuple(labels_of(answer)) for answer in (*answers, raw)}) == 1
+    assert labels_of(raw) != []
 
 
 def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: httpx.Client) -> None:

@@ -22,7 +22,7 @@ from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_connections import read_reply
 from tests.support.photos import encode_picture, make_picture
-from tests.support.serving import PHOTO, assert_problem, assert_still_serving, labels_of, send_image
+from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image
 
 QUEUE_SIZE = 4
 # One thread, so that one photo blocks the whole engine.
@@ -141,22 +141,6 @@ def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in
         assert_still_serving(client)
         assert server.count_runs() == runs + 1
     assert "Traceback" not in server.stderr
-
-
-def test_label_set_that_is_deleted_under_a_request_answers_it(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    with run_alone(open_bundle, tmp_path) as (server, client, clients):
-        made = client.post("/labels", json={"name": "pets", "labels": ["cat", "newt"]})
-        assert made.status_code == 201
-        held = occupy(server, client, clients, params={"label_set": "pets", "top_k": 2})
-        assert client.delete("/labels/pets").status_code == 204
-        assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
-        late = send_image(client, params={"label_set": "pets"})
-        assert_problem(late, 422, "unknown_label_set")
-        server.release()
-        assert {label for label, _ in labels_of(held.result())} == {"cat", "newt"}
-        assert_still_serving(client)
 
 
 def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:

@@ -7,22 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.support.serving import (
-    PHOTO,
-    PROBLEM_JSON,
-    assert_method_refused,
-    assert_problem,
-    labels_of,
-    to_base64,
-)
-
-
-def test_wrong_path_and_method_are_problems(client: httpx.Client) -> None:
-    for path in ("/nowhere", "/predict/", "/labels/", "/..%2f..%2fetc/passwd", "/%00"):
-        assert_problem(client.get(path), 404, "not_found")
-    assert_method_refused(client, "GET", "/predict", "POST")
-    assert_method_refused(client, "DELETE", "/info", "GET")
-    assert_method_refused(client, "TRACE", "/predict", "POST")
+from tests.support.serving import PHOTO, PROBLEM_JSON, labels_of, to_base64
 
 
 @pytest.mark.parametrize("route", ["/info", "/labels", "/livez", "/predict"])

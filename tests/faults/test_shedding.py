@@ -97,9 +97,7 @@ def test_refusals_are_counted_singly_and_logged_together(
     assert full.stderr.count("requests refused") < logged + 20
 
 
-def test_refusal_keeps_the_connection_unless_the_client_closes_it(
-    full: ServerProcess,
-) -> None:
+def test_refusal_keeps_the_connection_unless_the_client_closes_it(full: ServerProcess) -> None:
     with connect(full) as connection:
         connection.sendall(EMPTY + b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         reply = read_reply(connection)

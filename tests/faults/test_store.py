@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -181,51 +179,3 @@ def test_hanging_database_delays_neither_predictions_nor_the_shutdown(
     with ServerProcess(*command) as server, server.open_client() as client:
         assert client.get("/labels/pets").status_code == 404
         assert_still_serving(client)
-
-
-def test_same_set_from_many_clients_at_once_is_made_once(client: httpx.Client) -> None:
-    together = threading.Barrier(8)
-
-    def race(_number: int) -> int:
-        together.wait(60)
-        return register(client, PETS).status_code
-
-    with ThreadPoolExecutor(8) as clients:
-        assert sorted(clients.map(race, range(8))) == [200] * 7 + [201]
-    assert register(client, PETS).status_code == 200
-    assert_problem(register(client, {**PETS, "labels": ["yak"]}), 409, "label_set_exists")
-    stale = client.put("/labels/pets", json=PETS, headers={"If-Match": '"0"'})
-    assert_problem(stale, 412, "label_set_changed")
-    assert client.delete("/labels/pets").status_code == 204
-    gone = send_image(client, params={"label_set": "pets"})
-    assert_problem(gone, 422, "unknown_label_set")
-    assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
-
-
-def own(embedding: Any, **values: Any) -> dict[str, Any]:
-    return {"name": "x", "labels": [{"name": "x", "embedding": embedding}], **values}
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"name": "x", "labels": []}, 422),
-        ({"name": "x", "labels": ["x" * 201]}, 422),
-        ({"name": "x", "labels": ["a\x07b"]}, 422),
-        ({"name": "x", "labels": ["e\u0301", "\u00e9"]}, 422),
-        ({"name": "x", "labels": [f"label {i}" for i in range(51)]}, 422),
-        (own([1.0] * 5), 422),
-        (own([0.0] * 6), 422),
-        (own(["NaN"] * 6), 422),
-        (own([1e300] * 6), 422),
-        (own([1.0] * 6, embedding_space="0" * 16), 409),
-        ({"name": "trained", "labels": ["cat"]}, 409),
-        ({"name": "everyday", "labels": ["cat"]}, 409),
-    ],
-)
-def test_invalid_set_is_refused_and_missing_afterwards(
-    client: httpx.Client, body: dict[str, Any], status: int
-) -> None:
-    refused = register(client, body)
-    assert_problem(refused, status, refused.json()["code"])
-    assert client.get("/labels/x").status_code == 404

@@ -70,9 +70,7 @@ def build_app(
     sys.modules.pop("service.ray_app", None)
 
 
-async def test_replica_starts_when_its_model_is_open(
-    build_app: Callable[[], FastAPI],
-) -> None:
+async def test_replica_starts_when_its_model_is_open(build_app: Callable[[], FastAPI]) -> None:
     app = build_app()
     async with app.router.lifespan_context(app):
         assert app.state.host.ready

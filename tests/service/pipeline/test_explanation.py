@@ -15,7 +15,7 @@ from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
 from service.errors import BundleError, InferenceFailed, NoMaps
 from service.labels.label_set import LabelSet, make_trained_set
-from service.labels.question import MAX_EXPLAINED, Question
+from service.labels.question import Question
 from service.pipeline.explanation import Explainer
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
@@ -139,17 +139,6 @@ def test_engine_returns_memory_of_explained_rows_only(engine: Engine) -> None:
         for wanted, found in zip(before.logits, after.logits, strict=True):
             np.testing.assert_array_equal(found, wanted)
     assert {memory.shape for memory in mixed[1].memories} == {(TOKENS, QUERY_WIDTH)}
-
-
-def test_number_of_explained_labels_is_limited(engine: Engine, explainer: Explainer) -> None:
-    many = random_label_set(3, [f"label {i}" for i in range(MAX_EXPLAINED + 5)])
-    question = Question(top_k=MAX_EXPLAINED + 5, explain=True)
-    selection = select_labels((many,), question)
-    ((logits, memories),) = engine.run(random_images(0, 1), [selection.heads], explained=[0])
-    labels = score_labels(logits, selection)
-    assert len(labels) == MAX_EXPLAINED + 5
-    made = explainer.explain_labels(labels, selection, memories, (48, 32))
-    assert len(made) == MAX_EXPLAINED
 
 
 def test_inference_fails_on_memory_of_another_width(explainer: Explainer) -> None:

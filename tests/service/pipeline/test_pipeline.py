@@ -134,9 +134,7 @@ async def test_watcher_gets_every_batch_and_the_stages_of_every_photo(
     assert recorder.predictions == [stages] * 6
 
 
-async def test_pixels_get_the_labels_of_their_photo_without_decoding(
-    pipeline: Pipeline,
-) -> None:
+async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: Pipeline) -> None:
     recorder = Recorder()
     pipeline.watchers.append(recorder)
     image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)

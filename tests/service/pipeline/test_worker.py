@@ -9,13 +9,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine, open_engine
-from service.errors import (
-    InferenceFailed,
-    InvalidImage,
-    OutOfMemory,
-    ServiceBroken,
-    TooManyPixels,
-)
+from service.errors import InferenceFailed, InvalidImage, OutOfMemory, ServiceBroken, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
 from service.pipeline.worker import Inference, Item, Result
 from tests.service.pipeline.conftest import Recorder

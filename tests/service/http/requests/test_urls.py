@@ -149,8 +149,7 @@ async def test_name_that_leads_inside_is_refused_without_a_connection(address: s
 
 
 @pytest.mark.parametrize(
-    "address",
-    [PUBLIC, "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"],
+    "address", [PUBLIC, "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 )
 async def test_public_addresses_are_public(address: str) -> None:
     assert is_public(address)

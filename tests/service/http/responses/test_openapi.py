@@ -76,9 +76,7 @@ def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) ->
 
 def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[str, Any]) -> None:
     infer = paths["/v2/models/{name}/infer"]["post"]["responses"]
-    assert set(infer) == {
-        *("200", "400", "401", "404", "408", "413", "429", "500", "503", "504"),
-    }
+    assert set(infer) == {*("200", "400", "401", "404", "408", "413", "429", "500", "503", "504")}
     for name, path in paths.items():
         for operation in path.values() if name.startswith("/v2") else ():
             for status, response in operation["responses"].items():
@@ -87,9 +85,7 @@ def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[st
                     assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
 
 
-def test_answers_that_ask_for_a_retry_or_a_key_document_their_header(
-    paths: dict[str, Any],
-) -> None:
+def test_answers_that_ask_for_a_retry_or_a_key_document_their_header(paths: dict[str, Any]) -> None:
     for path in paths.values():
         for operation in path.values():
             for status, response in operation["responses"].items():

@@ -118,21 +118,9 @@ def test_refusals_are_counted_with_their_route(full_client: TestClient) -> None:
     assert 'request_seconds_count{method="POST",path="/predict",status="429"} 1.0' in metrics
 
 
-def test_other_requests_are_answered_when_the_queue_is_full(full_client: TestClient) -> None:
-    for path in ("/labels", "/info", "/readyz", "/docs"):
-        assert full_client.get(path).status_code == 200
-    assert_problem(full_client.get("/predict"), 405, "method_not_allowed")
-
-
 def test_predictions_are_answered_below_a_root_path_too(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path) as client:
         client.app.root_path = "/tags"  # type: ignore[attr-defined]
         for path in ("/predict", "/tags/predict"):
             response = client.post(path, content=PHOTO, headers={"Content-Type": "image/png"})
             assert response.status_code == 200, response.text
-
-
-def test_prediction_that_is_not_a_post_is_405(tiny_bundle: Bundle) -> None:
-    with serve_app(tiny_bundle.path) as client:
-        assert_problem(client.put("/predict", content=PHOTO), 405, "method_not_allowed")
-        assert_still_serving(client)

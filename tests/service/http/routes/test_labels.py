@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.http.requests import json as json_bodies
-from service.labels.store import database as database_module
 from service.labels.store.store import LabelStore
 from tests.support.serving import (
     PHOTO,
@@ -428,6 +426,7 @@ def zeros(**values: Any) -> dict[str, Any]:
         ({"name": "x", "labels": [""]}, "invalid_parameters"),
         ({"name": "x", "labels": ["  "]}, "invalid_parameters"),
         ({"name": "x", "labels": ["a\x00b"]}, "invalid_parameters"),
+        ({"name": "x", "labels": ["a\x07b"]}, "invalid_parameters"),
         ({"name": "x", "labels": ["a\u202eb"]}, "invalid_parameters"),
         ({"name": "x", "labels": ["x" * 201]}, "invalid_parameters"),
         ({"name": "x", "labels": [7]}, "invalid_parameters"),
@@ -449,6 +448,7 @@ def zeros(**values: Any) -> dict[str, Any]:
         (zeros(), "invalid_labels"),
         (zeros(embedding=[1.0] * (EMBEDDING_WIDTH + 1)), "invalid_labels"),
         (zeros(embedding=[]), "invalid_labels"),
+        (zeros(embedding=["NaN"] * EMBEDDING_WIDTH), "invalid_parameters"),
         (zeros(embedding=[1e300] * EMBEDDING_WIDTH), "invalid_labels"),
         (zeros(embedding=[1e30] * EMBEDDING_WIDTH), "invalid_labels"),
         ({"name": "x", "labels": [""] * 51}, "invalid_labels"),
@@ -471,8 +471,7 @@ def test_embedding_that_is_not_finite_is_refused(client: TestClient, number: str
 
 
 @pytest.mark.parametrize(
-    "body",
-    [rb'{"name": "x", "labels": ["\ud800"]}', rb'{"name": "x\ud800", "labels": ["a"]}'],
+    "body", [rb'{"name": "x", "labels": ["\ud800"]}', rb'{"name": "x\ud800", "labels": ["a"]}']
 )
 def test_half_of_a_surrogate_pair_is_refused(client: TestClient, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
@@ -568,29 +567,6 @@ def test_bad_question_about_label_sets_is_refused(
     assert_problem(send_image(client, params=params), status, code)
 
 
-def test_locked_store_refuses_registrations_and_predictions_go_on(
-    open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "labels.db"
-    open_database = database_module.open_database
-    monkeypatch.setattr(
-        "service.labels.opening.open_database",
-        lambda location: open_database(location, timeout_seconds=0.1),
-    )
-    with serve_app(open_bundle.path, label_store=str(path)) as client:
-        register(client, PETS)
-        with closing(sqlite3.connect(path, isolation_level=None)) as locker:
-            locker.execute("BEGIN IMMEDIATE")
-            refused = client.post("/labels", json={"name": "zoo", "labels": ["yak"]})
-            assert_problem(refused, 503, "store_unavailable")
-            assert int(refused.headers["retry-after"]) > 0
-            assert_problem(client.delete("/labels/pets"), 503, "store_unavailable")
-            assert set(scores_of(client, label_set="pets")) == {"red panda", "axolotl"}
-            assert client.get("/readyz").status_code == 200
-            locker.execute("ROLLBACK")
-        register(client, {"name": "zoo", "labels": ["yak"]})
-
-
 def test_full_disk_refuses_registrations_and_predictions_go_on(
     open_bundle: Bundle, tmp_path: Path
 ) -> None:
@@ -676,10 +652,7 @@ def test_several_sets_may_be_the_default(open_bundle: Bundle) -> None:
 
 
 def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path) -> None:
-    settings = {
-        "label_store": str(tmp_path / "labels.db"),
-        "default_label_set": "trained,zoo",
-    }
+    settings = {"label_store": str(tmp_path / "labels.db"), "default_label_set": "trained,zoo"}
     with serve_app(open_bundle.path, **settings) as client:
         missing = assert_problem(send_image(client), 422, "unknown_label_set")
         assert missing["detail"] == "'zoo', the default of requests that name none."

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,
     assert_problem,
@@ -19,16 +16,6 @@ from tests.support.serving import (
     serve_app,
     to_base64,
 )
-
-
-def make_pixel_bomb(side: int = 30_000) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
 
 
 def test_answer_names_model_and_label_set(client: TestClient) -> None:
@@ -100,58 +87,6 @@ def test_batch_over_the_maximum_is_refused(client: TestClient) -> None:
     body = {"images": [to_base64(PHOTO)] * 17}
     assert_problem(client.post("/predict/batch", json=body), 422, "too_many_images")
     assert_problem(client.post("/predict/batch", json={"images": []}), 422, "missing_field")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"\x00" * 100, make_photo(0, "JPEG")[:300], b"<!doctype html><html></html>"],
-    ids=["empty", "zeros", "truncated", "html"],
-)
-def test_broken_image_is_400(client: TestClient, data: bytes) -> None:
-    assert_problem(send_image(client, data), 400, "invalid_image")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"<svg xmlns='x'/>", b"%PDF-1.7", b"8BPS\0\1", b"%!PS-Adobe", b"II*\0\x08\0\0\0"],
-    ids=["svg", "pdf", "psd", "eps", "tiff"],
-)
-def test_known_but_unsupported_image_is_415_listing_the_supported(
-    client: TestClient, data: bytes
-) -> None:
-    problem = assert_problem(send_image(client, data), 415, "unsupported_image")
-    assert "JPEG, PNG, WEBP" in problem["detail"]
-
-
-def test_pixel_bomb_is_refused(client: TestClient) -> None:
-    assert_problem(send_image(client, make_pixel_bomb()), 413, "too_many_pixels")
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (65_500, 1)])
-def test_extreme_shapes_are_answered(client: TestClient, size: tuple[int, int]) -> None:
-    photo = encode_picture(make_picture(3, *size))
-    width, height = size
-    assert send_image(client, photo).json()["image"] == {"width": width, "height": height}
-
-
-@pytest.mark.parametrize(
-    ("mode", "file_format"),
-    [("CMYK", "JPEG"), ("P", "GIF"), ("LA", "PNG"), ("1", "PNG"), ("I;16", "PNG"), ("L", "WEBP")],
-)
-def test_unusual_modes_are_answered(client: TestClient, mode: str, file_format: str) -> None:
-    photo = encode_picture(make_picture(4).convert("L").convert(mode), file_format)
-    assert send_image(client, photo).status_code == 200
-
-
-def test_orientation_is_applied_and_changes_no_score(client: TestClient) -> None:
-    picture = make_picture(5)
-    exif = picture.getexif()
-    exif[0x0112] = 6  # stored lying on its left side
-    lying = picture.transpose(method=2)  # ROTATE_90, undone by orientation 6
-    response = send_image(client, encode_picture(lying, exif=exif), params={"top_k": 5})
-    assert response.json()["image"] == {"width": 48, "height": 32}
-    upright = send_image(client, encode_picture(picture), params={"top_k": 5})
-    assert dict(labels_of(response)) == pytest.approx(dict(labels_of(upright)), abs=1e-5)
 
 
 @pytest.mark.parametrize(
