@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
@@ -19,8 +20,7 @@ MAX_BODY_BYTES = 500_000
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
     limits = ("--max-body-bytes", str(MAX_BODY_BYTES), "--max-pixels", "300000")
     patience = ("--header-timeout-seconds", "1", "--body-timeout-seconds", "1")
-    labels = ("--label-store", "memory", "--max-labels-per-set", "50")
-    with ServerProcess(*serve_command(open_bundle.path), *limits, *patience, *labels) as server:
+    with serve(open_bundle, *limits, *patience, "--max-labels-per-set", "50") as (server, _):
         yield server
 
 
@@ -36,6 +36,16 @@ def client(server: ServerProcess, shared_client: httpx.Client) -> Iterator[httpx
     yield shared_client
     assert_still_serving(shared_client)
     assert "Traceback" not in server.stderr
+
+
+@contextmanager
+def serve(
+    bundle: Bundle, *flags: str, **variables: str
+) -> Iterator[tuple[ServerProcess, httpx.Client]]:
+    """Yields a server with a label store in memory, and a client."""
+    command = (*serve_command(bundle.path), "--label-store", "memory", *flags)
+    with ServerProcess(*command, **variables) as server, server.open_client() as client:
+        yield server, client
 
 
 def serve_command(bundle: Path) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import MAX_BODY_BYTES, serve_command
+from tests.faults.conftest import MAX_BODY_BYTES, serve
 from tests.support.serving import PHOTO, assert_still_serving
 
 # After every test a good request has to be answered.
@@ -93,11 +93,7 @@ def test_connection_is_aborted_when_the_client_sends_on_after_its_last_answer(
 
 def test_server_stops_while_a_client_is_sending(open_bundle: Bundle) -> None:
     for_long = ("--body-timeout-seconds", "300", "--drain-seconds", "60")
-    flags = ("--label-store", "memory", *for_long)
-    with (
-        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
-        server.open_client() as client,
-    ):
+    with serve(open_bundle, *for_long) as (server, client):
         assert_still_serving(client)
         with connect(server) as connection:
             connection.sendall(ENDLESS)
@@ -136,11 +132,7 @@ def test_body_longer_than_its_length_is_not_a_second_request(server: ServerProce
 def test_unfinished_bodies_free_their_memory_when_their_clients_leave(open_bundle: Bundle) -> None:
     size = 400_000
     limits = ("--max-body-bytes", str(size), "--max-held-bytes", str(2 * size))
-    flags = ("--label-store", "memory", *limits)
-    with (
-        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
-        server.open_client() as client,
-    ):
+    with serve(open_bundle, *limits) as (server, client):
         length = f"Content-Length: {size}\r\n\r\n".encode()
         holding = [socket.create_connection(server.find_address()) for _ in range(3)]
         for connection in holding:

@@ -10,7 +10,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.faults.conftest import serve, serve_command
 from tests.support.serving import assert_problem, assert_still_serving, send_image
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
@@ -23,9 +23,8 @@ def guarded(
 ) -> Iterator[ServerProcess]:
     file = tmp_path_factory.mktemp("keys") / "admin"
     file.write_text(ADMIN)
-    command = (*serve_command(open_bundle.path), "--label-store", "memory", "--log-level", "debug")
     variables = {"ML_DECODER_PREDICT_KEYS": PREDICT, "ML_DECODER_ADMIN_KEYS": f"@{file}"}
-    with ServerProcess(*command, **variables) as server:
+    with serve(open_bundle, "--log-level", "debug", **variables) as (server, _):
         yield server
 
 
@@ -78,10 +77,6 @@ def test_private_url_is_refused_without_details(fetching: httpx.Client, url: str
 
 @pytest.fixture(scope="module")
 def fetching(open_bundle: Bundle) -> Iterator[httpx.Client]:
-    flags = ("--label-store", "memory", "--url-input", "true")
-    with (
-        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
-        server.open_client() as client,
-    ):
+    with serve(open_bundle, "--url-input", "true") as (_, client):
         yield client
         assert_still_serving(client)

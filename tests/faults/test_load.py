@@ -17,7 +17,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.faults.conftest import serve
 from tests.faults.faulty_process import FaultyProcess
 from tests.faults.faulty_server import make_fault
 from tests.faults.test_connections import read_reply
@@ -187,11 +187,7 @@ def test_upload_that_is_not_complete_in_time_is_refused_and_a_second_sigterm_sho
     open_bundle: Bundle, drain_seconds: int
 ) -> None:
     limits = ("--drain-seconds", str(drain_seconds), "--body-timeout-seconds", "300")
-    flags = ("--label-store", "memory", *limits)
-    with (
-        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
-        server.open_client() as client,
-    ):
+    with serve(open_bundle, *limits) as (server, client):
         assert_still_serving(client)
         connection = begin_upload(server)
         server.send_signal(signal.SIGTERM)
@@ -213,8 +209,7 @@ def test_sigterm_under_load_completes_requests_in_flight_and_exits_0(open_bundle
     # others are still waiting. No limit is so short that a slow machine could reach it.
     photo = encode_picture(make_picture(1, 1500, 1200), "PNG", compress_level=1)
     limits = ("--drain-seconds", "50", "--deadline-ms", "60000", "--decode-threads", "1")
-    command = (*serve_command(open_bundle.path), *limits)
-    with ServerProcess(*command) as server, server.open_client() as client:
+    with serve(open_bundle, *limits) as (server, client):
         with ThreadPoolExecutor(8) as clients:
             running = [clients.submit(send_image, client, photo) for _ in range(8)]
             server.wait_for_line(r"(?m)^(?=.*/predict).*\b200\b")

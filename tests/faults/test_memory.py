@@ -8,8 +8,7 @@ from __future__ import annotations
 import httpx2 as httpx
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.faults.conftest import serve
 from tests.fuzz.seeds import make_seeds
 from tests.support.photos import encode_picture, make_picture
 from tests.support.serving import assert_still_serving, send_image
@@ -27,8 +26,7 @@ def send_all(client: httpx.Client, photos: list[bytes]) -> None:
 def test_memory_reaches_a_plateau(open_bundle: Bundle) -> None:
     photos = [encode_picture(make_picture(i, *size), "JPEG") for i, size in enumerate(SIZES)]
     photos += [photo[: len(photo) // 2] for photo in photos] + make_seeds()
-    command = (*serve_command(open_bundle.path), "--label-store", "memory")
-    with ServerProcess(*command) as server, server.open_client() as client:
+    with serve(open_bundle) as (server, client):
         for _ in range(ROUNDS):
             send_all(client, photos)
         plateau = server.read_memory("VmHWM")

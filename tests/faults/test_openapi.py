@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 
 from service.bundle.reader import Bundle
-from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.faults.conftest import serve
 from tests.support.serving import assert_still_serving
 
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "8"))
@@ -34,11 +33,7 @@ EXPLORING = settings(
 
 @pytest.fixture(scope="module")
 def api(open_bundle: Bundle) -> Iterator[Any]:
-    flags = ("--label-store", "memory", "--max-label-sets", "20")
-    with (
-        ServerProcess(*serve_command(open_bundle.path), *flags) as server,
-        server.open_client() as client,
-    ):
+    with serve(open_bundle, "--max-label-sets", "20") as (server, client):
         schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
         yield schema
         assert_still_serving(client)

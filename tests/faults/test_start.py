@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
-from tests.faults.conftest import serve_command
+from tests.faults.conftest import serve, serve_command
 from tests.support.serving import assert_still_serving
 from tests.support.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
 
@@ -87,8 +87,7 @@ def test_missing_bundle_stops_the_start_before_a_port_is_open(
     with ServerProcess(*serve_command(tmp_path / "none")) as server:
         assert server.wait() == 2
     assert len(server.stderr.splitlines()) == 1, server.stderr
-    command = (*serve_command(open_bundle.path), "--label-store", "memory")
-    with ServerProcess(*command) as server, server.open_client() as client:
+    with serve(open_bundle) as (server, client):
         server.wait_for_line(r"listening address=\S+ port=\d+ state=loading\n")
         assert_still_serving(client)
 
@@ -133,8 +132,7 @@ def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:
 
 
 def test_auto_falls_back_to_the_cpu_and_logs_it(open_bundle: Bundle) -> None:
-    command = (*serve_command(open_bundle.path), "--device", "auto", "--label-store", "memory")
-    with ServerProcess(*command, CUDA_VISIBLE_DEVICES="") as server, server.open_client() as client:
+    with serve(open_bundle, "--device", "auto", CUDA_VISIBLE_DEVICES="") as (server, client):
         server.wait_for_line(r"WARNING.*cuda")
         assert client.get("/info").json()["runtime"]["device"] == "cpu"
         assert_still_serving(client)

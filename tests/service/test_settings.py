@@ -49,13 +49,8 @@ def test_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "values",
     [
-        {"device": "tpu"},
-        {"port": -1},
-        {"queue_size": 0},
-        {"deadline_ms": 0},
-        {"max_wait_ms": -1},
-        {"drain_seconds": "inf"},
-        {"keep_alive_seconds": "inf"},
+        *({"device": "tpu"}, {"port": -1}, {"queue_size": 0}, {"deadline_ms": 0}),
+        *({"max_wait_ms": -1}, {"drain_seconds": "inf"}, {"keep_alive_seconds": "inf"}),
         {"unknown": 1},
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import Request, Response
@@ -16,7 +16,6 @@ from service.http.app import create_app
 from service.http.host import PipelineHost
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Selection
 from service.settings import Settings
 from tests.support.serving import (
     PHOTO,
@@ -82,50 +81,31 @@ def test_app_never_becomes_ready_if_the_bundle_cannot_be_opened() -> None:
         assert client.get("/livez").status_code == 200
 
 
-class FailingPipeline(Pipeline):
-    """Fails on photos with the name of an error."""
-
-    failures: dict[bytes, Exception]
-
-    async def predict(
-        self, data: bytes, selection: Selection, deadline: float | None = None
-    ) -> Prediction:
-        if data in self.failures:
-            raise self.failures[data]
-        return await super().predict(data, selection, deadline)
-
-
-def open_failing(settings: Settings) -> Pipeline:
-    pipeline = open_pipeline(settings)
-    pipeline.__class__ = FailingPipeline
-    assert isinstance(pipeline, FailingPipeline)
-    pipeline.failures = {
-        b"full": QueueFull("secret"),
-        b"late": DeadlineExceeded("secret"),
-        b"bug": ZeroDivisionError("secret"),
-    }
-    return pipeline
-
-
-@pytest.fixture(scope="module")
-def failing_client(tiny_bundle: Bundle) -> Iterator[TestClient]:
-    with serve_app(tiny_bundle.path, open_failing) as client:
-        yield client
-
-
 @pytest.mark.parametrize(
-    ("data", "status", "code", "retry_after"),
+    ("error", "status", "retry_after"),
     [
-        (b"full", 429, "queue_full", "1"),
-        (b"late", 504, "deadline_exceeded", None),
-        (b"bug", 500, "internal_error", None),
+        (QueueFull("secret"), 429, "1"),
+        (DeadlineExceeded("secret"), 504, None),
+        (ZeroDivisionError("secret"), 500, None),
     ],
 )
 def test_internal_failure_is_a_problem_without_its_message(
-    failing_client: TestClient, data: bytes, status: int, code: str, retry_after: str | None
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    retry_after: str | None,
 ) -> None:
-    for response in (send_image(failing_client, data), send_images(failing_client, [PHOTO, data])):
-        assert_problem(response, status, code)
+    predict = Pipeline.predict
+
+    async def fail_or_predict(pipeline: Pipeline, photo: bytes, *arguments: Any) -> Prediction:
+        if photo == b"fail":
+            raise error
+        return await predict(pipeline, photo, *arguments)
+
+    monkeypatch.setattr(Pipeline, "predict", fail_or_predict)
+    for response in (send_image(client, b"fail"), send_images(client, [PHOTO, b"fail"])):
+        assert_problem(response, status, getattr(error, "code", "internal_error"))
         assert response.headers.get("retry-after") == retry_after
         assert "secret" not in response.text
-    assert_still_serving(failing_client)
+    assert_still_serving(client)

@@ -42,27 +42,21 @@ async def test_pipeline_is_unavailable_after_draining(settings: Settings) -> Non
         host.check_ready()
 
 
-@pytest.mark.parametrize("reason", [StartError("no such device"), BundleError("damaged")])
-async def test_failure_is_the_error_of_opening(
-    settings: Settings, reason: StartError | BundleError
+@pytest.mark.parametrize(
+    "reason", [StartError("no such device"), BundleError("damaged"), ZeroDivisionError("a bug")]
+)
+async def test_failure_is_the_error_of_opening_and_an_unexpected_one_is_logged(
+    settings: Settings, caplog: pytest.LogCaptureFixture, reason: Exception
 ) -> None:
     def fail(_settings: Settings) -> Pipeline:
         raise reason
 
     host = PipelineHost(settings, fail)
     await host.open()
-    assert host.failure is reason
+    if isinstance(reason, ZeroDivisionError):
+        assert isinstance(host.failure, StartError)
+        assert "a bug" in caplog.text
+    else:
+        assert host.failure is reason
     with pytest.raises(NotReady):
         host.check_ready()
-
-
-async def test_unexpected_error_is_logged_and_fails_the_start(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_settings: Settings) -> Pipeline:
-        raise ZeroDivisionError("a bug")
-
-    host = PipelineHost(settings, fail)
-    await host.open()
-    assert isinstance(host.failure, StartError)
-    assert "a bug" in caplog.text

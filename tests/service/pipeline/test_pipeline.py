@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,15 @@ from service.bundle.card import Device
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.errors import (
-    BundleError,
     DeadlineExceeded,
     Draining,
-    InferenceFailed,
     InvalidImage,
     NotReady,
     QueueFull,
-    TooManyPixels,
     UnknownLabel,
     UnknownLabelSet,
 )
-from service.images.decode import PixelArray, decode_image
+from service.images.decode import decode_image
 from service.labels.definition import Definition
 from service.labels.question import Question
 from service.pipeline import pipeline as pipeline_module
@@ -45,7 +41,7 @@ from service.scheduling.queue import BatchQueue
 from service.scheduling.tasks import run_together
 from tests.service.pipeline.conftest import Recorder, make_settings, running
 from tests.support.photos import encode_picture, make_photo, make_picture
-from tests.support.tiny_bundle import TINY_LABELS, write_tiny_bundle
+from tests.support.tiny_bundle import TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 
@@ -176,12 +172,6 @@ async def test_invalid_photo_in_a_batch_fails_alone(pipeline: Pipeline, bad: byt
         assert not isinstance(result, BaseException)
         scores = {label.label: label.score for label in result.labels}
         assert scores == pytest.approx(await predict_scores(pipeline, seed), abs=TOLERANCE)
-
-
-async def test_photo_over_the_pixel_limit_is_refused(tiny_bundle: Bundle) -> None:
-    async with running(tiny_bundle, max_pixels=48 * 32 - 1) as pipeline:
-        with pytest.raises(TooManyPixels):
-            await predict(pipeline, make_photo(0))
 
 
 async def test_invalid_question_is_refused_before_the_photo_is_decoded(pipeline: Pipeline) -> None:
@@ -437,21 +427,6 @@ async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
         await assert_good_photo_is_answered(pipeline)
 
 
-async def test_next_photo_is_answered_after_an_engine_failure(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-
-        def fail(_images: PixelArray, _asked: object, **_options: bool) -> None:
-            patch.undo()
-            raise InferenceFailed("this batch")
-
-        patch.setattr(pipeline.engine, "run", fail)
-        with pytest.raises(InferenceFailed):
-            await predict(pipeline, make_photo(0))
-    await assert_good_photo_is_answered(pipeline)
-
-
 async def test_pipeline_refuses_requests_before_start_and_after_drain(tiny_bundle: Bundle) -> None:
     pipeline = open_pipeline(make_settings(tiny_bundle))
     assert pipeline.state == "loading"
@@ -508,13 +483,6 @@ async def test_pipeline_is_failed_when_its_batcher_dies(
         assert pipeline.state == "failed"
         with pytest.raises(NotReady):
             await predict(pipeline, make_photo(0))
-
-
-async def test_damaged_bundle_does_not_open(tmp_path: Path) -> None:
-    bundle = write_tiny_bundle(tmp_path)
-    (bundle.path / "encoder.fp32.onnx").write_bytes(b"")
-    with pytest.raises(BundleError):
-        open_pipeline(make_settings(bundle))
 
 
 PETS = Definition("pets", ("yak", "newt"), (None, None), (None, None))

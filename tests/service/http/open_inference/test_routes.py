@@ -18,10 +18,8 @@ from service.bundle.reader import Bundle
 from service.errors import InvalidTensors, QueueFull
 from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
-from service.images.decode import DecodedImage, decode_image
-from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.pipeline.prediction import Prediction
-from service.settings import Settings
+from service.images.decode import decode_image
+from service.pipeline.pipeline import Pipeline
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
 from tests.support.threads import count_turns
@@ -381,32 +379,27 @@ def test_bad_pixels_are_refused(client: TestClient, open_bundle: Bundle, case: s
     assert_error(post(client, tensor), 400)
 
 
+def output(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"outputs": [{"name": name, "parameters": parameters}]}
+
+
 BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "duplicate outputs": ({"outputs": [{"name": "scores"}, {"name": "scores"}]}, "more than once"),
-    "unknown output": ({"outputs": [{"name": "logits"}]}, "'logits' is unknown"),
+    "unknown output": (output("logits"), "'logits' is unknown"),
     "outputs are no list": ({"outputs": "scores"}, "outputs"),
-    "no classes": (
-        {"outputs": [{"name": "scores", "parameters": {"classification": 0}}]},
-        "equal to 1",
-    ),
-    "classes of the names": (
-        {"outputs": [{"name": "labels", "parameters": {"classification": 1}}]},
-        "output 'scores'",
-    ),
-    "classes are true": (
-        {"outputs": [{"name": "scores", "parameters": {"classification": True}}]},
-        "valid integer",
-    ),
+    "no classes": (output("scores", classification=0), "equal to 1"),
+    "classes of the names": (output("labels", classification=1), "output 'scores'"),
+    "classes are true": (output("scores", classification=True), "valid integer"),
     "unknown parameter": ({"parameters": {"labelset": "trained"}}, "'labelset' is unknown"),
     "shared memory": (
-        {"outputs": [{"name": "scores", "parameters": {"shared_memory_region": "x"}}]},
+        output("scores", shared_memory_region=""),
         "'shared_memory_region' is unknown",
     ),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
     "label set is a number": ({"parameters": {"label_set": 5}}, "label_set"),
     "id is a number": ({"id": 5}, "id"),
     "surrogate in the id": ({"id": "\udfff"}, "id"),
-    "surrogate in an output": ({"outputs": [{"name": "\ud800"}]}, "outputs"),
+    "surrogate in an output": (output("\ud800"), "outputs"),
     "id is endless": ({"id": "x" * 5000}, "id"),
     "surrogate in a label set": ({"parameters": {"label_set": "\ud800"}}, "label_set"),
 }
@@ -490,28 +483,18 @@ def test_error_is_counted_and_named_in_the_log_like_any_other(client: TestClient
     assert 'path="/v2/models/{name}",status="404"' in text
 
 
-class FullPipeline(Pipeline):
-    """Its queue is full for pixels."""
+def test_full_queue_is_429_with_retry_after(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise QueueFull("secret")
 
-    async def predict(self, photo: bytes | DecodedImage, *arguments: Any) -> Prediction:
-        if isinstance(photo, DecodedImage):
-            raise QueueFull("secret")
-        return await super().predict(photo, *arguments)
-
-
-def open_full(settings: Settings) -> Pipeline:
-    pipeline = open_pipeline(settings)
-    pipeline.__class__ = FullPipeline
-    return pipeline
-
-
-def test_full_queue_is_429_with_retry_after(open_bundle: Bundle) -> None:
-    with serve_app(open_bundle.path, open_full, label_store="memory") as client:
-        response = post(client, pixels_input(PHOTO, bundle=open_bundle))
-        assert_error(response, 429)
-        assert response.headers["retry-after"] == "1"
-        assert "secret" not in response.text
-        assert infer(client, image_input())
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "predict", refuse)
+        response = post(client, image_input())
+    assert_error(response, 429)
+    assert response.headers["retry-after"] == "1"
+    assert "secret" not in response.text
 
 
 def test_while_draining_it_lives_but_is_not_ready(open_bundle: Bundle) -> None:

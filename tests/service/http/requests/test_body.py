@@ -17,6 +17,8 @@ from service.http.requests.body import Body, BodyBudget, Reservation, cancel_on_
 from service.settings import Settings
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
+pytestmark = pytest.mark.anyio
+
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -76,7 +78,6 @@ def test_less_for_all_bodies_than_for_one_stops_the_start(tiny_bundle: Bundle) -
         pass
 
 
-@pytest.mark.anyio
 async def test_body_that_stops_arriving_is_refused_in_time() -> None:
     chunks = iter([b"a", b""])
 
@@ -90,7 +91,6 @@ async def test_body_that_stops_arriving_is_refused_in_time() -> None:
         await read(make_request(receive), timeout_seconds=0.05)
 
 
-@pytest.mark.anyio
 async def test_time_of_a_body_counts_from_its_beginning() -> None:
     async def receive() -> Message:
         await asyncio.sleep(0.02)
@@ -100,7 +100,6 @@ async def test_time_of_a_body_counts_from_its_beginning() -> None:
         await read(make_request(receive), timeout_seconds=0.1)
 
 
-@pytest.mark.anyio
 async def test_cancelled_reader_is_no_timeout() -> None:
     reading = asyncio.create_task(read(make_leaving(asyncio.Event())))
     await asyncio.sleep(0)
@@ -109,7 +108,6 @@ async def test_cancelled_reader_is_no_timeout() -> None:
         await reading
 
 
-@pytest.mark.anyio
 async def test_client_that_leaves_ends_the_reading() -> None:
     left = asyncio.Event()
     left.set()
@@ -124,7 +122,6 @@ def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param == 0
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("watched")
 async def test_work_of_a_client_that_stays_is_finished() -> None:
     async def work() -> int:
@@ -134,7 +131,6 @@ async def test_work_of_a_client_that_stays_is_finished() -> None:
     assert await cancel_on_disconnect(make_leaving(asyncio.Event()), work()) == 7
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("watched")
 async def test_error_of_the_work_comes_through() -> None:
     async def work() -> int:
@@ -145,7 +141,6 @@ async def test_error_of_the_work_comes_through() -> None:
         await cancel_on_disconnect(make_leaving(asyncio.Event()), work())
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("gives_up", ["client", "server"])
 async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) -> None:
     started, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -168,7 +163,6 @@ async def test_client_or_server_that_gives_up_cancels_the_work(gives_up: str) ->
     assert cancelled.is_set()
 
 
-@pytest.mark.anyio
 async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> None:
     left = asyncio.Event()
     left.set()
@@ -184,7 +178,6 @@ async def test_client_that_left_before_the_work_cancels_it(watched: bool) -> Non
         await cancel_on_disconnect(make_leaving(left), work())
 
 
-@pytest.mark.anyio
 async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "_WATCH_AFTER_SECONDS", 0.0)
     messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -204,7 +197,6 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     assert await answering == 7
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
     *, leaves: bool, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +225,6 @@ async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
         assert await answering == 7
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("turns", range(-1, 5))
 async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
     turns: int, monkeypatch: pytest.MonkeyPatch

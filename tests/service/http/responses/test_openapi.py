@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,14 @@ from service.settings import Settings
 def paths() -> dict[str, Any]:
     found: dict[str, Any] = create_app(PipelineHost(Settings())).openapi()["paths"]
     return found
+
+
+def list_answers(paths: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields path, status and description of every documented answer."""
+    for path, operations in paths.items():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                yield path, status, answer
 
 
 def test_predict_takes_three_kinds_of_body_and_batch_two(paths: dict[str, Any]) -> None:
@@ -56,18 +65,13 @@ def test_example_of_a_label_set_is_one(paths: dict[str, Any]) -> None:
 
 def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) -> None:
     seen = set()
-    for name, path in paths.items():
-        if name.startswith("/v2"):
-            continue
-        for operation in path.values():
-            for status, response in operation["responses"].items():
-                if status < "400":
-                    continue
-                seen.add(status)
-                content = response["content"]["application/problem+json"]
-                assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
-                for example in content["examples"].values():
-                    assert example["value"]["status"] == int(status)
+    for path, status, response in list_answers(paths):
+        if status >= "400" and not path.startswith("/v2"):
+            seen.add(status)
+            content = response["content"]["application/problem+json"]
+            assert content["schema"] == {"$ref": "#/components/schemas/Problem"}
+            for example in content["examples"].values():
+                assert example["value"]["status"] == int(status)
     assert seen == {
         *("400", "401", "403", "404", "408", "409", "412", "413", "415", "422", "429"),
         *("500", "503", "504", "507"),
@@ -77,21 +81,17 @@ def test_every_error_answer_is_a_problem_with_examples(paths: dict[str, Any]) ->
 def test_every_error_of_the_open_inference_protocol_has_its_shape(paths: dict[str, Any]) -> None:
     infer = paths["/v2/models/{name}/infer"]["post"]["responses"]
     assert set(infer) == {*("200", "400", "401", "404", "408", "413", "429", "500", "503", "504")}
-    for name, path in paths.items():
-        for operation in path.values() if name.startswith("/v2") else ():
-            for status, response in operation["responses"].items():
-                if status >= "400":
-                    schema = response["content"]["application/json"]["schema"]
-                    assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
+    for path, status, response in list_answers(paths):
+        if status >= "400" and path.startswith("/v2"):
+            schema = response["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
 
 
 def test_answers_that_ask_for_a_retry_or_a_key_document_their_header(paths: dict[str, Any]) -> None:
-    for path in paths.values():
-        for operation in path.values():
-            for status, response in operation["responses"].items():
-                expected = {"429": "Retry-After", "503": "Retry-After", "401": "WWW-Authenticate"}
-                if status in expected:
-                    assert set(response["headers"]) == {expected[status]}
+    expected = {"429": "Retry-After", "503": "Retry-After", "401": "WWW-Authenticate"}
+    for _, status, response in list_answers(paths):
+        if status in expected:
+            assert set(response["headers"]) == {expected[status]}
 
 
 @pytest.mark.parametrize("version", ["", "/versions/{version}"])

@@ -89,7 +89,9 @@ def connect(
     return transport, protocol
 
 
-async def answer_all(protocol: httptools_impl.HttpToolsProtocol) -> None:
+async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: bytes) -> None:
+    for each in data:
+        protocol.data_received(each)
     while protocol.tasks:
         await asyncio.wait(protocol.tasks)
 
@@ -119,7 +121,7 @@ async def test_uvicorn_has_the_private_names_that_the_protocol_uses() -> None:
     names |= {"default_headers": protocol.server_state}
     missing = [name for name, owner in names.items() if not hasattr(owner, name)]
     assert not missing, f"uvicorn {uvicorn.__version__} lacks {missing}: see protocol.py"
-    await answer_all(protocol)
+    await receive_and_answer(protocol)
 
 
 async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
@@ -163,14 +165,13 @@ async def test_refused_connection_leaves_no_garbage() -> None:
 
 async def test_head_after_a_long_body_may_come_in_pieces() -> None:
     transport, protocol = connect()
-    protocol.data_received(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
-    await answer_all(protocol)
+    await receive_and_answer(
+        protocol, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n"
+    )
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
 
-    protocol.data_received(bytes(100_000))
-    protocol.data_received(bytes(200_000) + b"GET /b HTTP/1.1\r\nHo")
-    protocol.data_received(b"st: x\r\n\r\n")
-    await answer_all(protocol)
+    pieces = bytes(100_000), bytes(200_000) + b"GET /b HTTP/1.1\r\nHo", b"st: x\r\n\r\n"
+    await receive_and_answer(protocol, *pieces)
 
     assert transport.sent.count(b"HTTP/1.1 204 ") == 2
     assert b" 400 " not in transport.sent
@@ -182,14 +183,12 @@ LAST_UPLOAD = UPLOAD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
     transport, protocol = connect(300, header_timeout_seconds=0.01)
-    protocol.data_received(UPLOAD)
-    await answer_all(protocol)
+    await receive_and_answer(protocol, UPLOAD)
     protocol.data_received(bytes(10))
     await asyncio.sleep(0.05)
     assert not transport.is_closing()
 
-    protocol.data_received(bytes(10) + UPLOAD + bytes(20))
-    await answer_all(protocol)
+    await receive_and_answer(protocol, bytes(10) + UPLOAD + bytes(20))
     assert transport.sent.count(b"HTTP/1.1 204 ") == 2
     protocol.data_received(b"GET /")
     await transport.wait_for_end()
@@ -197,8 +196,7 @@ async def test_rest_of_a_body_has_more_time_than_a_head() -> None:
 
 async def test_connection_is_closed_when_the_rest_of_a_body_stops() -> None:
     transport, protocol = connect(header_timeout_seconds=300)
-    protocol.data_received(UPLOAD)
-    await answer_all(protocol)
+    await receive_and_answer(protocol, UPLOAD)
     protocol.data_received(bytes(10))
     await transport.wait_for_end()
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
@@ -209,8 +207,7 @@ async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
     rest: bytes,
 ) -> None:
     transport, protocol = connect(300)
-    protocol.data_received(LAST_UPLOAD + bytes(5))
-    await answer_all(protocol)
+    await receive_and_answer(protocol, LAST_UPLOAD + bytes(5))
     assert "write_eof" in transport.calls
 
     protocol.data_received(rest)
@@ -220,8 +217,7 @@ async def test_last_answer_does_not_close_the_connection_while_the_client_sends(
 
 async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() -> None:
     transport, protocol = connect()
-    protocol.data_received(LAST_UPLOAD + bytes(20))
-    await answer_all(protocol)
+    await receive_and_answer(protocol, LAST_UPLOAD + bytes(20))
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
     assert transport.is_closing()
     assert "write_eof" not in transport.calls
@@ -229,8 +225,7 @@ async def test_last_answer_closes_the_connection_when_the_client_has_sent_all() 
 
 async def test_shutdown_waits_shortly_while_the_client_sends() -> None:
     transport, protocol = connect(300)
-    protocol.data_received(UPLOAD)
-    await answer_all(protocol)
+    await receive_and_answer(protocol, UPLOAD)
     protocol.shutdown()
     assert "write_eof" in transport.calls
     assert not transport.is_closing()
@@ -275,12 +270,8 @@ async def test_endless_trailer_extension_or_length_is_refused_at_its_limit(start
 
 async def test_long_body_may_come_in_many_small_chunks() -> None:
     transport, protocol = connect()
-    protocol.data_received(CHUNKED)
-    for _ in range(20_000):
-        protocol.data_received(b"1;some=extension\r\n")
-        protocol.data_received(b"x\r\n")
-    protocol.data_received(b"0\r\nX-Checksum: 1\r\n\r\n")
-    await answer_all(protocol)
+    chunks = [b"1;some=extension\r\n", b"x\r\n"] * 20_000
+    await receive_and_answer(protocol, CHUNKED, *chunks, b"0\r\nX-Checksum: 1\r\n\r\n")
 
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
     assert b" 400 " not in transport.sent
@@ -294,7 +285,7 @@ async def test_trailer_is_not_a_header(offer: bytes) -> None:
     names = [name for name, _ in protocol.scope["headers"]]
     assert b"host" in names
     assert b"x-api-key" not in names
-    await answer_all(protocol)
+    await receive_and_answer(protocol)
     assert transport.sent.count(b"HTTP/1.1 204 ") == 1
 
 
