@@ -18,7 +18,7 @@ from models.checkpoints.description import CheckpointError, Hints
 from models.network import Network
 from service.bundle.reader import Bundle, load_bundle
 from service.engine.engine import Engine, open_engine
-from service.engine.lanes import LogitsArray
+from service.engine.heads import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
