@@ -1,7 +1,5 @@
 """A real Chromium on a real server; the tests are skipped if Chromium is missing."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections import defaultdict

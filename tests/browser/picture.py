@@ -3,8 +3,6 @@
 python -m tests.browser.picture
 """
 
-from __future__ import annotations
-
 import io
 
 from PIL import Image

@@ -1,7 +1,5 @@
 """Deleting a stored label set: after a confirmation, with a key, in the shown version only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import httpx2 as httpx
@@ -48,9 +46,7 @@ def test_only_stored_sets_can_be_deleted(visit: Visit) -> None:
     assert names == ["Delete herd", "Delete zoo"]
 
 
-def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(
-    visit: Visit,
-) -> None:
+def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(visit: Visit) -> None:
     page = visit.open()
     find_box(page, "zoo").check()
     expect(page.locator(".column h3")).to_have_text("trained + zoo")

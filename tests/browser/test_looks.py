@@ -3,8 +3,6 @@
 `SCREENSHOTS=folder` writes a picture of every case.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal

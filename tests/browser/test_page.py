@@ -1,7 +1,5 @@
 """The playground in a real browser."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`/docs` in a real browser: its forms work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

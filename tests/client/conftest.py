@@ -1,10 +1,8 @@
 """Both clients, and a real and a fake server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -27,7 +25,7 @@ class Awaited:
         self._runner = asyncio.Runner()
         self._client = AsyncClient(*arguments, **options)
 
-    def __enter__(self) -> Awaited:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Fields of answers and questions, and responses that are not the service's."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from typing import Any

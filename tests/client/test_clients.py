@@ -1,7 +1,5 @@
 """Both clients against a real server."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

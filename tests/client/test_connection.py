@@ -1,7 +1,5 @@
 """Connections and arguments; every test with `kind` runs for both clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """When a call is retried and when not; every test with `kind` runs for both clients."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

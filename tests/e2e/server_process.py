@@ -1,7 +1,5 @@
 """A real server: `ml-decoder serve` as a process on a free port."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

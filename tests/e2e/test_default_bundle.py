@@ -1,7 +1,5 @@
 """The default bundle, served with default settings, on real photos."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

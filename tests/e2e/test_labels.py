@@ -3,8 +3,6 @@
 `LABEL_KILL_ROUNDS=50` kills more often than the default.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

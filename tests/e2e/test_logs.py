@@ -1,7 +1,5 @@
 """The log of a real process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

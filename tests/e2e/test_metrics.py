@@ -1,7 +1,5 @@
 """Metrics of real processes: several workers that share them, and a separate port."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The server as a user starts it, without torch, timm and onnx."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

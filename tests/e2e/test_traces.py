@@ -1,7 +1,5 @@
 """Traces of a real process arrive at the collector of the standard `OTEL_*` variables."""
 
-from __future__ import annotations
-
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from service.bundle.reader import Bundle
@@ -13,9 +11,7 @@ TIMEOUT_SECONDS = 60.0
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def test_spans_are_exported_to_the_collector_of_the_standard_variables(
-    tiny_bundle: Bundle,
-) -> None:
+def test_spans_are_exported_to_the_collector_of_the_standard_variables(tiny_bundle: Bundle) -> None:
     with run_fake() as (collector, url):
         collector.body = b""
         with ServerProcess(

@@ -1,7 +1,5 @@
 """`tritonclient`, the public client of the Open Inference Protocol, against a real server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx2 as httpx

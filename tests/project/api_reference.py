@@ -3,8 +3,6 @@
 python -m tests.project.api_reference > docs/api.md
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Parses a Dockerfile into stages and their instructions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -4,8 +4,6 @@ A comment `<!-- not run: why -->` before a block skips it with that reason. In a
 line after `$ ` is a command and continues while lines end in a backslash.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import zip_longest

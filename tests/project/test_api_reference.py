@@ -1,7 +1,5 @@
 """`docs/api.md` matches the OpenAPI document."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The audit of pinned packages: advisories fail it, a missing network does not."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

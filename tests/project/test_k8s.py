@@ -1,7 +1,5 @@
 """The Kubernetes files, rendered by kubectl and checked against the schemas of their kinds."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import cache

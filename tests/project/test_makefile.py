@@ -1,7 +1,5 @@
 """`make` with other Pythons, without `venv`, and in folders with spaces."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

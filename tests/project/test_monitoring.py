@@ -1,7 +1,5 @@
 """Dashboards and alerts query existing metrics; every metric is documented."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

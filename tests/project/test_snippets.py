@@ -4,8 +4,6 @@ Each document gets its own folder with the files that its snippets name; a servi
 bundle replaces `localhost:8000`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ variables, runs the health check, stops it by SIGTERM and prints the size in MB.
 with Python 3.11 replaces the base image.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from tests.project.dockerfile import Stage, parse_dockerfile
 
@@ -53,7 +52,7 @@ class Root:
     command: list[str] = field(default_factory=list)
     health: list[str] = field(default_factory=list)
 
-    def copy(self, folder: Path) -> Root:
+    def copy(self, folder: Path) -> Self:
         """Returns a copy in another folder, as `FROM` does."""
         _run(["cp", "--archive", "--reflink=auto", str(self.folder), str(folder)])
         return replace(self, folder=folder, environment=dict(self.environment))

@@ -3,8 +3,6 @@
 Ray is not imported in the test process: it starts threads, changes logging and warns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Several replicas on one PostgreSQL behind one nginx, and clients that load them."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import threading

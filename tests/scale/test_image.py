@@ -1,7 +1,5 @@
 """Runs the Dockerfile's steps without a container engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The deployed proxy configuration in front of fake replicas: its own answers and its routing."""
 
-from __future__ import annotations
-
 import socket
 import tempfile
 from collections.abc import Iterator

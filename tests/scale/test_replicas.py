@@ -4,8 +4,6 @@ The proxy's configuration is the one in `deploy/nginx`. `SCALE_TEST=full` (`make
 for more rounds and holds the service to its two seconds; without it a few rounds show the same.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Comparisons of an engine with the CPU's, and marks of tests that need more than a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

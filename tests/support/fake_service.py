@@ -1,7 +1,5 @@
 """A fake of the service: a real HTTP server with answers that a test sets."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

@@ -1,7 +1,5 @@
 """A real nginx for tests, with the configuration that is deployed (Debian: `nginx-light`)."""
 
-from __future__ import annotations
-
 import getpass
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Small pictures made by seed, so that no test needs a file."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real PostgreSQL server for tests (Debian: `postgresql`)."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The app for tests: in this process, on a tiny bundle, with any fake in place of the pipeline."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Small data sets in the layouts of the recipes, of painted or of real pictures."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Threads: waiting, what scheduling this machine allows, and whether work blocks other threads."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

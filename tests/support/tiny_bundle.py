@@ -5,8 +5,6 @@ head takes each query's best product with any token; the text encoder adds up ve
 bytes. With maps, the memory is the tokens, and a map is a label's products with them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence

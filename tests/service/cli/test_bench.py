@@ -1,18 +1,12 @@
 """`ml-decoder bench` against a fake service."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from service.cli import commands as cli
-from tests.e2e.server_process import ROOT
-from tests.service.cli.conftest import Run
+from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
 from tests.support.fake_service import run_fake
 from tests.support.photos import make_photo
 
@@ -20,15 +14,8 @@ from tests.support.photos import make_photo
 def test_bench_needs_no_onnx_runtime(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(make_photo())
     with run_fake() as (_, url):
-        command = ["bench", "--url", url, "--seconds", "0.1", "--json", str(tmp_path)]
-        script = (
-            "import sys; sys.modules['onnxruntime'] = None; "
-            f"sys.argv = ['ml-decoder', *{command}]; from service.cli.__main__ import main; main()"
-        )
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
-        found = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-        )
+        command = ("bench", "--url", url, "--seconds", "0.1", "--json", str(tmp_path))
+        found = run_without_onnx_runtime(*command)
     assert (found.returncode, found.stderr) == (0, "")
     assert json.loads(found.stdout)["answers"] > 0
 
@@ -55,13 +42,10 @@ def test_bench_counts_answers_and_errors(run: Run) -> None:
 def test_bench_writes_one_line_without_a_service_or_a_client(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, err = run("bench", "--url", "http://127.0.0.1:9")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert err.startswith("ml-decoder: cannot connect to http://127.0.0.1:9: ")
+    reason = "ml-decoder: cannot connect to http://127.0.0.1:9: "
+    assert_refused(run, reason, "bench", "--url", "http://127.0.0.1:9")
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
-    code, _, err = run("bench")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "pip install ./client" in err
+    assert_refused(run, "pip install ./client", "bench")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +61,5 @@ def test_bench_writes_one_line_for_an_invalid_argument(
     run: Run, flags: tuple[str, str], reason: str
 ) -> None:
     with run_fake() as (_, url):
-        code, out, err = run("bench", "--url", url, *flags)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert reason in err
+        assert_refused(run, reason, "bench", "--url", url, *flags)
         assert run("bench", "--url", url, "--seconds", 0.1)[0] == 0

@@ -1,9 +1,6 @@
 """Help, version, `info` and `export`."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,7 +11,7 @@ import pytest
 from service.bundle.reader import Bundle
 from service.bundle.writer import write_bundle
 from service.cli import commands as cli
-from tests.service.cli.conftest import Run
+from tests.service.cli.conftest import Run, assert_refused, run_without_onnx_runtime
 from tests.support.tiny_bundle import open_draft, tiny_card, write_tiny_bundle
 
 
@@ -40,26 +37,21 @@ def test_info_shows_the_default_precision_of_each_device(
 
 
 def test_info_refuses_a_folder_without_a_bundle(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("info", tmp_path)
-    assert (code, len(err.splitlines())) == (2, 1)
+    assert_refused(run, str(tmp_path), "info", tmp_path)
 
 
 def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Path) -> None:
     draft = open_draft(encodes_text=False)
     sets = {"zoo.json": b'{"labels": ["yak"]}'}
     bundle = write_bundle(tmp_path / draft.card.name, replace(draft, label_sets=sets))
-    code, _, err = run("info", bundle.path)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "label set zoo.json: a label has no embedding" in err
+    assert_refused(run, "label set zoo.json: a label has no embedding", "info", bundle.path)
 
 
 def test_export_names_the_extra_if_torch_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
-    code, _, err = run("export", "--out", "x")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "ml-decoder-serve[export]" in err
+    assert_refused(run, "ml-decoder-serve[export]", "export", "--out", "x")
 
 
 def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,16 +68,10 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
     "command", [["serve"], ["predict", "x.jpg"], ["labels", "list"], ["bulk", "in", "out"]]
 )
 def test_command_names_the_extra_if_onnx_runtime_is_missing(command: list[str]) -> None:
-    script = (
-        "import sys; sys.modules['onnxruntime'] = None; "
-        f"sys.argv = ['ml-decoder', *{command}]; from service.cli.__main__ import main; main()"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-
+    found = run_without_onnx_runtime(*command)
     assert found.returncode == 2
-    assert found.stderr.splitlines()[-1] == (
-        "ml-decoder: ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
-    )
+    reason = "ml-decoder: ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
+    assert found.stderr.splitlines()[-1] == reason
     assert "Traceback" not in found.stderr
 
 

@@ -1,9 +1,8 @@
 """The entry ends on SIGTERM while it imports, as the first process of a container too."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
+from functools import partial
+from subprocess import run
 
 import pytest
 
@@ -24,23 +23,24 @@ main()
 """
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+_run = partial(run, capture_output=True, text=True)
 
 
 def _can_be_first() -> bool:
     try:
-        return _run(*_FIRST, "true").returncode == 0
+        return _run([*_FIRST, "true"]).returncode == 0
     except FileNotFoundError:  # of util-linux
         return False
 
 
-@pytest.mark.skipif(not _can_be_first(), reason="no process namespaces can be made here")
-def test_first_process_of_a_container_ends_on_sigterm_during_imports() -> None:
-    done = _run(*_FIRST, sys.executable, "-c", _PROGRAM)
-    assert (done.returncode, done.stderr) == (143, "")
+needs_namespaces = pytest.mark.skipif(
+    not _can_be_first(), reason="no process namespaces can be made here"
+)
 
 
-def test_other_process_ends_on_sigterm_during_imports() -> None:
-    done = _run(sys.executable, "-c", _PROGRAM)
-    assert (done.returncode, done.stderr) == (-15, "")
+@pytest.mark.parametrize(
+    ("prefix", "code"), [pytest.param(_FIRST, 143, marks=needs_namespaces), ((), -15)]
+)
+def test_process_ends_on_sigterm_during_imports(prefix: tuple[str, ...], code: int) -> None:
+    done = _run([*prefix, sys.executable, "-c", _PROGRAM])
+    assert (done.returncode, done.stderr) == (code, "")

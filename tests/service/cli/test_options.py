@@ -1,7 +1,5 @@
 """Flags of settings and paths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,15 +8,13 @@ from service.bundle.reader import Bundle
 from service.cli import serve as serving
 from service.cli.options import name_flag, name_variable
 from service.settings import Settings
-from tests.service.cli.conftest import Run
+from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
 
 
 def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DECODER_PORT", "70000")
-    code, _, err = run("serve")
-    assert code == 2
-    assert err.startswith("ml-decoder: --port or ML_DECODER_PORT: ")
+    assert_refused(run, "ml-decoder: --port or ML_DECODER_PORT: ", "serve")
 
 
 def test_serve_has_a_flag_for_each_setting_that_names_its_variable(run: Run) -> None:
@@ -58,7 +54,5 @@ def test_empty_value_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.png").write_bytes(make_photo())
-    code, out, err = run(*arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is empty" in err
+    assert_refused(run, "is empty", *arguments)
     assert run("predict", "--bundle", tiny_bundle.path, ".")[0] == 0

@@ -1,12 +1,11 @@
 """`ml-decoder predict`: tables, JSON, CSV, overlays and odd file names."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,20 @@ import pytest
 from PIL import Image
 
 from service.bundle.reader import Bundle
-from tests.service.cli.conftest import Run
+from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, make_picture
+
+
+@pytest.fixture
+def predict(run: Run, monkeypatch: pytest.MonkeyPatch, tiny_bundle: Bundle) -> Run:
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(tiny_bundle.path))
+    return partial(run, "predict")
+
+
+@pytest.fixture
+def predict_mapped(predict: Run, monkeypatch: pytest.MonkeyPatch, mapped_bundle: Bundle) -> Run:
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(mapped_bundle.path))
+    return predict
 
 
 @pytest.fixture
@@ -28,31 +39,29 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_predict_reports_a_broken_photo_and_shows_the_others(
-    run: Run, tiny_bundle: Bundle, photos: list[Path]
+    predict: Run, photos: list[Path]
 ) -> None:
-    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--top-k", 2, *photos)
+    code, out, err = predict("--top-k", 2, *photos)
     assert code == 1
     assert "a[red].png" in out
     assert "c.png" in out
     assert "broken.png: The file is damaged or is not an image" in err
+    assert predict(photos[0])[0] == 0
 
 
-def test_predict_explains_stars_below_the_table(
-    run: Run, tiny_bundle: Bundle, photos: list[Path]
-) -> None:
-    flags = ("--bundle", tiny_bundle.path, "--include", "cat")
-    _, own, _ = run("predict", *flags, "--top-k", 1, photos[0])
+def test_predict_explains_stars_below_the_table(predict: Run, photos: list[Path]) -> None:
+    _, own, _ = predict("--include", "cat", "--top-k", 1, photos[0])
     assert "*" not in own
-    _, given, _ = run("predict", *flags, "--threshold", 0, photos[0])
+    _, given, _ = predict("--include", "cat", "--threshold", 0, photos[0])
     assert "0.000 *" in given
     assert given.splitlines()[-1] == "* not the label's own threshold"
 
 
 def test_predict_writes_one_json_object_per_photo_in_order(
-    run: Run, tiny_bundle: Bundle, photos: list[Path]
+    predict: Run, photos: list[Path]
 ) -> None:
     flags = ("--json", "--include", "cat", "--include", "dog", "--threshold", "0")
-    _, out, _ = run("predict", "--bundle", tiny_bundle.path, *flags, *photos)
+    _, out, _ = predict(*flags, *photos)
     first, second, third = map(json.loads, out.splitlines())
     assert [record["photo"] for record in (first, second, third)] == list(map(str, photos))
     assert {label["label"] for label in first["labels"]} == {"cat", "dog"}
@@ -61,30 +70,24 @@ def test_predict_writes_one_json_object_per_photo_in_order(
 
 
 def test_predict_searches_folders_recursively(
-    run: Run, tiny_bundle: Bundle, photos: list[Path], tmp_path: Path
+    predict: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("no photo")
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "d.PNG").write_bytes(make_photo(4))
-    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--json", tmp_path)
+    code, out, err = predict("--json", tmp_path)
     found = [json.loads(line)["photo"] for line in out.splitlines()]
     assert found == sorted([*map(str, photos), str(tmp_path / "below" / "d.PNG")])
     assert (code, err) == (1, "1 file left out (1 .txt)\n"), "a bar is only for who watches"
 
 
-def test_predict_fails_for_a_folder_without_photos(
-    run: Run, tiny_bundle: Bundle, tmp_path: Path
-) -> None:
-    code, out, err = run("predict", "--bundle", tiny_bundle.path, tmp_path)
-    assert (code, out) == (2, "")
-    assert err == f"ml-decoder: {tmp_path} contains no photos\n"
+def test_predict_fails_for_a_folder_without_photos(predict: Run, tmp_path: Path) -> None:
+    assert predict(tmp_path) == (2, "", f"ml-decoder: {tmp_path} contains no photos\n")
 
 
-def test_predict_writes_a_csv_row_per_label_and_failure(
-    run: Run, tiny_bundle: Bundle, photos: list[Path]
-) -> None:
+def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, photos: list[Path]) -> None:
     flags = ("--format", "csv", "--top-k", "2")
-    code, out, _ = run("predict", "--bundle", tiny_bundle.path, *flags, *photos)
+    code, out, _ = predict(*flags, *photos)
     rows = list(csv.DictReader(out.splitlines()))
     assert code == 1
     assert [Path(row["photo"]).name for row in rows] == [
@@ -94,14 +97,8 @@ def test_predict_writes_a_csv_row_per_label_and_failure(
     assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
 
 
-def test_predict_exits_with_0_if_all_photos_have_labels(
-    run: Run, tiny_bundle: Bundle, photos: list[Path]
-) -> None:
-    assert run("predict", "--bundle", tiny_bundle.path, photos[0])[0] == 0
-
-
-def test_predict_reports_a_missing_photo(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
-    code, _, err = run("predict", "--bundle", tiny_bundle.path, tmp_path / "none.png")
+def test_predict_reports_a_missing_photo(predict: Run, tmp_path: Path) -> None:
+    code, _, err = predict(tmp_path / "none.png")
     assert (code, "none.png: No such file or directory" in err) == (1, True)
 
 
@@ -112,21 +109,15 @@ def test_predict_reports_a_missing_photo(run: Run, tiny_bundle: Bundle, tmp_path
         (("--top-k", "0"), "top_k: Input should be greater than or equal to 1"),
         (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
         (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
-        (
-            ("--bundle", "/none"),
-            "the folder does not exist: set --bundle",
-        ),
+        (("--bundle", "/none"), "the folder does not exist: set --bundle"),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
     ],
 )
 def test_predict_writes_one_line_for_an_invalid_argument(
-    run: Run, tiny_bundle: Bundle, photos: list[Path], flags: tuple[str, str], reason: str
+    predict: Run, photos: list[Path], flags: tuple[str, str], reason: str
 ) -> None:
-    code, out, err = run("predict", "--bundle", tiny_bundle.path, *flags, photos[0])
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert reason in err
+    assert_refused(predict, reason, *flags, photos[0])
 
 
 @pytest.mark.parametrize("form", ["csv", "table"])
@@ -149,10 +140,10 @@ def test_predict_writes_file_names_that_stdout_cannot_encode(
     assert all(name in found.stdout for name in written)
 
 
-def test_predict_does_not_wrap_a_long_path(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
+def test_predict_does_not_wrap_a_long_path(predict: Run, tmp_path: Path) -> None:
     photo = tmp_path / f"{'long ' * 40}.png"
     photo.write_bytes(make_photo())
-    _, out, _ = run("predict", "--bundle", tiny_bundle.path, photo)
+    _, out, _ = predict(photo)
     assert out.splitlines()[0] == str(photo)
 
 
@@ -167,11 +158,9 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_explain_writes_overlays_beside_the_photo(
-    run: Run, mapped_bundle: Bundle, photo: Path
-) -> None:
+def test_explain_writes_overlays_beside_the_photo(predict_mapped: Run, photo: Path) -> None:
     flags = ("--explain", "--json", "--top-k", 2, "--candidate-label", "a/b ../c")
-    code, out, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo)
+    code, out, err = predict_mapped(*flags, photo)
     assert (code, err) == (0, "")
     labels = json.loads(out)["labels"]
     (written,) = sorted(photo.parent.glob("photo.jpg.map-*"))
@@ -189,16 +178,14 @@ _SIDEWAYS_IN_XMP = b"""<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-synt
 <rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF>"""
 
 
-def test_explain_draws_the_photo_as_the_model_sees_it(
-    run: Run, mapped_bundle: Bundle, tmp_path: Path
-) -> None:
+def test_explain_draws_the_photo_as_the_model_sees_it(predict_mapped: Run, tmp_path: Path) -> None:
     grey = np.full((32, 48), 0x4000, np.uint16)  # 64 of 255
     Image.fromarray(grey).save(tmp_path / "deep.png")
     clear = Image.new("RGBA", (48, 32), (0, 0, 0, 0))
     clear.save(tmp_path / "clear.png")
     make_picture(1).save(tmp_path / "turned.jpg", xmp=_SIDEWAYS_IN_XMP)  # which is not looked at
     flags = ("--explain", "--json", "--candidate-label", "x", "--top-k", 1)
-    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, tmp_path)
+    code, _, err = predict_mapped(*flags, tmp_path)
     assert (code, err) == (0, "")
     drawn = {}
     for path in tmp_path.glob("*.map-1-x.jpg"):
@@ -210,45 +197,38 @@ def test_explain_draws_the_photo_as_the_model_sees_it(
     assert drawn["clear"][..., 2].min() > 200
 
 
-def test_explain_ignores_the_overlays_of_an_earlier_run(
-    run: Run, mapped_bundle: Bundle, photo: Path
-) -> None:
+def test_explain_ignores_the_overlays_of_an_earlier_run(predict_mapped: Run, photo: Path) -> None:
     (photo.parent / "album.jpg").mkdir()
-    flags = ("--bundle", mapped_bundle.path, "--explain", "--json", "--candidate-label", "x")
-    first = run("predict", *flags, photo.parent)
+    flags = ("--explain", "--json", "--candidate-label", "x")
+    first = predict_mapped(*flags, photo.parent)
     assert len(list(photo.parent.iterdir())) == 3
-    second = run("predict", *flags, photo.parent)
+    second = predict_mapped(*flags, photo.parent)
     assert (first[0], second[0]) == (0, 0)
     assert [json.loads(line)["photo"] for line in second[1].splitlines()] == [str(photo)]
     assert len(list(photo.parent.iterdir())) == 3
 
 
-def test_predict_writes_no_overlays_without_explain(
-    run: Run, mapped_bundle: Bundle, photo: Path
-) -> None:
-    code, out, _ = run("predict", "--bundle", mapped_bundle.path, "--json", photo)
+def test_predict_writes_no_overlays_without_explain(predict_mapped: Run, photo: Path) -> None:
+    code, out, _ = predict_mapped("--json", photo)
     assert code == 0
     assert all("map" not in label for label in json.loads(out)["labels"])
     assert list(photo.parent.iterdir()) == [photo]
 
 
-def test_explain_fails_for_a_bundle_without_maps(
-    run: Run, tiny_bundle: Bundle, photo: Path
-) -> None:
-    code, out, err = run("predict", "--bundle", tiny_bundle.path, "--explain", photo)
-    assert (code, out) == (2, "")
-    assert err == "ml-decoder: This model has no maps of these labels\n"
-    assert run("predict", "--bundle", tiny_bundle.path, photo)[0] == 0
+def test_explain_fails_for_a_bundle_without_maps(predict: Run, photo: Path) -> None:
+    record = "ml-decoder: This model has no maps of these labels\n"
+    assert predict("--explain", photo) == (2, "", record)
+    assert predict(photo)[0] == 0
 
 
 def test_explain_reports_a_photo_whose_overlays_cannot_be_written(
-    run: Run, mapped_bundle: Bundle, photo: Path, tmp_path: Path
+    predict_mapped: Run, photo: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.jpg"
     other.write_bytes(photo.read_bytes())
     (tmp_path / "photo.jpg.map-1-cat.jpg").mkdir()  # a folder has the picture's name
     flags = ("--explain", "--include", "cat", "--top-k", 1)
-    code, _, err = run("predict", "--bundle", mapped_bundle.path, *flags, photo, other)
+    code, _, err = predict_mapped(*flags, photo, other)
     assert code == 1
     assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
     assert (tmp_path / "other.jpg.map-1-cat.jpg").is_file()

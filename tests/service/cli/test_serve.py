@@ -1,7 +1,5 @@
 """Tests of how serving starts; `tests/e2e` has those of what it serves."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -60,9 +58,7 @@ def test_server_gets_the_graphs_that_were_opened_during_imports(
     assert opened == [settings]
 
 
-def test_error_of_opening_the_graphs_reaches_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_of_opening_the_graphs_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_settings: Settings) -> Graphs:
         raise StartError("no such device")
 

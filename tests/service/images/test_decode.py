@@ -1,7 +1,5 @@
 """Every kind of picture becomes the encoder's input, and every kind of junk an error."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

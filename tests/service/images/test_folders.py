@@ -1,7 +1,5 @@
 """The photos of a folder are the same for every command."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """HEIC and AVIF, with their decoder and without."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 

@@ -1,7 +1,5 @@
 """The fast decoder gives nearly Pillow's pixels; the header says what a JPEG costs."""
 
-from __future__ import annotations
-
 import io
 import struct
 from functools import partial

@@ -1,7 +1,5 @@
 """Admission in each phase, and the estimate of `Retry-After`."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

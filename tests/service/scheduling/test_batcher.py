@@ -4,8 +4,6 @@ The fakes do sums, so that a swapped result shows. Workers wait for a gate inste
 sleeping.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys

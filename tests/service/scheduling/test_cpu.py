@@ -1,7 +1,5 @@
 """Cores of the workers, quotas of control groups, and the policy of the threads."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

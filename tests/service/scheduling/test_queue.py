@@ -1,7 +1,5 @@
 """The queue keeps its order and its bound, and drops items without a client."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable

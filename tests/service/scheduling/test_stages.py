@@ -1,7 +1,5 @@
 """Stages are timed in their threads and collected only on demand."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Coroutines in order and together, and calls in side threads."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

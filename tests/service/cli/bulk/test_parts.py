@@ -1,7 +1,5 @@
 """Tests of the result folder: whole parts, one question, one run at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

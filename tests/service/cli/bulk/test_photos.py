@@ -1,7 +1,5 @@
 """Tests of finding photos in folders and lists."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bulk runs in this process and, killed, as a process of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
