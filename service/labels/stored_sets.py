@@ -93,14 +93,14 @@ class StoredSets:
         self._following = asyncio.create_task(self._follow(), name="label store")
 
     async def stop(self) -> None:
-        """Stops polling and closes the store; later calls raise `Draining`."""
+        """Stops polling and closes the store; other calls raise `Draining` from now on."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
         self._timeout_seconds = _CLOSE_TIMEOUT_SECONDS
+        self._stopped = True  # a call after `close` would open a connection that stays open
         with contextlib.suppress(StoreError):
-            await self._call(self._store.close)
-        self._stopped = True
+            await self._run(self._store.close)
         self._thread.shutdown(wait=False)
 
     async def refresh(self) -> None:
@@ -271,8 +271,10 @@ class StoredSets:
     ) -> ResultT:
         if self._stopped:
             raise Draining("the label store is closed")
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._thread, lambda: work(*args, **options))
+        return await self._run(lambda: work(*args, **options))
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
                 self._store.hang_up()

@@ -26,34 +26,13 @@ from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.label_set import make_trained_set
 from service.labels.question import Question
-from service.labels.store.database import open_database
-from service.labels.store.store import LabelStore, Limits, Mark, Stored
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, TINY_LABELS
+from service.labels.store.store import LabelStore
+from tests.support.label_store import FlakyStore, define, put
+from tests.support.tiny_bundle import TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 
 TRAINED = make_trained_set(TINY_LABELS)
-
-
-def define(name: str, *labels: str) -> Definition:
-    return Definition(name, labels, (None,) * len(labels), (None,) * len(labels))
-
-
-class FlakyStore(LabelStore):
-    """A store that is unavailable while `away` is true."""
-
-    away = False
-
-    def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().read_versions()
-
-
-def make_store() -> FlakyStore:
-    return FlakyStore(
-        open_database("memory"), SPACE.fingerprint, Limits(sets=9, labels=99, labels_per_set=50)
-    )
 
 
 EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")
@@ -67,7 +46,7 @@ def make_catalogue(
 ) -> Catalogue:
     encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
     rules = CatalogueRules(default, max_candidates=3, poll_seconds=60.0)
-    return Catalogue(TRAINED, fixed, encoding, store or make_store(), rules)
+    return Catalogue(TRAINED, fixed, encoding, store or FlakyStore("memory"), rules)
 
 
 @pytest.fixture
@@ -154,9 +133,8 @@ async def test_set_threshold_is_the_labels_own(catalogue: Catalogue) -> None:
 
 
 async def test_stored_set_is_hidden_by_a_fixed_one_of_its_name(open_bundle: Bundle) -> None:
-    store = make_store()
-    embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
-    store.write(define("everyday", "cat"), embeddings, replace=True)
+    store = FlakyStore("memory")
+    put(store, "everyday", "cat")
     catalogue = make_catalogue(open_bundle, EVERYDAY, store=store)
     assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
     await catalogue.start()
@@ -212,9 +190,8 @@ async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
 async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
     open_bundle: Bundle,
 ) -> None:
-    store = make_store()
-    embeddings = np.ones((1, EMBEDDING_WIDTH), np.float32)
-    store.write(define("pets", "cat"), embeddings, replace=False)
+    store = FlakyStore("memory")
+    put(store, "pets", "cat")
     store.away = True
     catalogue = make_catalogue(open_bundle, EVERYDAY, default=("pets",), store=store)
     await catalogue.start()
