@@ -1,4 +1,4 @@
-"""Tests of the result folder: whole parts, one question, one run at a time."""
+"""The result folder: whole parts, one question, one run at a time."""
 
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ def record(name: str, error: str | None = None) -> Record:
     found = {"width": 4, "height": 3, "labels": [LABEL]}
     nothing = {"width": None, "height": None, "labels": None}
     return {"photo": name, "error": error, **(found if error is None else nothing)}
+
+
+def assert_not_opened(folder: Path, reason: str, question: dict[str, Any] = QUESTION) -> None:
+    with pytest.raises(StartError, match=reason), open_parts(str(folder), question):
+        pytest.fail("it was opened")
 
 
 def test_written_photos_are_done_and_readable(tmp_path: Path) -> None:
@@ -66,9 +71,7 @@ def test_open_parts_removes_unfinished_files(tmp_path: Path) -> None:
 def test_open_parts_refuses_another_question(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
-    other = QUESTION | {"model": "large"}
-    with pytest.raises(StartError, match=QUESTION_FILE), open_parts(str(tmp_path), other):
-        pytest.fail("it was opened")
+    assert_not_opened(tmp_path, QUESTION_FILE, QUESTION | {"model": "large"})
     with open_parts(str(tmp_path), QUESTION) as parts:
         assert set(parts.read_done()) == {"a"}
 
@@ -77,17 +80,12 @@ def test_open_parts_refuses_parts_without_a_question(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
         parts.write([record("a")])
     (tmp_path / QUESTION_FILE).unlink()
-    with pytest.raises(StartError, match="parts but no"), open_parts(str(tmp_path), QUESTION):
-        pytest.fail("it was opened")
+    assert_not_opened(tmp_path, "parts but no")
 
 
 def test_open_parts_refuses_a_second_run_at_the_same_time(tmp_path: Path) -> None:
     with open_parts(str(tmp_path), QUESTION) as parts:
-        with (
-            pytest.raises(StartError, match="another run"),
-            open_parts(str(tmp_path), QUESTION),
-        ):
-            pytest.fail("it was opened")
+        assert_not_opened(tmp_path, "another run")
         parts.write([record("a")])
     with open_parts(str(tmp_path), QUESTION) as parts:
         assert set(parts.read_done()) == {"a"}
@@ -106,8 +104,4 @@ def test_damaged_part_is_named_in_the_error(tmp_path: Path) -> None:
 
 def test_open_parts_fails_if_the_folder_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(StartError, match="file/out"),
-        open_parts(str(tmp_path / "file" / "out"), QUESTION),
-    ):
-        pytest.fail("it was opened")
+    assert_not_opened(tmp_path / "file" / "out", "file/out")

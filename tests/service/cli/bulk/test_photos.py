@@ -1,4 +1,4 @@
-"""Tests of finding photos in folders and lists."""
+"""Photos of folders and lists."""
 
 import os
 from pathlib import Path
@@ -62,39 +62,24 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("place", "reason"),
     [
-        (lambda path: str(path / "none"), "no such folder or list"),
-        (lambda path: str(path), "has no photos"),
-        (lambda _path: "nosuch://bucket/photos", "file system not available"),
+        ("{tmp}/none", "no such folder or list"),
+        ("{tmp}/empty", "has no photos"),
+        ("nosuch://bucket/photos", "file system not available"),
+        ("{tmp}/odd", "a file whose name is not UTF-8"),
+        ("{tmp}/png", "neither a folder nor a list"),
+        ("{tmp}/tiff", "neither a folder nor a list"),
     ],
 )
-def test_open_photos_fails_without_photos(
-    tmp_path: Path, folder: Path, make: object, reason: str
+def test_open_photos_refuses_a_place_without_photos(
+    tmp_path: Path, folder: Path, place: str, reason: str
 ) -> None:
-    assert callable(make)
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    for name in ("empty", "odd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "odd" / os.fsdecode(b"caf\xe9.jpg")).touch()
+    (tmp_path / "png").write_bytes(b"\x89PNG\xff\xfe")
+    (tmp_path / "tiff").write_bytes(b"II*\0\x08\0\0\0")
     with pytest.raises(StartError, match=reason):
-        open_photos(make(empty))
-    assert open_photos(str(folder))[1]
-
-
-def test_open_photos_refuses_a_name_that_is_not_utf8(tmp_path: Path, folder: Path) -> None:
-    odd = tmp_path / "odd"
-    odd.mkdir()
-    (odd / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"")
-    with pytest.raises(StartError, match="a file whose name is not UTF-8"):
-        open_photos(str(odd))
-    assert open_photos(str(folder))[1]
-
-
-@pytest.mark.parametrize("content", [b"\x89PNG\xff\xfe", b"II*\0\x08\0\0\0"])
-def test_open_photos_refuses_a_picture_as_a_list(
-    tmp_path: Path, folder: Path, content: bytes
-) -> None:
-    picture = tmp_path / "picture"
-    picture.write_bytes(content)
-    with pytest.raises(StartError, match="neither a folder nor a list"):
-        open_photos(str(picture))
+        open_photos(place.format(tmp=tmp_path))
     assert open_photos(str(folder))[1]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from service.cli.labels import add_set, define_set
 from service.errors import StartError, UnknownLabelSet
 from service.labels.question import Question
 from service.settings import Settings
+from tests.e2e.server_process import ROOT
 from tests.support.photos import encode_picture, make_photo, make_picture
 
-ROOT = Path(__file__).parents[4]
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
+OTHER_QUESTION = "another model, label set, question, input or limit"
 
 
 @pytest.fixture
@@ -37,12 +39,19 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def make_job(bundle: Bundle, photos: Path, out: Path, **changes: Any) -> BulkJob:
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def job(tiny_bundle: Bundle, photos: Path, out: Path) -> BulkJob:
     settings = Settings(
-        bundle=bundle.path, device="cpu", label_store="memory", max_body_bytes=10_000_000
+        bundle=tiny_bundle.path, device="cpu", label_store="memory", max_body_bytes=10_000_000
     )
-    asked = {"question": Question(top_k=2), "settings": settings, "part_size": 4, **changes}
-    return BulkJob(str(photos), str(out), **asked)
+    return BulkJob(
+        str(photos), str(out), question=Question(top_k=2), settings=settings, part_size=4
+    )
 
 
 def run(job: BulkJob) -> tuple[Totals, list[int]]:
@@ -59,12 +68,12 @@ def read_rows(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_run_writes_a_row_per_photo_and_an_error_for_a_bad_one(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+    job: BulkJob, photos: Path, out: Path
 ) -> None:
-    totals, seen = run(make_job(tiny_bundle, photos, tmp_path / "out"))
+    totals, seen = run(job)
     assert totals == Totals(tagged=11, failed=1, skipped=0)
     assert seen == list(range(13))
-    rows = read_rows(tmp_path / "out")
+    rows = read_rows(out)
     assert set(rows) == {path.name for path in photos.iterdir()}
     assert rows["broken.jpg"]["error"] == "The file is damaged or is not an image"
     assert rows["broken.jpg"]["labels"] is None
@@ -72,73 +81,64 @@ def test_run_writes_a_row_per_photo_and_an_error_for_a_bad_one(
 
 
 def test_rows_equal_the_answers_of_predict(
-    open_bundle: Bundle, photos: Path, tmp_path: Path
+    job: BulkJob, open_bundle: Bundle, photos: Path, out: Path
 ) -> None:
     question = Question(label_set=("everyday", "trained"), threshold=0.0)
-    run(make_job(open_bundle, photos, tmp_path / "out", question=question))
-    row = read_rows(tmp_path / "out")["03.png"]
+    opened = job.settings.model_copy(update={"bundle": open_bundle.path})
+    run(replace(job, question=question, settings=opened))
+    row = read_rows(out)["03.png"]
     assert (row["width"], row["height"]) == (48, 32)
     scores = [label["score"] for label in row["labels"]]
     assert scores == sorted(scores, reverse=True)
     command = [sys.executable, "-m", "service.cli", "predict", "--json", "--threshold", "0"]
     sets = ("--label-set", "everyday", "--label-set", "trained", "--device", "cpu")
-    done = subprocess.run(
-        [*command, *sets, "--bundle", str(open_bundle.path), str(photos / "03.png")],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    command += [*sets, "--bundle", str(open_bundle.path), str(photos / "03.png")]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     alone = json.loads(done.stdout)["labels"]
     assert [label["label"] for label in row["labels"]] == [label["label"] for label in alone]
     assert scores == pytest.approx([label["score"] for label in alone], abs=TOLERANCE)
 
 
-def test_second_run_skips_photos_that_are_done(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
-) -> None:
-    job = make_job(tiny_bundle, photos, tmp_path / "out")
+def test_second_run_skips_photos_that_are_done(job: BulkJob, photos: Path, out: Path) -> None:
     run(job)
     assert run(job)[0] == Totals(skipped=12, failed_before=1)
     (photos / "new.png").write_bytes(make_photo(77))
     assert run(job)[0] == Totals(tagged=1, skipped=12, failed_before=1)
-    assert len(read_rows(tmp_path / "out")) == 13
+    assert len(read_rows(out)) == 13
 
 
-def test_run_retries_failed_photos_on_demand(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
-) -> None:
-    job = make_job(tiny_bundle, photos, tmp_path / "out")
-    again = make_job(tiny_bundle, photos, tmp_path / "out", retry_failed=True)
+def test_run_retries_failed_photos_on_demand(job: BulkJob, photos: Path, out: Path) -> None:
+    again = replace(job, retry_failed=True)
     run(job)
     assert run(again)[0] == Totals(failed=1, skipped=11)
     (photos / "broken.jpg").write_bytes(make_photo(12))
     assert run(job)[0] == Totals(skipped=12, failed_before=1)
     assert run(again)[0] == Totals(tagged=1, skipped=11)
     assert run(again)[0] == Totals(skipped=12)
-    assert len(read_rows(tmp_path / "out")) == 12
+    assert len(read_rows(out)) == 12
 
 
 def test_run_records_an_error_for_a_file_over_the_limit(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
+    job: BulkJob, photos: Path, out: Path, tmp_path: Path
 ) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text("photos/00.png\nphotos/big.png\n")
     (photos / "big.png").write_bytes(bytes(10_000_001))
-    job = make_job(tiny_bundle, listed, tmp_path / "out")
+    job = replace(job, photos=str(listed))
     assert run(job)[0] == Totals(tagged=1, failed=1)
-    rows = read_rows(tmp_path / "out")
+    rows = read_rows(out)
     assert "larger than 10000000 bytes" in rows["photos/big.png"]["error"]
     assert run(job)[0] == Totals(skipped=2, failed_before=1)
 
 
 def test_run_leaves_unreadable_files_to_the_next_run(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    job: BulkJob, photos: Path, out: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = photos / "11.png"
     failing.symlink_to("/proc/self/mem")  # its first byte is an input/output error
     listed = tmp_path / "list.txt"
     listed.write_text("photos/00.png\nphotos/late.png\nphotos/01.png\nphotos/11.png\n")
-    job = make_job(tiny_bundle, listed, tmp_path / "out", part_size=2)
+    job = replace(job, photos=str(listed), part_size=2)
     totals, seen = run(job)
     assert totals == Totals(tagged=2, unread=2)
     assert seen == [0, 1, 2, 3, 4]
@@ -149,34 +149,28 @@ def test_run_leaves_unreadable_files_to_the_next_run(
     failing.write_bytes(make_photo(11))
     (photos / "late.png").write_bytes(make_photo(12))
     assert run(job)[0] == Totals(tagged=2, skipped=2)
-    assert len(read_rows(tmp_path / "out")) == 4
+    assert len(read_rows(out)) == 4
 
 
-def test_run_writes_nothing_if_the_question_is_invalid(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
-) -> None:
-    job = make_job(tiny_bundle, photos, tmp_path / "out", question=Question(label_set=("none",)))
+def test_run_writes_nothing_if_the_question_is_invalid(job: BulkJob, out: Path) -> None:
+    job = replace(job, question=Question(label_set=("none",)))
     with pytest.raises(UnknownLabelSet):
         run(job)
-    assert not (tmp_path / "out").exists()
+    assert not (out).exists()
 
 
-def test_run_refuses_another_question_in_the_same_folder(
-    tiny_bundle: Bundle, photos: Path, tmp_path: Path
-) -> None:
-    run(make_job(tiny_bundle, photos, tmp_path / "out"))
-    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
-        run(make_job(tiny_bundle, photos, tmp_path / "out", question=Question(top_k=3)))
-    other_limit = make_job(tiny_bundle, photos, tmp_path / "out").settings.model_copy(
-        update={"max_pixels": 7}
-    )
-    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
-        run(make_job(tiny_bundle, photos, tmp_path / "out", settings=other_limit))
-    assert run(make_job(tiny_bundle, photos, tmp_path / "out"))[0].skipped == 12
+def test_run_refuses_another_question_in_the_same_folder(job: BulkJob) -> None:
+    run(job)
+    with pytest.raises(StartError, match=OTHER_QUESTION):
+        run(replace(job, question=Question(top_k=3)))
+    other_limit = job.settings.model_copy(update={"max_pixels": 7})
+    with pytest.raises(StartError, match=OTHER_QUESTION):
+        run(replace(job, settings=other_limit))
+    assert run(job)[0].skipped == 12
 
 
 def test_run_compares_label_sets_by_labels_and_not_by_version(
-    open_bundle: Bundle, photos: Path, tmp_path: Path
+    job: BulkJob, open_bundle: Bundle, tmp_path: Path
 ) -> None:
     question = Question(label_set=("zoo",), top_k=2)
 
@@ -184,8 +178,7 @@ def test_run_compares_label_sets_by_labels_and_not_by_version(
         settings = Settings(
             bundle=open_bundle.path, device="cpu", label_store=str(tmp_path / store)
         )
-        job = make_job(open_bundle, photos, tmp_path / "out", question=question, settings=settings)
-        return run(job)[0]
+        return run(replace(job, question=question, settings=settings))[0]
 
     def register(store: str, *labels: str) -> str:
         settings = Settings(bundle=open_bundle.path, label_store=str(tmp_path / store))
@@ -194,26 +187,26 @@ def test_run_compares_label_sets_by_labels_and_not_by_version(
     first = register("first.db", "yak", "newt")
     assert tag("first.db").tagged == 11
     assert register("second.db", "cat", "dog") == first
-    with pytest.raises(StartError, match="another model, label set, question, input or limit"):
+    with pytest.raises(StartError, match=OTHER_QUESTION):
         tag("second.db")
     assert register("second.db", "yak", "newt") != first
     assert tag("second.db").skipped == 12
 
 
 def test_run_continues_after_kills_without_duplicates_or_gaps(
-    tiny_bundle: Bundle, tmp_path: Path
+    tiny_bundle: Bundle, tmp_path: Path, out: Path
 ) -> None:
-    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos = tmp_path / "photos"
     photos.mkdir()
     # Large enough that a part takes a moment: the kill falls between two parts.
     for number in range(60):
         picture = make_picture(number, 900, 700)
         (photos / f"{number:03}.png").write_bytes(encode_picture(picture, compress_level=1))
     command = [sys.executable, "-m", "service.cli", "bulk", str(photos), str(out), "--top-k", "2"]
-    flags = ("--bundle", str(tiny_bundle.path), "--device", "cpu", "--part-size", "3")
+    command += ["--bundle", str(tiny_bundle.path), "--device", "cpu", "--part-size", "3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for kill in range(2):
-        with subprocess.Popen([*command, *flags], cwd=ROOT, env=environment) as process:
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
             deadline = time.monotonic() + 120
             while len(list(out.glob("part-*"))) < 3 * (kill + 1) and process.poll() is None:
                 assert time.monotonic() < deadline
@@ -222,7 +215,7 @@ def test_run_continues_after_kills_without_duplicates_or_gaps(
     before = read_rows(out)
     assert 0 < len(before) < 60, "the kills came too late to show anything"
     done = subprocess.run(
-        [*command, *flags], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout == f"{60 - len(before)} tagged, 0 failed, {len(before)} done before\n"
     assert set(read_rows(out)) == {path.name for path in photos.iterdir()}
