@@ -26,6 +26,12 @@ def make_picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
     return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
 
 
+def make_exif(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def encode_picture(picture: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
     """Returns the picture as the content of a file."""
     buffer = io.BytesIO()

@@ -14,7 +14,7 @@ from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedI
 from service.images import formats
 from service.images.decode import decode_image
 from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
-from tests.support.photos import encode_picture, make_picture
+from tests.support.photos import encode_picture, make_exif, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
 CONTAINERS = ("HEIF", "AVIF")
@@ -29,14 +29,18 @@ def make_hostile_exif() -> bytes:
     return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", count) + tags + bytes(100_100)
 
 
+def assert_decoded(data: bytes) -> None:
+    """Checks that `make_picture(1, 64, 48)` is found."""
+    decoded = decode_image(data, CONTRACT, 10_000)
+    small = make_picture(1, 64, 48).resize((24, 16), Image.Resampling.BILINEAR)
+    assert (decoded.width, decoded.height) == (64, 48)
+    assert np.abs(decoded.pixels - np.asarray(small, np.int16)).mean() < 8
+
+
 @needs_decoder
 @pytest.mark.parametrize("file_format", CONTAINERS)
 def test_container_is_decoded(file_format: str) -> None:
-    picture = make_picture(1, 64, 48)
-    decoded = decode_image(encode_picture(picture, file_format), CONTRACT, 10_000)
-    expected = np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR), np.int16)
-    assert (decoded.width, decoded.height) == (64, 48)
-    assert np.abs(decoded.pixels - expected).mean() < 8
+    assert_decoded(encode_picture(make_picture(1, 64, 48), file_format))
 
 
 @needs_decoder
@@ -49,21 +53,15 @@ def test_common_brand_may_contain_either_format(file_format: str, brand: bytes) 
 
 @needs_decoder
 def test_avif_is_turned_by_its_own_property() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # Pillow writes it as the property `irot`
-    picture = make_picture(1, 64, 48)
-    lying = picture.transpose(Image.Transpose.ROTATE_90)
-    decoded = decode_image(encode_picture(lying, "AVIF", exif=exif), CONTRACT, 10_000)
-    expected = np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR), np.int16)
-    assert (decoded.width, decoded.height) == (64, 48)
-    assert np.abs(decoded.pixels - expected).mean() < 8
+    lying = make_picture(1, 64, 48).transpose(Image.Transpose.ROTATE_90)
+    # Pillow writes the orientation as the property `irot`.
+    assert_decoded(encode_picture(lying, "AVIF", exif=make_exif(6)))
 
 
 @needs_decoder
 def test_heic_is_not_turned_by_its_exif() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # pillow-heif writes no property
-    data = encode_picture(make_picture(1, 64, 48), "HEIF", exif=exif)
+    # pillow-heif writes no property.
+    data = encode_picture(make_picture(1, 64, 48), "HEIF", exif=make_exif(6))
     assert b"irot" not in data
     assert decode_image(data, CONTRACT, 10_000).width == 64
 

@@ -14,7 +14,7 @@ from PIL import Image
 from service.bundle.card import InputContract, Interpolation
 from service.images import jpeg
 from service.images.decode import decode_image
-from tests.support.photos import encode_picture, make_photo
+from tests.support.photos import encode_picture, make_exif, make_photo
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
 
@@ -41,9 +41,7 @@ def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray
 def test_photo_has_nearly_pillows_pixels(
     photo: Path, orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(Image.open(photo), exif=exif, quality=92)
+    data = encode(Image.open(photo), exif=make_exif(orientation), quality=92)
 
     found = decode_image(data, CONTRACT, 10**9).pixels
     expected = decode_by_pillow(data, monkeypatch)
@@ -148,9 +146,10 @@ def test_damaged_jpeg_is_not_decoded() -> None:
     assert jpeg.shrink_jpeg(data, 8, 8, "bicubic") is not None
 
 
-PLAIN = encode(Image.new("RGB", (64, 48)))
+BLACK = Image.new("RGB", (64, 48))
+PLAIN = encode(BLACK)
 GREY = encode(Image.new("L", (64, 48)))
-PROGRESSIVE = encode(Image.new("RGB", (64, 48)), progressive=True)
+PROGRESSIVE = encode(BLACK, progressive=True)
 SCAN = b"\xff\xda\0"
 
 
@@ -159,33 +158,29 @@ def is_quick(data: bytes) -> bool:
     return parsed is not None and parsed.is_quick
 
 
-@pytest.mark.parametrize(
-    ("data", "quick"),
-    [
-        (PLAIN, True),
-        (GREY, True),
-        (encode(Image.new("RGB", (2048, 1024))), True),
-        (encode(Image.new("RGB", (2048, 1025))), False),
-        (PROGRESSIVE, False),
-        (PLAIN[: PLAIN.index(SCAN)] + GREY[GREY.index(SCAN) :], False),
-        (encode(Image.new("RGB", (64, 48)), exif=b"Exif\0\0" + PLAIN), True),
-        (encode(Image.new("RGB", (64, 48)), icc_profile=bytes(9), restart_marker_blocks=1), True),
-        (PLAIN[:2] + b"\xff\xff" + PLAIN[2:] + PROGRESSIVE, True),
-        (make_photo(0, "PNG"), False),
-        (PLAIN + bytes(2**21), False),
-        (PLAIN[:20], False),
-        (PLAIN[: PLAIN.index(b"\xff\xc0") + 6], False),
-        (b"\xff\xd8\xff\xc0\0\2", False),
-        (b"\xff\xd8", False),
-        (b"", False),
-    ],
-    ids=[
-        *("colour", "grey", "2 MP", "over 2 MP", "progressive", "a scan of one component"),
-        *("thumbnail", "profile and restarts", "fill, and a picture behind"),
-        *("PNG", "long", "cut", "frame cut", "frame of no size", "start only", "empty"),
-    ],
-)
-def test_jpeg_is_quick_when_baseline_and_up_to_two_megapixels(data: bytes, quick: bool) -> None:
+IS_QUICK = {
+    "colour": (PLAIN, True),
+    "grey": (GREY, True),
+    "2 MP": (encode(Image.new("RGB", (2048, 1024))), True),
+    "over 2 MP": (encode(Image.new("RGB", (2048, 1025))), False),
+    "progressive": (PROGRESSIVE, False),
+    "scan of one": (PLAIN[: PLAIN.index(SCAN)] + GREY[GREY.index(SCAN) :], False),
+    "thumbnail": (encode(BLACK, exif=b"Exif\0\0" + PLAIN), True),
+    "profile": (encode(BLACK, icc_profile=bytes(9), restart_marker_blocks=1), True),
+    "fill, and a picture behind": (PLAIN[:2] + b"\xff\xff" + PLAIN[2:] + PROGRESSIVE, True),
+    "PNG": (make_photo(0, "PNG"), False),
+    "long": (PLAIN + bytes(2**21), False),
+    "cut": (PLAIN[:20], False),
+    "frame cut": (PLAIN[: PLAIN.index(b"\xff\xc0") + 6], False),
+    "frame of no size": (b"\xff\xd8\xff\xc0\0\2", False),
+    "start only": (b"\xff\xd8", False),
+    "empty": (b"", False),
+}
+
+
+@pytest.mark.parametrize("name", IS_QUICK)
+def test_jpeg_is_quick_when_baseline_and_up_to_two_megapixels(name: str) -> None:
+    data, quick = IS_QUICK[name]
     assert is_quick(data) is quick
 
 
@@ -193,9 +188,8 @@ def hide_frame(photo: bytes, bare: bytes) -> bytes:
     """Inserts `bare`, and a small frame at the place that a length after `bare` leads to."""
     small = bytes.fromhex("ffc0 000b 08 0010 0010 01 011100  ffda 0008 01 0100 003f00")
     content = bytes(0xFFE0 - 4) + small
-    return (
-        photo[:2] + bare + b"\xff\xe0" + struct.pack(">H", 2 + len(content)) + content + photo[2:]
-    )
+    block = b"\xff\xe0" + struct.pack(">H", 2 + len(content)) + content
+    return photo[:2] + bare + block + photo[2:]
 
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xD0, 0xD7, 0xD8, 0xD9])
@@ -214,18 +208,10 @@ def test_damaged_header_raises_nothing(place: int, damage: bytes) -> None:
     assert is_quick(spoilt) in (True, False)
 
 
-@pytest.mark.parametrize(
-    ("image", "components"),
-    [
-        (Image.new("RGB", (64, 48)), 3),
-        (Image.new("L", (64, 48)), 1),
-        (Image.new("CMYK", (64, 48)), 4),
-    ],
-    ids=["colour", "grey", "print"],
-)
-def test_header_is_the_one_that_decoders_find(image: Image.Image, components: int) -> None:
+@pytest.mark.parametrize(("mode", "components"), [("RGB", 3), ("L", 1), ("CMYK", 4)])
+def test_header_is_the_one_that_decoders_find(mode: str, components: int) -> None:
     exif = b"Exif\0\0" + bytes(9)
-    data = encode(image, exif=exif, comment=b"x" * 99)
+    data = encode(Image.new(mode, (64, 48)), exif=exif, comment=b"x" * 99)
     parsed = jpeg.parse_jpeg(data)
     assert parsed is not None
     assert (parsed.width, parsed.height, parsed.components) == (64, 48, components)
