@@ -17,25 +17,14 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Snippet:
-    """One code block.
-
-    Attributes:
-        place: `README.md:21`.
-        language: the word behind the backticks.
-        code: the text between them.
-        reason: why it is not run; None if it is.
-        answers: the JSON block right after it, which shows its output; None without one.
-    """
-
-    place: str
-    language: str
+    place: str  # `README.md:21`
+    language: str  # the word behind the backticks
     code: str
-    reason: str | None
-    answers: str | None = None
+    reason: str | None  # why it is not run
+    answers: str | None = None  # the JSON block right after it, which shows its output
 
 
 def read_snippets(path: Path, name: str) -> list[Snippet]:
-    """Returns the code blocks of a document."""
     text = path.read_text()
     found: list[Snippet] = []
     matches = list(_BLOCK.finditer(text))

@@ -14,19 +14,11 @@ from tests.project.dockerfile import parse_dockerfile
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 TEXT = FILE.read_text(encoding="utf-8")
-TARGETS = {
-    "ml-decoder": "cpu",
-    "ml-decoder-gpu": "gpu",
-    "ml-decoder-openvino": "openvino",
-    "replica": "cpu",
-}
-OURS = tuple(TARGETS)
-PROFILES = {
-    "cpu": {"ml-decoder"},
-    "gpu": {"ml-decoder-gpu"},
-    "openvino": {"ml-decoder-openvino"},
-    "scale": {"replica", "proxy", "postgres"},
-}
+SINGLE = {"ml-decoder": "cpu", "ml-decoder-gpu": "gpu", "ml-decoder-openvino": "openvino"}
+TARGETS = SINGLE | {"replica": "cpu"}
+PROFILES = {profile: {name} for name, profile in SINGLE.items()}
+PROFILES["scale"] = {"replica", "proxy", "postgres"}
+STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 
 def read_compose(text: str) -> dict[str, Any]:
@@ -46,12 +38,6 @@ def test_misspelt_key_is_refused() -> None:
         read_compose(TEXT.replace("read_only", "readonly"))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_profile_starts_these_services(profile: str) -> None:
-    started = {name for name, it in SERVICES.items() if profile in it["profiles"]}
-    assert started == PROFILES[profile]
-
-
 def test_default_profile_is_cpu() -> None:
     lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
     assert "COMPOSE_PROFILES=cpu" in lines
@@ -59,32 +45,27 @@ def test_default_profile_is_cpu() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_answers_at_port_8000_of_this_machine_alone(profile: str) -> None:
+def test_profile_starts_these_services_at_port_8000_of_this_machine_alone(profile: str) -> None:
+    started = {name for name, it in SERVICES.items() if profile in it["profiles"]}
+    assert started == PROFILES[profile]
     ports = [port for name in PROFILES[profile] for port in SERVICES[name].get("ports", ())]
     assert [port.rpartition(":")[0] for port in ports] == ["127.0.0.1:8000"]
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_settings_file_is_optional(name: str) -> None:
-    (settings,) = SERVICES[name]["env_file"]
-    assert settings == {"path": "ml-decoder.env", "required": False}
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_settings_file_cannot_change_the_published_port(name: str) -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_settings_file_is_optional_and_cannot_change_the_published_port(name: str) -> None:
+    assert SERVICES[name]["env_file"] == [{"path": "ml-decoder.env", "required": False}]
     given = yaml.safe_load(TEXT)["services"][name]["environment"]
     assert (given["ML_DECODER_HOST"], given["ML_DECODER_PORT"]) == ("0.0.0.0", "8000")
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TARGETS)
 def test_target_is_a_stage_of_the_dockerfile(name: str) -> None:
-    stages = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
-    target = SERVICES[name]["build"]["target"]
-    assert target in {stage.name for stage in stages}
-    assert target == TARGETS[name]
+    assert SERVICES[name]["build"]["target"] == TARGETS[name]
+    assert TARGETS[name] in {stage.name for stage in STAGES}
 
 
-@pytest.mark.parametrize("name", ["ml-decoder", "ml-decoder-gpu", "ml-decoder-openvino"])
+@pytest.mark.parametrize("name", SINGLE)
 def test_state_outlives_the_container(name: str) -> None:
     (mount,) = SERVICES[name]["volumes"]
     volume, _, folder = mount.partition(":")
@@ -120,7 +101,7 @@ def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", TARGETS)
 def test_stop_grace_period_exceeds_the_drain(name: str) -> None:
     grace = SERVICES[name]["stop_grace_period"]
     assert float(grace.removesuffix("s")) >= Settings.model_fields["drain_seconds"].default + 5
@@ -150,12 +131,6 @@ def test_proxy_substitutes_every_variable_of_the_tested_configuration() -> None:
     assert proxy["volumes"] == ["./deploy/nginx:/etc/nginx/templates:ro"]
     published = proxy["ports"][0].rpartition(":")[2]
     assert proxy["environment"]["ML_DECODER_LISTEN"] == published
-    exposed = dict(
-        line for stage in _stages() for line in stage.instructions if line[0] == "EXPOSE"
-    )
+    exposed = dict(line for stage in STAGES for line in stage.instructions if line[0] == "EXPOSE")
     for servers in ("ML_DECODER_SERVERS", "ML_DECODER_LABEL_SERVERS"):
         assert f"server replica:{exposed['EXPOSE']} resolve" in proxy["environment"][servers]
-
-
-def _stages() -> list[Any]:
-    return list(parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8")))

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
-from pydantic import BaseModel
 
 from service.settings import Settings
 
@@ -19,21 +18,10 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
 # The oldest supported minor version; newer ones know the same keys.
 VERSION = "1.31"
-CUSTOM: dict[str, type[BaseModel]] = {
-    "ScaledObject": ScaledObject,
-    "ServiceMonitor": ServiceMonitor,
-}
+CUSTOM = {"ScaledObject": ScaledObject, "ServiceMonitor": ServiceMonitor}
 QUEUE_METRIC = "ml_decoder_queue_size"
-KINDS = {
-    "base": {
-        "Namespace", "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget",
-        "ServiceMonitor",
-    },
-    "keda": {
-        "Namespace", "Deployment", "Service", "ScaledObject", "PodDisruptionBudget",
-        "ServiceMonitor",
-    },
-}  # fmt: skip
+COMMON = {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor"}
+KINDS = {"base": COMMON | {"HorizontalPodAutoscaler"}, "keda": COMMON | {"ScaledObject"}}
 
 
 @cache
@@ -45,10 +33,16 @@ def render(folder: str) -> dict[str, Any]:
     return {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
 
 
-def read_kserve() -> dict[str, Any]:
-    text = (K8S / "kserve" / "inferenceservice.yaml").read_text()
-    document: dict[str, Any] = yaml.safe_load(text)
-    return document
+@cache
+def read_predictor() -> dict[str, Any]:
+    """The pod of the KServe file."""
+    document = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
+    return dict(document["spec"]["predictor"])
+
+
+@cache
+def read_pod() -> dict[str, Any]:
+    return dict(render("base")["Deployment"]["spec"]["template"]["spec"])
 
 
 def check_custom(document: dict[str, Any]) -> None:
@@ -63,10 +57,9 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-def pods() -> list[Any]:
-    served = render("base")["Deployment"]["spec"]["template"]["spec"]
-    kserve = read_kserve()["spec"]["predictor"]
-    return [pytest.param(served, id="deployment"), pytest.param(kserve, id="kserve")]
+@pytest.fixture(params=[read_pod, read_predictor])
+def pod(request: pytest.FixtureRequest) -> Any:
+    return request.param()
 
 
 @pytest.mark.parametrize("folder", KINDS)
@@ -113,7 +106,6 @@ def test_both_autoscalers_follow_the_same_queue() -> None:
     assert metric["pods"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
 
 
-@pytest.mark.parametrize("pod", pods())
 def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> None:
     security = pod.get("securityContext", {}) | container(pod)["securityContext"]
     assert security["runAsNonRoot"] is True
@@ -125,13 +117,11 @@ def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> No
     assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]] == ["/tmp"]
 
 
-@pytest.mark.parametrize("pod", pods())
 def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any]) -> None:
     assert container(pod)["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container(pod)["livenessProbe"]["httpGet"]["path"] == "/livez"
 
 
-@pytest.mark.parametrize("pod", pods())
 def test_request_bodies_leave_memory_for_model_and_photos(pod: dict[str, Any]) -> None:
     given = {each["name"]: each["value"] for each in container(pod)["env"] if "value" in each}
     held = Settings(max_held_bytes=given["ML_DECODER_MAX_HELD_BYTES"]).max_held_bytes
@@ -140,32 +130,26 @@ def test_request_bodies_leave_memory_for_model_and_photos(pod: dict[str, Any]) -
     assert held * 8 <= int(limit.removesuffix("Gi")) * 1024**3
 
 
-@pytest.mark.parametrize("pod", pods())
-def test_service_links_do_not_become_settings(pod: dict[str, Any]) -> None:
-    """For a Service `ml-decoder` Kubernetes sets `ML_DECODER_PORT` and others in every pod."""
+def test_kserve_pod_needs_no_knative_feature_flags() -> None:
+    assert "securityContext" not in read_predictor()
+    assert "runAsGroup" not in container(read_predictor())["securityContext"]
+
+
+def test_variables_are_settings_and_service_links_are_not(pod: dict[str, Any]) -> None:
+    for variable in container(pod)["env"]:
+        assert variable["name"].removeprefix("ML_DECODER_").lower() in Settings.model_fields
+    # Otherwise Kubernetes sets `ML_DECODER_PORT` and others for a Service `ml-decoder`.
     assert pod["enableServiceLinks"] is False
 
 
-def test_kserve_pod_needs_no_knative_feature_flags() -> None:
-    assert "securityContext" not in read_kserve()["spec"]["predictor"]
-    assert "runAsGroup" not in container(read_kserve()["spec"]["predictor"])["securityContext"]
-
-
-@pytest.mark.parametrize("pod", pods())
-def test_variables_are_settings(pod: dict[str, Any]) -> None:
-    for variable in container(pod)["env"]:
-        assert variable["name"].removeprefix("ML_DECODER_").lower() in Settings.model_fields
-
-
 def test_pod_has_time_to_drain_after_it_leaves_the_endpoints() -> None:
-    pod = render("base")["Deployment"]["spec"]["template"]["spec"]
-    _, pause = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
+    _, pause = container(read_pod())["lifecycle"]["preStop"]["exec"]["command"]
     drain = Settings.model_fields["drain_seconds"].default
-    assert pod["terminationGracePeriodSeconds"] >= int(pause) + drain + 5
+    assert read_pod()["terminationGracePeriodSeconds"] >= int(pause) + drain + 5
 
 
 def test_kserve_pod_matches_the_pod_schema() -> None:
-    predictor = dict(read_kserve()["spec"]["predictor"])
+    predictor = dict(read_predictor())
     kserve = ("minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
     for key in (*kserve, "containerConcurrency", "timeout"):
         assert predictor.pop(key)
@@ -173,19 +157,14 @@ def test_kserve_pod_matches_the_pod_schema() -> None:
     kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
-def test_example_secret_has_the_keys_that_pods_read() -> None:
+def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None:
     secrets = list(yaml.safe_load_all((K8S / "secret.example.yaml").read_text()))
     for secret in secrets:
         kubernetes_validate.validate(secret, VERSION, strict=True)
     given = {
         (secret["metadata"]["name"], key) for secret in secrets for key in secret["stringData"]
     }
-    kserve = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
-    for pod in (
-        render("base")["Deployment"]["spec"]["template"]["spec"],
-        kserve["spec"]["predictor"],
-    ):
-        taken = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
-        references = [each["secretKeyRef"] for each in taken]
-        assert {(asked["name"], asked["key"]) for asked in references} == given
-        assert [asked.get("optional", False) for asked in references] == [False, True, True]
+    taken = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
+    references = [each["secretKeyRef"] for each in taken]
+    assert {(asked["name"], asked["key"]) for asked in references} == given
+    assert [asked.get("optional", False) for asked in references] == [False, True, True]

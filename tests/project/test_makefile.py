@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="no make")
 
 
 def run_make(folder: Path, *arguments: str, path: str) -> subprocess.CompletedProcess[str]:
-    """Runs make with the project's Makefile in a folder, as a user with this PATH would."""
     return subprocess.run(
         [str(MAKE), "-f", str(MAKEFILE), *arguments],
         cwd=folder,
@@ -26,7 +25,6 @@ def run_make(folder: Path, *arguments: str, path: str) -> subprocess.CompletedPr
 
 
 def write_command(file: Path, script: str) -> Path:
-    """Writes an executable shell script."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
@@ -34,21 +32,13 @@ def write_command(file: Path, script: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["python3", "python3.12", "python3.13"])
-def test_every_supported_python_is_found(tmp_path: Path, name: str) -> None:
-    python = write_command(tmp_path / "bin" / name, f'exec "{sys.executable}" "$@"')
-
-    done = run_make(tmp_path, "-n", ".venv-new/bin/python", path=str(python.parent))
-
-    assert f'"{python}" -m venv .venv-new' in done.stdout
-
-
-def test_broken_python_is_skipped(tmp_path: Path) -> None:
+def test_every_supported_python_is_found_and_a_broken_one_skipped(
+    tmp_path: Path, name: str
+) -> None:
     # pyenv has a shim for every installed version, chosen or not.
     write_command(tmp_path / "bin" / "python3.11", "exit 127")
-    python = write_command(tmp_path / "bin" / "python3", f'exec "{sys.executable}" "$@"')
-
+    python = write_command(tmp_path / "bin" / name, f'exec "{sys.executable}" "$@"')
     done = run_make(tmp_path, "-n", ".venv-new/bin/python", path=str(python.parent))
-
     assert f'"{python}" -m venv .venv-new' in done.stdout
 
 

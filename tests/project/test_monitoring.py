@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.metrics_core import Metric
 
 from service.http.telemetry.metrics import Metrics, open_registry
 from tests.support.serving import list_errors
@@ -24,11 +23,6 @@ SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), 
 ROW = re.compile(r"^\| `(ml_decoder_\w+)` \| (\w+) \|([^|]*)\| .+ \|$", re.MULTILINE)
 
 
-def find_metrics() -> dict[str, Metric]:
-    """Every metric of the service by its name, those of the Prometheus client included."""
-    return {metric.name: metric for metric in open_registry(Metrics()).collect()}
-
-
 def find_labels() -> dict[str, tuple[str, ...]]:
     """Own metrics, by the name that is written in queries, with their labels."""
     metrics = Metrics()
@@ -40,7 +34,7 @@ def find_labels() -> dict[str, tuple[str, ...]]:
     return found
 
 
-METRICS = find_metrics()
+METRICS = {metric.name: metric for metric in open_registry(Metrics()).collect()}
 LABELS = find_labels()
 SERIES = {
     f"{metric.name}{suffix}" for metric in METRICS.values() for suffix in SUFFIXES[metric.type]
@@ -48,7 +42,7 @@ SERIES = {
 
 
 def list_expressions() -> Iterator[tuple[str, str]]:
-    """Every query of the dashboard and of the alerts, with its place."""
+    """Yields the place and the query."""
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -100,7 +94,7 @@ def test_every_server_error_raises_the_alert() -> None:
 
 
 def test_every_own_metric_is_on_the_dashboard() -> None:
-    shown = " ".join(expr for panel in DASHBOARD["panels"] for expr in _expressions_of(panel))
+    shown = " ".join(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
     assert {name for name in LABELS if not re.search(rf"\b{name}", shown)} == set()
 
 
@@ -149,12 +143,16 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
+def run_promtool(*arguments: str) -> str:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @needs_promtool
 def test_promtool_accepts_configuration_and_rules() -> None:
-    command = ["promtool", "check", "config", str(FOLDER / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(list_alerts())} rules found" in done.stdout
+    printed = run_promtool("check", "config", str(FOLDER / "prometheus.yml"))
+    assert f"{len(list_alerts())} rules found" in printed
 
 
 @needs_promtool
@@ -193,46 +191,34 @@ def test_failed_predictions_raise_the_alert_among_many_probes(
     series = {
         f'{count}, method="POST", path="/predict", status="504"}}': "0+1x60",
         f'{count}, method="GET", path="/readyz", status="200"}}': "0+1000x60",
-        'ml_decoder_rejected_total{job="ml-decoder", reason="deadline_exceeded"}': (
-            f"0+{failing}x60"
-        ),
     }
-    alarm = {
-        "exp_labels": {"job": "ml-decoder"},
-        "exp_annotations": {"summary": "100% of the requests fail"},
-    }
+    rejected = 'ml_decoder_rejected_total{job="ml-decoder", reason="deadline_exceeded"}'
+    series[rejected] = f"0+{failing}x60"
+    summary = {"summary": "100% of the requests fail"}
+    alarm = {"exp_labels": {"job": "ml-decoder"}, "exp_annotations": summary}
     check_alarms("MlDecoderErrors", series, [alarm] * alarms, tmp_path)
 
 
 @needs_promtool
 @pytest.mark.parametrize(
     ("starts", "alarms"),
-    [
-        ("100x60", 0),
-        ("100x10 200x50", 0),  # an update
-        ("100x5 200x5 300x5 400x45", 1),
-    ],
+    # The second one is an update.
+    [("100x60", 0), ("100x10 200x50", 0), ("100x5 200x5 300x5 400x45", 1)],
 )
 def test_crash_loop_raises_the_alert(starts: str, alarms: int, tmp_path: Path) -> None:
     labels = {"job": "ml-decoder", "instance": "a"}
     series = {'process_start_time_seconds{job="ml-decoder", instance="a"}': starts}
-    alarm = {
-        "exp_labels": labels,
-        "exp_annotations": {"summary": "a was started anew 3 times in 15 minutes"},
-    }
+    summary = {"summary": "a was started anew 3 times in 15 minutes"}
+    alarm = {"exp_labels": labels, "exp_annotations": summary}
     check_alarms("MlDecoderRestarts", series, [alarm] * alarms, tmp_path)
 
 
 def check_alarms(
     name: str, series: dict[str, str], alarms: list[dict[str, Any]], folder: Path
 ) -> None:
-    """Checks with promtool which alarms an alert raises from minute 5 to 7.
+    """Checks which alarms, by default with the rule's annotations, rise from minute 5 to 7.
 
-    Args:
-        name: of the alert.
-        series: one value every 10 s.
-        alarms: expected alarms, with the annotations of the rule by default.
-        folder: for the rules.
+    `series` has one value every 10 s.
     """
     (alert,) = [rule for rule in list_alerts() if rule["alert"] == name]
     expected = [
@@ -253,10 +239,4 @@ def check_alarms(
     rules = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "10s"}
     file = folder / "rules.yml"
     file.write_text(yaml.safe_dump(rules | {"tests": [test]}))
-    command = ["promtool", "test", "rules", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _expressions_of(panel: dict[str, Any]) -> list[str]:
-    return [target["expr"] for target in panel["targets"]]
+    run_promtool("test", "rules", str(file))

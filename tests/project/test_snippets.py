@@ -46,9 +46,8 @@ class Desk:
 @pytest.fixture(scope="module")
 def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]:
     """Makes one folder per document, and one service for all."""
-    with ServerProcess(
-        "serve", "--port", "0", "--device", "cpu", "--label-store", "memory"
-    ) as server:
+    command = ("serve", "--port", "0", "--device", "cpu", "--label-store", "memory")
+    with ServerProcess(*command) as server:
         with server.open_client() as client:
             url = str(client.base_url).rstrip("/")
 
