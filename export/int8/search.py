@@ -119,16 +119,23 @@ def rank_layers(
 
 
 def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the ratio of `expected`'s power to that of the difference, in decibels."""
+    """Returns the ratio of `expected`'s power to that of the difference, in decibels.
+
+    It is -inf if a value is not finite, or if `expected` is 0 and the other is not.
+    """
     signal = float(np.square(expected, dtype=np.float64).sum())
     noise = float(np.square(expected.astype(np.float64) - actual).sum())
     if noise == 0.0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    measured = signal > 0.0 and math.isfinite(noise)
+    return 10 * math.log10(signal / noise) if measured else -math.inf
 
 
 def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the same for logits [n, N] without each label's mean, which all photos share."""
+    """Returns the same for logits [n, N] without each label's mean, which all photos share.
+
+    A single photo has no variation: the result is -inf, so that int8 is not the default.
+    """
     mean = expected.mean(axis=0)
     return signal_to_noise(expected - mean, actual - mean)
 

@@ -63,13 +63,13 @@ def load_checkpoint(
     return read_checkpoint(path, Hints(backbone, image_size, num_heads, pre_norm)).network
 
 
-def read_checkpoint(path: Path | str, hints: Hints = NO_HINTS) -> Checkpoint:
+def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
     """Reads a checkpoint file, as `load_checkpoint` does, with all that it says.
 
     Raises:
         CheckpointError: with a one-line reason.
     """
-    file = read_file(path)
+    file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
     weights = _read_own(file) if own else read_foreign(file.content, hints, file.description)
     state, config = weights.state, None
@@ -86,7 +86,7 @@ def read_checkpoint(path: Path | str, hints: Hints = NO_HINTS) -> Checkpoint:
     return Checkpoint(network.eval(), config, weights.label_names, weights.notes, file.sha256)
 
 
-def read_backbone(path: Path | str) -> Content | None:
+def read_backbone(file: CheckpointFile) -> Content | None:
     """Reads a backbone, perhaps with its own classifier, under timm's names.
 
     Returns:
@@ -95,7 +95,6 @@ def read_backbone(path: Path | str) -> Content | None:
     Raises:
         CheckpointError: with a one-line reason.
     """
-    file = read_file(path)
     if _CONFIG_KEY in file.metadata:
         return None
     return read_bare_backbone(file.content, file.description)

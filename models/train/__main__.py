@@ -9,9 +9,10 @@ import argparse
 from pathlib import Path
 
 from models.checkpoints.checkpoint import write_checkpoint
+from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
 from models.data import check_negatives, check_photos, check_single_labels
-from models.train.build import build_network, fingerprint, start_from
+from models.train.build import build_network, start_from
 from models.train.command import Place, make_parser, make_place, read_recipe
 from models.train.recipe import Recipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
@@ -47,20 +48,22 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     check_negatives(data)
     if recipe.single_label:
         check_single_labels(data)
-    start = fingerprint(init)
+    start = None if init is None else read_file(init)
+    fingerprint = "" if start is None else start.sha256
     identity = recipe.model_dump() | {
         "label_names": list(data.label_names),
         "photos": len(data.split("train")),
         "processes": place.accelerator.num_processes,
-        "init": start,
+        "init": fingerprint,
     }
     folder = RunFolder(place.out, identity)
     state = folder.read_state()
     seed_everything(recipe.seed)
     network = build_network(recipe, data, recipe.pretrained and init is None)
-    if init is not None:
-        place.accelerator.print(f"{init.name}: took {start_from(network, init)}")
-    task = make_task(network, recipe, place, start)
+    if start is not None:
+        place.accelerator.print(f"{start.name}: took {start_from(network, start)}")
+        start = None  # frees its tensors
+    task = make_task(network, recipe, place, fingerprint)
     run = Run(task, recipe, folder, place.accelerator)
     if state is not None:
         run.resume(state)

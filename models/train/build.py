@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 
 from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.checkpoints.checkpoint import fill, read_backbone, read_checkpoint
 from models.checkpoints.description import CheckpointError, Description, Hints
-from models.checkpoints.files import locate
+from models.checkpoints.files import CheckpointFile
 from models.checkpoints.layouts.backbones import add_counters, take_pooled_norm
 from models.checkpoints.pretrained import load_pretrained
 from models.config import (
@@ -98,17 +96,7 @@ def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
         )
 
 
-def fingerprint(init: Path | None) -> str:
-    """Returns the sha256 of the file of `--init`, "" for none; raises CheckpointError."""
-    if init is None:
-        return ""
-    try:
-        return hashlib.sha256(locate(init).read_bytes()).hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint file at {init}") from error
-
-
-def start_from(network: Network, init: Path) -> str:
+def start_from(network: Network, init: CheckpointFile) -> str:
     """Loads a checkpoint's backbone, and its head if both heads are built alike, in place.
 
     The network's photos are then prepared with the mean, std and interpolation of the file, which

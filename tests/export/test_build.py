@@ -108,6 +108,19 @@ def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
     assert build_bundle(request).default_precision("cpu") == precision
 
 
+def test_cpus_default_is_as_measured_on_the_validation_photos(bundle: Bundle, folder: Path) -> None:
+    photos = read_splits(folder, LABELS).val
+    fp32, int8 = (
+        run_trained(
+            open_engine(bundle, device="cpu", precision=precision),
+            read_pixels(photos.paths, bundle.card.input),
+        )
+        for precision in ("fp32", "int8")
+    )
+    agrees = variation_to_noise(fp32, int8) >= MIN_AGREEMENT
+    assert bundle.default_precision("cpu") == ("int8" if agrees else "fp32")
+
+
 # With the same order of photos in all variants, and so the same mAP.
 @pytest.mark.parametrize(("share", "enough"), [(0.95, True), (1.05, False)])
 def test_agreement_of_20_db_is_a_deviation_of_a_tenth_of_the_variation(

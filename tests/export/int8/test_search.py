@@ -119,6 +119,29 @@ def test_variation_to_noise_ignores_what_all_photos_share() -> None:
     assert variation_to_noise(logits, logits) == np.inf
 
 
+@pytest.mark.parametrize(
+    ("logits", "change"),
+    [
+        ([[-8, 5]], 0.1),  # one photo
+        ([[-8, 5], [-8, 5]], 0.1),  # photos that are alike
+        ([[-8, 5], [-7, 4]], np.nan),
+        ([[-8, 5], [-7, 4]], np.inf),
+    ],
+)
+def test_agreement_is_least_when_photos_or_int8_show_nothing(
+    logits: list[list[int]], change: float
+) -> None:
+    expected = np.array(logits, np.float32)
+    assert variation_to_noise(expected, expected + np.float32(change)) == -np.inf
+
+
+def test_search_prefers_any_measured_int8_to_one_that_is_not_finite(
+    bad_graphs: Graphs, samples: PixelArray
+) -> None:
+    found = find_int8(bad_graphs, samples, lambda graphs: 3.0 if _count_float(graphs) else -np.inf)
+    assert found.agreement == 3.0
+
+
 @pytest.fixture(scope="module")
 def quantiser(
     graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
