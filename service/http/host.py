@@ -23,19 +23,16 @@ OpenPipeline = Callable[[Settings], Pipeline]
 
 
 class PipelineHost:
-    """Opens one pipeline, hands it out, and drains it.
+    """Opens one pipeline, hands it out, and drains it; `watchers` get its batches and predictions.
 
-    Attributes:
-        failure: why the pipeline cannot be opened, or broke; one line for the operator.
-        watchers: get every batch and prediction of the pipeline.
-        opened: the pipeline, ready or not; None while it loads.
+    `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
     """
 
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
         self.settings = settings
         self.failure: StartError | BundleError | ServiceBroken | None = None
         self.watchers: list[Watcher] = []
-        self.opened: Pipeline | None = None
+        self.opened: Pipeline | None = None  # while it loads
         self.draining = False
         self._open_pipeline = open_pipeline
 
@@ -110,4 +107,3 @@ async def get_host(request: Request) -> PipelineHost:
 
 
 Host = Annotated[PipelineHost, Depends(get_host)]
-"""A parameter of a route that FastAPI fills."""

@@ -85,7 +85,7 @@ class Pipeline:
         self._batcher = Batcher[Item, Result](
             inference.run,
             self.queue,
-            cores=list_cores(engine.workers, keep=engine.device == "cpu"),
+            cores=list_cores(engine.workers, pin=engine.device == "cpu"),
             max_run_seconds=_bound_run(engine, settings),
         )
         self._admission = Admission(lambda: self._batcher.healthy, self._drain_rate)
@@ -224,7 +224,7 @@ class Pipeline:
 
     def abort_waiting(self) -> None:
         """Fails the requests in the queue with `Draining`, while it drains."""
-        self._batcher.give_up()
+        self._batcher.fail_all()
 
 
 def _bound_run(engine: Engine, settings: Settings) -> float:

@@ -121,11 +121,11 @@ class Batcher(Generic[ItemT, ResultT]):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await self._stopped.wait()
-        self.give_up()
+        self.fail_all()
         self._runs.stop()
 
-    def give_up(self) -> None:
-        """Fails all items with `Draining`; the workers end their runs."""
+    def fail_all(self) -> None:
+        """Fails waiting and running items with `Draining`; the workers end their runs."""
         self._queue.fail(Draining("stopped before this item was run"))
         self._runs.fail(Draining("stopped while this item was run"))
 

@@ -51,14 +51,14 @@ class Core:
 ANY_CORE = Core(None)
 
 
-def list_cores(workers: int, *, keep: bool) -> list[Core]:
-    """Returns a core for each worker; `keep` if the workers' own threads compute.
+def list_cores(workers: int, *, pin: bool) -> list[Core]:
+    """Returns a core for each worker; `pin` if the workers' own threads compute.
 
     With fewer workers than cores (another process has the rest, or the container's quota is
     smaller) none is pinned: the system knows which cores are free.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if not keep or workers == 1 or workers != len(numbers):
+    if not pin or workers == 1 or workers != len(numbers):
         return [ANY_CORE] * workers
     return [Core(number, numbers) for number in numbers]
 

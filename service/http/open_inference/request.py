@@ -136,16 +136,9 @@ class InferRequest:
 def parse_infer_request(
     body: bytes, header_length: str | None, contract: InputContract, max_photos: int
 ) -> InferRequest:
-    """Reads a request.
+    """Reads a request; raises RequestError if it is malformed or does not fit the model.
 
-    Args:
-        body: the whole body.
-        header_length: value of the header with the length of the JSON; None means all of the body.
-        contract: the height and width of `pixels`.
-        max_photos: most photos in a request.
-
-    Raises:
-        RequestError: the request is malformed, or does not fit the model.
+    `header_length` is the header with the length of the JSON; without it all of the body is JSON.
     """
     head, raw = _split(body, header_length)
     nested = max_photos * contract.height * (contract.width + 1)  # the lists of `pixels`

@@ -59,17 +59,11 @@ def parse_json(
     max_numbers: int = 0,
     read_int: Callable[[str], int] = _read_int,
 ) -> dict[str, Any]:
-    """Returns the JSON object of a body.
+    """Returns the JSON object of a body; raises MalformedBody.
 
-    Args:
-        body: all of it.
-        max_parts: most lists, objects and texts.
-        max_numbers: most values beside those.
-        read_int: parses whole numbers. Threads can switch between two calls only if it is Python
-            code; C code takes half the time.
-
-    Raises:
-        MalformedBody: it is not JSON or not an object, repeats a member, or holds too much.
+    At most `max_parts` lists, objects and texts, and `max_numbers` other values. `read_int` parses
+    whole numbers: threads can switch between two calls only if it is Python code; C code takes half
+    the time.
     """
     # Marks in texts count too: no valid body has so many.
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:

@@ -26,11 +26,7 @@ _QUICK_CHARACTERS = 2000
 
 
 def read_parameters(request: Request) -> Question:
-    """Reads the query string, for which FastAPI would need 0.5 ms; only lists may be repeated.
-
-    Raises:
-        InvalidParameters, RepeatedField: it is invalid.
-    """
+    """Reads the query string, for which FastAPI would need 0.5 ms; raises RequestError."""
     text: bytes = request.scope["query_string"]
     # Most clients send the same few query strings; long ones would only fill the cache.
     return _read_cached(text) if len(text) <= _CACHED_BYTES else _read_query_string(text)
@@ -54,9 +50,8 @@ _read_cached = lru_cache(maxsize=256)(_read_query_string)
 async def add_fields(query: Question, fields: dict[str, Any], max_candidates: int) -> Question:
     """Adds the parameters of a body, not yet checked, to those of the query string.
 
-    Raises:
-        InvalidLabelSet: more than `max_candidates` candidate labels.
-        InvalidParameters, RepeatedField: a field is invalid, or differs from the query string.
+    Raises InvalidLabelSet for too many candidate labels, and RequestError for an invalid field or
+    one that differs from the query string.
     """
     if not fields:
         return query

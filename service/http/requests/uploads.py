@@ -39,10 +39,8 @@ _URL_FIELD = "url"
 class UploadShape:
     """The body that a route takes, beside the fields of `Question`.
 
-    Attributes:
-        max_images: most images.
-        batch: whether the route takes several images, in `images`. Others take one, in `image`,
-            as the whole body, or by its `url` in JSON.
+    A batch has several images, in `images`. Other routes take one, in `image`, as the whole body,
+    or by its `url` in JSON.
     """
 
     max_images: int = 1
@@ -50,7 +48,7 @@ class UploadShape:
 
     @property
     def image_field(self) -> str:
-        """The field of the images, in forms and in JSON."""
+        """In forms and in JSON."""
         return "images" if self.batch else "image"
 
     @property
@@ -60,7 +58,7 @@ class UploadShape:
 
     @property
     def media_types(self) -> tuple[str, ...]:
-        """The Content-Types that the route reads."""
+        """The Content-Types of the route."""
         return (MULTIPART, JSON) if self.batch else (MULTIPART, RAW_IMAGE, JSON)
 
 

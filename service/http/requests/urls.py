@@ -54,14 +54,9 @@ class Fetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """Connects to nothing.
+        """The timeout is for a whole fetch, redirects included; `max_fetches` is at the same time.
 
-        Args:
-            max_bytes: most bytes of an image.
-            timeout_seconds: for a whole fetch, redirects included.
-            max_fetches: most fetches at the same time; more are refused.
-            network: opens connections.
-            resolve: host and port -> IP addresses; None asks the system.
+        `resolve` returns the IP addresses of a host and port; None asks the system.
         """
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
@@ -209,7 +204,7 @@ class _Resolver:
         self._threads = ThreadPoolExecutor(max_lookups, thread_name_prefix="resolver")
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """Returns the IP addresses of a host."""
+        """Returns IP addresses."""
         lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
         return [str(address[0]) for *_, address in found]

@@ -91,11 +91,7 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with the conditions that a route reads.
-
-    Args:
-        **meanings: what a header does there, as Markdown: `if_match`, `if_none_match`.
-    """
+    """Returns FastAPI's `openapi_extra` with meanings of `if_match`, `if_none_match`, Markdown."""
     parameters = [
         _document_parameter(key.replace("_", "-").title(), "header", _TEXT, meaning)
         for key, meaning in meanings.items()
@@ -111,10 +107,7 @@ def document_json(
 ) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with a JSON body that FastAPI does not read.
 
-    Args:
-        model: shape of the body.
-        optional: a field whose value is in the path.
-        example: a valid body; without one, `/docs` makes one up from the shape.
+    `optional` is a field whose value is in the path. Without an example `/docs` invents one.
     """
     schema = model.model_json_schema()
     if optional is not None:
@@ -125,12 +118,7 @@ def document_json(
 
 
 def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with a JSON body that bytes may follow.
-
-    Args:
-        model: shape of the JSON.
-        header: the header with its length.
-    """
+    """Returns FastAPI's `openapi_extra`: JSON, its length in `header`, with bytes behind it."""
     extra = document_json(model)
     body = "The JSON, followed by the bytes of the tensors."
     binary = {"type": "string", "format": "binary", "description": body}
@@ -143,13 +131,7 @@ def document_tensors(model: type[BaseModel], header: str) -> dict[str, Any]:
 def document_answer(
     description: str, *media_types: str, headers: Mapping[str, Any] | None = None
 ) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` for a 200 that no model describes.
-
-    Args:
-        description: in Markdown.
-        *media_types: Content-Types of the answer.
-        headers: in the form of OpenAPI.
-    """
+    """Returns FastAPI's `responses` for a 200 without model; texts are Markdown."""
     content = {
         kind: {"schema": {"type": "object" if kind == JSON else "string"}} for kind in media_types
     }

@@ -19,14 +19,11 @@ from service.http.responses.problems import answer_error
 
 
 class DirectRoute(APIRoute):
-    """Calls the endpoint with the request, after the route's guards.
-
-    A guard is a dependency that takes the request alone and returns nothing. Security classes are
-    documentation.
-    """
+    """Calls the guards, dependencies that take a request and return nothing, then the endpoint."""
 
     def __init__(self, *args: Any, **parameters: Any) -> None:  # noqa: ANN401 - FastAPI's own
         super().__init__(*args, **parameters)
+        # Security classes only document.
         self._guards = [
             depends.dependency
             for depends in self.dependencies
@@ -45,13 +42,12 @@ class DirectRoute(APIRoute):
 
 
 class DirectRouter:
-    """ASGI middleware: sends predictions to their routes, past the framework.
+    """ASGI middleware: sends predictions to their POST `routes`, whose paths have no parameters.
 
     While the queue is full it refuses them with 429 before their bodies are read.
     """
 
     def __init__(self, app: ASGIApp, host: PipelineHost, routes: Iterable[APIRoute]) -> None:
-        """Takes `routes` that answer POST and have no parameters in their paths."""
         self._app = app
         self._host = host
         self._routes = {route.path: route for route in routes}

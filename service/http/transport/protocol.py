@@ -5,13 +5,10 @@
   request in progress has its own timeout in `requests/body.py`.
 - **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
   requests sent ahead. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
-- **Disconnects.** uvicorn notifies the last request only; if the client sends ahead, an earlier one
-  is in progress.
-- **Load shedding.** `refuse` answers without a task, a layer of the app or a body: 0.06 ms of
-  processor time instead of 0.26.
+- **Disconnects.** uvicorn notifies the last request only, even if an earlier one is in progress.
+- **Load shedding.** `refuse` answers before the app does: 0.06 ms of processor time, not 0.26.
 - **Lingering close.** A connection that is closed with bytes unread is reset, and the client loses
-  the answer (RFC 9112, 9.6). `LingeringTransport` ends our side, and drops what still comes until
-  the client ends its own, for a limited time.
+  the answer (RFC 9112, 9.6). `LingeringTransport` ends our side and drops input for a limited time.
 - **Upgrades.** httptools takes a request that offers one to have no body and reads the body as the
   next request. Java's client offers h2c on every new connection. `SteadyParser` treats `Upgrade`
   like any other header, as a server may (RFC 9110, 7.8).
@@ -42,7 +39,7 @@ _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 200
 _MAX_AHEAD = 16
 # At the end of the process: enough for an answer to reach its client.
-_HURRIED_SECONDS = 0.5
+_SHUTDOWN_LINGER_SECONDS = 0.5
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -97,8 +94,8 @@ class LingeringTransport:
         if self.lingers:
             self.close_now()
 
-    def hurry(self) -> None:
-        self._linger_seconds = min(self._linger_seconds, _HURRIED_SECONDS)
+    def limit_linger(self) -> None:
+        self._linger_seconds = min(self._linger_seconds, _SHUTDOWN_LINGER_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
             self._start_timer()
@@ -243,7 +240,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        self._lingering.hurry()
+        self._lingering.limit_linger()
         super().shutdown()
 
     def pause_writing(self) -> None:

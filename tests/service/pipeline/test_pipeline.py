@@ -223,9 +223,9 @@ async def test_workers_of_a_cpu_are_pinned_to_cores(
 ) -> None:
     asked: list[tuple[int, bool]] = []
 
-    def note_and_list(workers: int, *, keep: bool) -> list[Core]:
-        asked.append((workers, keep))
-        return list_cores(workers, keep=keep)
+    def note_and_list(workers: int, *, pin: bool) -> list[Core]:
+        asked.append((workers, pin))
+        return list_cores(workers, pin=pin)
 
     monkeypatch.setattr(pipeline_module, "list_cores", note_and_list)
     async with running(tiny_bundle) as pipeline:

@@ -34,7 +34,7 @@ def allowed() -> Iterator[set[int]]:
 
 
 def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> None:
-    cores = list_cores(len(allowed), keep=True)
+    cores = list_cores(len(allowed), pin=True)
 
     kept = []
     for core in cores:
@@ -49,11 +49,11 @@ def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> Non
 
 
 def test_fewer_workers_than_cores_run_anywhere(allowed: set[int]) -> None:
-    assert list_cores(len(allowed) - 1, keep=True) == [ANY_CORE] * (len(allowed) - 1)
+    assert list_cores(len(allowed) - 1, pin=True) == [ANY_CORE] * (len(allowed) - 1)
 
 
 def test_workers_run_anywhere_when_their_threads_do_not_compute(allowed: set[int]) -> None:
-    assert list_cores(len(allowed), keep=False) == [ANY_CORE] * len(allowed)
+    assert list_cores(len(allowed), pin=False) == [ANY_CORE] * len(allowed)
 
 
 def test_any_core_pins_nothing(allowed: set[int]) -> None:
@@ -77,7 +77,7 @@ def test_workers_run_anywhere_when_the_system_has_no_affinity(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
 
-    assert list_cores(2, keep=True) == [ANY_CORE] * 2
+    assert list_cores(2, pin=True) == [ANY_CORE] * 2
 
 
 @pytest.mark.parametrize(

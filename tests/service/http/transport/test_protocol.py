@@ -320,14 +320,14 @@ async def test_close_lingers_until_the_request_ends() -> None:
     lingering.stop()
 
 
-@pytest.mark.parametrize(("seconds", "hurry"), [(0.01, False), (300, True)])
-async def test_lingering_ends_at_its_timeout_or_soon_after_hurry(
-    seconds: float, *, hurry: bool
+@pytest.mark.parametrize(("seconds", "limited"), [(0.01, False), (300, True)])
+async def test_lingering_ends_at_its_timeout_or_soon_after_it_is_limited(
+    seconds: float, *, limited: bool
 ) -> None:
     transport, lingering = begin_request(seconds)
     lingering.close()
-    if hurry:
-        lingering.hurry()
+    if limited:
+        lingering.limit_linger()
     await transport.wait_for_end()
     assert transport.calls[-1] == "abort"
 
