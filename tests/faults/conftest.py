@@ -1,7 +1,5 @@
 """One server for the tests that leave it as it was, and a client that proves that they do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The faulty server as a process, with the files that hold it back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from service.bundle.reader import Bundle

@@ -6,8 +6,6 @@ the file `FAULTS_HOLD` is there, runs with a `HOLD` photo say `run holds` and st
 `FAULTS_OPEN` is there, the bundle is not opened. A run hangs after `FAULTS_RUN_SECONDS`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -1,7 +1,5 @@
 """Connections that send too much, too slowly, or nonsense: closed, while others are served."""
 
-from __future__ import annotations
-
 import re
 import select
 import signal

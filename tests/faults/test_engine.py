@@ -1,7 +1,5 @@
 """Faults of the engine: they cost the batch that met them, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Odd, broken and hostile pictures: labels or a 4xx, fast, and with the memory of any other."""
 
-from __future__ import annotations
-
 import io
 import struct
 import time

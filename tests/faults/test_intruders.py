@@ -1,7 +1,5 @@
 """Intruders: without a key nothing happens, and no key ever reaches a log or an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The long run, with latency beside it, is `tests/benchmarks/soak.py`.
 """
 
-from __future__ import annotations
-
 import httpx2 as httpx
 
 from service.bundle.reader import Bundle

@@ -4,8 +4,6 @@ A few examples of each route are tried on every run, many with `API_EXAMPLES=100
 `-o faulthandler_timeout=0`, which may end a running test.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Odd paths, methods and headers get a problem or change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx2 as httpx

@@ -1,7 +1,5 @@
 """While the queue is full, a real server refuses predictions at their connections."""
 
-from __future__ import annotations
-
 import re
 import select
 import socket
@@ -45,7 +43,6 @@ def full(open_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for connection in waiting:
             connection.close()
         assert_still_serving(client)
-        assert "Traceback" not in server.stderr
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Tests of failed starts: one line for the operator, an exit code, never ready."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -4,8 +4,6 @@ The disk is a tmpfs, which needs the right to mount it. `tests/e2e/test_labels.p
 PostgreSQL.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of the tree of errors: codes, and details that clients read."""
 
-from __future__ import annotations
-
 import pytest
 
 from service import errors

@@ -1,7 +1,5 @@
 """Tests of a replica of Ray Serve, without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import sys

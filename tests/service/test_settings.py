@@ -1,7 +1,5 @@
 """Tests of settings: environment, checks, help texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

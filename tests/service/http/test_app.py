@@ -1,7 +1,5 @@
 """Tests of the whole app: its life, and internal failures that must not leak."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

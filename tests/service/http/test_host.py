@@ -1,7 +1,5 @@
 """Tests of the host: loading, ready, failed, draining."""
 
-from __future__ import annotations
-
 import pytest
 
 from service.bundle.reader import Bundle

@@ -1,7 +1,5 @@
 """What the tests of the pipeline share: a running pipeline, and a watcher that keeps notes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Tests of maps: a label's map depends on no other label and no other image."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,8 +1,7 @@
 """Tests of opening a bundle's graphs."""
 
-from __future__ import annotations
-
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,18 +36,18 @@ def test_encoders_open_while_the_engine_does(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2, timeout=60)  # broken where one waits for the other's end
-    open_engine, open_encoders = module.open_engine, module.open_encoders
 
-    def meet_and_open_engine(*arguments: object, **options: object) -> object:
-        both.wait()
-        return open_engine(*arguments, **options)
+    def meet_first(name: str) -> None:
+        opener = getattr(module, name)
 
-    def meet_and_open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
-        both.wait()
-        return open_encoders(settings, bundle)
+        def meet_and_open(*arguments: Any, **options: Any) -> Any:
+            both.wait()
+            return opener(*arguments, **options)
 
-    monkeypatch.setattr(module, "open_engine", meet_and_open_engine)
-    monkeypatch.setattr(module, "open_encoders", meet_and_open_encoders)
+        monkeypatch.setattr(module, name, meet_and_open)
+
+    meet_first("open_engine")
+    meet_first("open_encoders")
     assert open_graphs(make_settings(open_bundle)).encoding is not None
 
 

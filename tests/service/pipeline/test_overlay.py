@@ -1,7 +1,5 @@
 """Tests of overlays."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the pipeline: after each failure, the next photo is answered."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys
@@ -10,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,10 +35,11 @@ from service.pipeline.explanation import Explainer
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.scheduling.admission import DrainRate
-from service.scheduling.cpu import Core, list_cores
+from service.scheduling.cpu import list_cores
 from service.scheduling.queue import BatchQueue
 from service.scheduling.tasks import run_together
 from tests.service.pipeline.conftest import Recorder, make_settings, running
+from tests.support.threads import Gate
 from tests.support.photos import encode_picture, make_photo, make_picture
 from tests.support.tiny_bundle import TINY_LABELS
 
@@ -69,31 +69,6 @@ async def predict_scores(pipeline: Pipeline, seed: int) -> dict[str, float]:
 async def assert_good_photo_is_answered(pipeline: Pipeline) -> None:
     assert len(await predict_scores(pipeline, 0)) == len(TINY_LABELS)
     assert pipeline.state == "ready"
-
-
-class Gate:
-    """Blocks the calls of a function until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        self._stage = getattr(owner, name)
-        self._open = threading.Event()
-        self._arrived = threading.Semaphore(0)
-        self.arrivals = 0
-        gate = self
-
-        def wait_and_pass(*args: Any, **kwargs: Any) -> Any:
-            gate.arrivals += 1
-            gate._arrived.release()
-            assert gate._open.wait(SECONDS)
-            return gate._stage(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, wait_and_pass)
-
-    async def wait_for_arrival(self) -> None:
-        assert await asyncio.to_thread(self._arrived.acquire, timeout=SECONDS)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
@@ -221,46 +196,30 @@ async def test_event_loop_runs_while_many_labels_are_scored(
 async def test_workers_of_a_cpu_are_pinned_to_cores(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, bool]] = []
-
-    def note_and_list(workers: int, *, pin: bool) -> list[Core]:
-        asked.append((workers, pin))
-        return list_cores(workers, pin=pin)
-
-    monkeypatch.setattr(pipeline_module, "list_cores", note_and_list)
+    listed = Mock(wraps=list_cores)
+    monkeypatch.setattr(pipeline_module, "list_cores", listed)
     async with running(tiny_bundle) as pipeline:
         await assert_good_photo_is_answered(pipeline)
-    assert asked == [(2, True)]
+    listed.assert_called_once_with(2, pin=True)
 
 
 async def test_drain_rate_counts_answers_only(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes: list[str] = []
-
-    class NotedRate(DrainRate):
-        def note_start(self, now: float) -> None:
-            notes.append("start")
-            super().note_start(now)
-
-        def note_answer(self, now: float) -> None:
-            notes.append("answer")
-            super().note_answer(now)
-
-        def estimate_seconds(self, items: int, now: float) -> float:
-            notes.append(f"{items} items")
-            return super().estimate_seconds(items, now)
-
-    monkeypatch.setattr(pipeline_module, "DrainRate", NotedRate)
+    rate = Mock(wraps=DrainRate())
+    monkeypatch.setattr(pipeline_module, "DrainRate", lambda: rate)
     async with running(tiny_bundle, queue_size=7) as pipeline:
         selection = await pipeline.select(ALL)
-        notes.clear()
+        rate.reset_mock()
         both = [pipeline.predict(make_photo(seed), selection) for seed in range(2)]
         await asyncio.gather(*both)
         with pytest.raises(InvalidImage):
             await pipeline.predict(b"junk", selection)
         pipeline.queue.estimate_wait()
-    assert notes == ["start", "answer", "answer", "start", "7 items"]
+    names = [name for name, _, _ in rate.method_calls]
+    answers = ["note_answer", "note_answer"]
+    assert names == ["note_start", *answers, "note_start", "estimate_seconds"]
+    assert rate.estimate_seconds.call_args.args[0] == 7
 
 
 async def test_event_loop_runs_while_large_sets_are_searched(
@@ -329,23 +288,16 @@ async def test_invalid_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
 async def test_maps_count_as_waiting_and_end_at_the_deadline(
     mapped_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn, go_on = threading.Event(), threading.Event()
-
-    def draw(*_: object) -> tuple[()]:
-        drawn.set()
-        assert go_on.wait(SECONDS)
-        return ()
-
-    monkeypatch.setattr(Explainer, "explain_labels", draw)
+    gate = Gate(monkeypatch, Explainer, "explain_labels")
     async with running(mapped_bundle, queue_size=1, deadline_ms=400) as pipeline:
         selection = await pipeline.select(Question(top_k=1, explain=True))
         asked = asyncio.create_task(pipeline.predict(make_photo(0), selection))
-        assert await asyncio.to_thread(drawn.wait, SECONDS)
+        await gate.wait_for_arrival()
         assert pipeline.queue.is_full
         with pytest.raises(DeadlineExceeded):
             await asked
         assert not pipeline.queue.is_full
-        go_on.set()
+        gate.open()
 
 
 async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
@@ -444,30 +396,28 @@ async def test_drain_finishes_a_request_that_is_decoding(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
-    pipeline = open_pipeline(make_settings(tiny_bundle))
-    await pipeline.start()
-    request = asyncio.create_task(predict_scores(pipeline, 0))
-    await gate.wait_for_arrival()
-    drain = asyncio.create_task(pipeline.drain())
-    await asyncio.sleep(0)
-    assert not drain.done()
-    gate.open()
-    assert len(await request) == len(TINY_LABELS)
-    await drain
+    async with running(tiny_bundle) as pipeline:
+        request = asyncio.create_task(predict_scores(pipeline, 0))
+        await gate.wait_for_arrival()
+        drain = asyncio.create_task(pipeline.drain())
+        await asyncio.sleep(0)
+        assert not drain.done()
+        gate.open()
+        assert len(await request) == len(TINY_LABELS)
+        await drain
 
 
 async def test_drain_fails_requests_after_drain_seconds(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = open_pipeline(make_settings(tiny_bundle, drain_seconds=0.01))
-    await pipeline.start()
-    gate = Gate(monkeypatch, Engine, "run")
-    request = asyncio.create_task(predict_scores(pipeline, 0))
-    await gate.wait_for_arrival()
-    await pipeline.drain()
-    with pytest.raises(Draining):
-        await request
-    gate.open()
+    async with running(tiny_bundle, drain_seconds=0.01) as pipeline:
+        gate = Gate(monkeypatch, Engine, "run")
+        request = asyncio.create_task(predict_scores(pipeline, 0))
+        await gate.wait_for_arrival()
+        await pipeline.drain()
+        with pytest.raises(Draining):
+            await request
+        gate.open()
 
 
 async def test_pipeline_is_failed_when_its_batcher_dies(

@@ -1,7 +1,5 @@
 """Tests of timings and of predictions as JSON values."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -39,10 +37,7 @@ def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only
         assert prediction.describe(["cat.png"]) == {
             "image": {"width": 48, "height": 32},
             "labels": [
-                {
-                    **{"label": "cat", "score": 0.9, "threshold": 0.5, "source": "trained"},
-                    **{"calibrated": True, "map": [[1, 0], [0, 1]], "overlay": "cat.png"},
-                },
+                {**vars(labels[0]), "map": [[1, 0], [0, 1]], "overlay": "cat.png"},
                 {
                     **{"label": "dog", "score": 0.6, "threshold": 0.5, "source": "text"},
                     "calibrated": False,

@@ -1,7 +1,5 @@
 """Tests of activation, thresholds, top-k, include and exclude."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Tests of a worker's batch: an invalid photo fails alone, a broken engine ends the service."""
 
-from __future__ import annotations
-
-from typing import Any
+from unittest.mock import DEFAULT, patch
 
 import numpy as np
 import pytest
@@ -67,10 +65,9 @@ def test_invalid_photos_fail_alone(
 
 
 def test_engine_does_not_run_without_a_valid_photo(
-    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: DecodedImage
+    inference: Inference, engine: Engine, decoded: DecodedImage
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", None)
+    with patch.object(engine, "run", None):
         (found,) = run(inference, b"junk")
     assert isinstance(found, InvalidImage)
     assert isinstance(run(inference, decoded)[0], Result)
@@ -78,68 +75,33 @@ def test_engine_does_not_run_without_a_valid_photo(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_engine_gets_whether_the_batch_is_alone(
-    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, alone: bool
+    inference: Inference, engine: Engine, *, alone: bool
 ) -> None:
-    told = []
-    run_engine = engine.run
-
-    def run_and_remember(*arguments: Any, **options: Any) -> Any:
-        told.append(options["alone"])
-        return run_engine(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", run_and_remember)
+    with patch.object(engine, "run", wraps=engine.run) as run_engine:
         inference.run([make_item(make_photo(1))], lambda: alone)
-    assert told == [alone]
-
-
-class Failures:
-    """An engine's `run` that first fails with some errors."""
-
-    def __init__(self, engine: Engine, *errors: Exception) -> None:
-        self.left = list(errors)
-        self._run = engine.run
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        if self.left:
-            raise self.left.pop(0)
-        return self._run(*arguments, **options)
-
-
-def test_engine_is_not_tried_out_when_memory_is_short(
-    inference: Inference, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = InferenceFailed("another batch")
-    failures = Failures(engine, OutOfMemory("too much"), later)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", failures)
-        with pytest.raises(OutOfMemory):
-            run(inference, make_photo(1))
-    assert failures.left == [later]
-    assert isinstance(run(inference, make_photo(1))[0], Result)
+    (call,) = run_engine.call_args_list
+    assert call.kwargs["alone"] is alone
 
 
 @pytest.mark.parametrize(
-    ("errors", "raised"),
+    ("errors", "runs", "raised"),
     [
-        ([InferenceFailed("this batch")], InferenceFailed),
-        ([OutOfMemory("too much")], OutOfMemory),
-        ([InferenceFailed("this batch"), OutOfMemory("for a moment")], InferenceFailed),
-        ([InferenceFailed("this batch"), InferenceFailed("anything")], ServiceBroken),
+        ([InferenceFailed("this batch")], 2, InferenceFailed),
+        ([OutOfMemory("too much")], 1, OutOfMemory),
+        ([InferenceFailed("this batch"), OutOfMemory("for a moment")], 2, InferenceFailed),
+        ([InferenceFailed("this batch"), InferenceFailed("anything")], 2, ServiceBroken),
     ],
 )
 def test_failure_fails_the_batch_and_ends_the_service_if_the_engine_cannot_run_at_all(
     inference: Inference,
     engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
     errors: list[Exception],
+    runs: int,
     raised: type[Exception],
 ) -> None:
-    failures = Failures(engine, *errors)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "run", failures)
+    with patch.object(engine, "run", wraps=engine.run, side_effect=[*errors, DEFAULT]) as failing:
         with pytest.raises(raised) as caught:
             run(inference, b"junk", make_photo(1))
     assert type(caught.value) is raised
-    assert failures.left == []
+    assert failing.call_count == runs
     assert isinstance(run(inference, make_photo(1))[0], Result)

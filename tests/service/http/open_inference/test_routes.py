@@ -1,7 +1,5 @@
 """Tests of `/v2`: the protocol's metadata, inference in all its forms, and its errors."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """Tests of bodies within limits of size, memory and time, and of clients that disconnect."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the parameters: query string and body are checked alike and must not contradict."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images by URL: from the public internet alone, by the address that was checked, within limits."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

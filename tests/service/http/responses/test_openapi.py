@@ -1,7 +1,5 @@
 """The OpenAPI document agrees with the routes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of JSON written without pydantic against its pydantic models."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests of problems: headers, invalid values, no internal messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from service import errors

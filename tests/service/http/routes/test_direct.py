@@ -1,7 +1,5 @@
 """Direct routes skip the framework, but none of their guards; a full queue refuses predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """`explain`: maps and overlays of both kinds of labels, or a fixed problem."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator

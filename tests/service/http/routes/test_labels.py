@@ -1,7 +1,5 @@
 """Tests of `/labels`, and of `/predict` over registered label sets."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterator

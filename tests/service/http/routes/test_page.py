@@ -1,7 +1,5 @@
 """The files of the pages and their headers."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """Tests of `/predict` and `/predict/batch`: right answers; a bad image fails alone."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 

@@ -1,7 +1,5 @@
 """Tests of `/info`; health and metrics have theirs in `test_app.py` and `telemetry`."""
 
-from __future__ import annotations
-
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle

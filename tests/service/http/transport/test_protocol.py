@@ -1,7 +1,5 @@
 """Clients that send slowly, too much or in pieces, do not read, or are still sending at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Predictions are refused at the connection while the queue is full, and nothing else is."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
