@@ -17,8 +17,8 @@ MAX_BODY_BYTES = 500_000
 @pytest.fixture(scope="package")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
     limits = ("--max-body-bytes", str(MAX_BODY_BYTES), "--max-pixels", "300000")
-    patience = ("--header-timeout-seconds", "1", "--body-timeout-seconds", "1")
-    with serve(open_bundle, *limits, *patience, "--max-labels-per-set", "50") as (server, _):
+    timeouts = ("--header-timeout-seconds", "1", "--body-timeout-seconds", "1")
+    with serve(open_bundle, *limits, *timeouts, "--max-labels-per-set", "50") as (server, _):
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The faulty server as a process, with the files that hold it back."""
+"""The faulty server as a process."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.faults.conftest import serve_command
 
 
 class FaultyProcess(ServerProcess):
-    """Starts `faulty_server.py`; `release` and `open` end what holds it back."""
+    """Starts `faulty_server.py`; `release` unblocks the engine, `open` opens the bundle."""
 
     program = ("-m", "tests.faults.faulty_server")
 
@@ -23,11 +23,9 @@ class FaultyProcess(ServerProcess):
         super().__init__(*serve_command(bundle.path), *store, *flags, **variables, **more)
 
     def release(self) -> None:
-        """Lets the engine go on."""
         self._hold.touch()
 
     def open(self) -> None:
-        """Lets the bundle be opened."""
         self._open.touch()
 
     def count_runs(self) -> int:

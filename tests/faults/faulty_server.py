@@ -1,9 +1,7 @@
-"""The server, with an engine that fails when a photo's colour tells it to.
+"""The server, with an engine that fails on photos of some colours; logs `run images=N`.
 
-In: the flags of `ml-decoder serve`; in `FAULTS_HOLD` and `FAULTS_OPEN` paths of files that do not
-exist yet. Out: the real server; each run of the engine is a line `run images=N` on stderr. Until
-the file `FAULTS_HOLD` is there, runs with a `HOLD` photo say `run holds` and stand still; until
-`FAULTS_OPEN` is there, the bundle is not opened. A run hangs after `FAULTS_RUN_SECONDS`.
+A `HOLD` photo blocks its run, and logs `run holds`, until the file `FAULTS_HOLD` exists; the bundle
+is not opened until `FAULTS_OPEN` exists. A run hangs after `FAULTS_RUN_SECONDS`.
 """
 
 import logging
@@ -24,7 +22,7 @@ from service.pipeline.loading import Graphs, open_graphs
 from service.settings import Settings
 from tests.support.photos import encode_picture
 
-PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _COLOURS = {
     "FAIL": (255, 0, 0),
     "MEMORY": (0, 0, 255),
@@ -37,15 +35,15 @@ _log = logging.getLogger("faults")
 
 
 def make_fault(name: str) -> bytes:
-    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD` or `DIE`.
+    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD`, `DIE` or `LOSE`.
 
-    `LOSE` costs it its device: it never runs anything again.
+    After `LOSE` the engine fails on every batch, as after the loss of a GPU.
     """
     return encode_picture(Image.new("RGB", (16, 16), _COLOURS[name]))
 
 
 class FaultyEngine(Engine):
-    """Fails where a photo says so, and is itself otherwise."""
+    """Fails on the photos of `make_fault`."""
 
     lost = False
 
@@ -68,9 +66,9 @@ class FaultyEngine(Engine):
 
 
 def wait_for_file(variable: str) -> None:
-    """Returns as soon as the file that a variable of the environment names is there."""
+    """Waits until the file that an environment variable names exists."""
     path = os.environ.get(variable)
-    ends = time.monotonic() + PATIENCE_SECONDS
+    ends = time.monotonic() + _TIMEOUT_SECONDS
     while path and not Path(path).exists() and time.monotonic() < ends:
         time.sleep(0.005)
 

@@ -67,7 +67,7 @@ def test_key_that_is_too_short_stops_the_start_and_is_not_shown(
 def test_private_url_is_refused_without_details(fetching: httpx.Client, url: str) -> None:
     problem = assert_problem(fetching.post("/predict", json={"url": url}), 422, "url_not_usable")
     problem.pop("request_id")
-    # Word for word what is said of every other URL, so that nothing can be learnt from it.
+    # The same words as for every other URL: clients learn nothing from them.
     other = fetching.post("/predict", json={"url": "https://no-such-host.invalid/"}).json()
     other.pop("request_id")
     assert problem == other

@@ -1,18 +1,12 @@
 """The app of the HTTP tests, one for each file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from tests.support.serving import (
-    MAX_BODY_BYTES,
-    assert_still_serving,
-    serve_app,
-)
+from tests.support.serving import MAX_BODY_BYTES, assert_still_serving, serve_app
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import httpx2 as httpx
 import pytest
@@ -41,25 +40,15 @@ class FakeProxy:
         await self._app(scope, receive, send_with_id)
 
 
-class FakeServe(ModuleType):
-    """The parts of Ray that `service/ray_app.py` uses."""
-
-    @staticmethod
-    def ingress(_build: Callable[[], FastAPI]) -> Callable[[type], type]:
-        return lambda replica: replica
-
-    @staticmethod
-    def deployment(_replica: type, name: str) -> Any:
-        return SimpleNamespace(bind=lambda: name)
+FAKE_RAY = Mock()  # the parts of Ray that `service/ray_app.py` uses
+FAKE_RAY.serve.ingress = lambda _build: lambda replica: replica
 
 
 @pytest.fixture
 def build_app(
     monkeypatch: pytest.MonkeyPatch, tiny_bundle: Bundle
 ) -> Iterator[Callable[[], FastAPI]]:
-    ray = ModuleType("ray")
-    ray.serve = FakeServe("ray.serve")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray", FAKE_RAY)
     monkeypatch.delitem(sys.modules, "service.ray_app", raising=False)
     monkeypatch.setenv("ML_DECODER_BUNDLE", str(tiny_bundle.path))
     monkeypatch.setenv("ML_DECODER_LABEL_STORE", "memory")

@@ -1,10 +1,13 @@
 """Threads: waiting, what scheduling this machine allows, and whether work blocks other threads."""
 
+import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,34 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds} seconds"
         time.sleep(0.02)
+
+
+class Gate:
+    """Blocks the calls of a function until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+        self.arrivals = 0
+        self._arrived = threading.Semaphore(0)
+        self._opened = threading.Event()
+
+        def wait_and_call(*arguments: Any, **options: Any) -> Any:
+            self.arrivals += 1
+            self._arrived.release()
+            assert self._opened.wait(30)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, wait_and_call)
+
+    def wait(self) -> None:
+        """Waits for the next call."""
+        assert self._arrived.acquire(timeout=30)
+
+    async def wait_for_arrival(self) -> None:
+        await asyncio.to_thread(self.wait)
+
+    def open(self) -> None:
+        self._opened.set()
 
 
 def _find_obstacle() -> str:

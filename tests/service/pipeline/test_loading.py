@@ -2,6 +2,7 @@
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,10 +10,8 @@ import pytest
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
 from service.errors import BundleError, StartError
-from service.labels.encoding import Encoding
 from service.pipeline import loading as module
 from service.pipeline.loading import open_graphs
-from service.settings import Settings
 from tests.service.pipeline.conftest import make_settings
 
 
@@ -59,9 +58,7 @@ def test_missing_precision_stops_the_start(open_bundle: Bundle) -> None:
 def test_encoder_that_does_not_open_stops_the_start(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_settings: Settings, _bundle: Bundle) -> Encoding | None:
-        raise BundleError("text_encoder does not run")
-
+    fail = Mock(side_effect=BundleError("text_encoder does not run"))
     monkeypatch.setattr(module, "open_encoders", fail)
     with pytest.raises(BundleError, match="text_encoder"):
         open_graphs(make_settings(open_bundle))
@@ -70,15 +67,10 @@ def test_encoder_that_does_not_open_stops_the_start(
 def test_engine_that_does_not_run_stops_the_start(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widths: list[int | None] = []
-
-    def fail(_engine: Engine, query_width: int | None) -> None:
-        widths.append(query_width)
-        raise BundleError("an image gave logits of a wrong shape")
-
+    fail = Mock(side_effect=BundleError("an image gave logits of a wrong shape"))
     good = open_graphs(make_settings(open_bundle))
     monkeypatch.setattr(Engine, "warm_up", fail)
     with pytest.raises(BundleError, match="wrong shape"):
         open_graphs(make_settings(open_bundle))
     assert good.encoding is not None
-    assert widths == [good.encoding.query_width]
+    fail.assert_called_once_with(good.encoding.query_width)

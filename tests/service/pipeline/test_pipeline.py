@@ -39,8 +39,8 @@ from service.scheduling.cpu import list_cores
 from service.scheduling.queue import BatchQueue
 from service.scheduling.tasks import run_together
 from tests.service.pipeline.conftest import Recorder, make_settings, running
-from tests.support.threads import Gate
 from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.threads import Gate
 from tests.support.tiny_bundle import TINY_LABELS
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,6 @@ pytestmark = pytest.mark.anyio
 ALL = Question(top_k=len(TINY_LABELS))
 # Scores of a batch's row and of the same image alone differ by float32 rounding at most.
 TOLERANCE = 1e-5
-SECONDS = 30.0
 
 
 @pytest.fixture
@@ -274,7 +273,7 @@ async def test_invalid_photos_leave_no_garbage(tiny_bundle: Bundle) -> None:
                 await run_together(pipeline.predict(photo, selection) for _ in range(3))
 
         for work in (fail, fail_together):
-            await work(damaged)  # what is made once is made
+            await work(damaged)  # fills the caches
             gc.collect()
             gc.disable()
             try:

@@ -1,6 +1,6 @@
 """Tests of a worker's batch: an invalid photo fails alone, a broken engine ends the service."""
 
-from unittest.mock import DEFAULT, patch
+from unittest.mock import DEFAULT, Mock, patch
 
 import numpy as np
 import pytest
@@ -99,9 +99,9 @@ def test_failure_fails_the_batch_and_ends_the_service_if_the_engine_cannot_run_a
     runs: int,
     raised: type[Exception],
 ) -> None:
-    with patch.object(engine, "run", wraps=engine.run, side_effect=[*errors, DEFAULT]) as failing:
-        with pytest.raises(raised) as caught:
-            run(inference, b"junk", make_photo(1))
+    failing = Mock(wraps=engine.run, side_effect=[*errors, DEFAULT])
+    with patch.object(engine, "run", failing), pytest.raises(raised) as caught:
+        run(inference, b"junk", make_photo(1))
     assert type(caught.value) is raised
     assert failing.call_count == runs
     assert isinstance(run(inference, make_photo(1))[0], Result)

@@ -35,6 +35,12 @@ def make_leaving(left: asyncio.Event) -> Request:
     return make_request(receive)
 
 
+async def finish_after(gate: asyncio.Event) -> int:
+    """Work that ends when the gate is opened."""
+    await gate.wait()
+    return 7
+
+
 def read(request: Request, timeout_seconds: float = 30) -> Any:
     return Body(request, Settings(body_timeout_seconds=timeout_seconds)).read()
 
@@ -181,11 +187,9 @@ async def test_other_messages_do_not_stop_the_work(monkeypatch: pytest.MonkeyPat
     messages: asyncio.Queue[Message] = asyncio.Queue()
     gate = asyncio.Event()
 
-    async def work() -> int:
-        await gate.wait()
-        return 7
-
-    answering = asyncio.create_task(cancel_on_disconnect(make_request(messages.get), work()))
+    answering = asyncio.create_task(
+        cancel_on_disconnect(make_request(messages.get), finish_after(gate))
+    )
     for _ in range(3):
         await messages.put({"type": "http.request", "body": b"", "more_body": False})
         await asyncio.sleep(0.01)
@@ -208,11 +212,7 @@ async def test_receiving_in_a_task_group_ends_in_the_task_that_it_began_in(
             group.start_soon(left.wait)
         return DISCONNECT
 
-    async def work() -> int:
-        await gate.wait()
-        return 7
-
-    answering = asyncio.create_task(cancel_on_disconnect(make_request(receive), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_request(receive), finish_after(gate)))
     await asyncio.sleep(0.02)
     (left if leaves else gate).set()
 
@@ -234,11 +234,7 @@ async def test_client_that_leaves_while_it_is_answered_breaks_nothing(
     others = asyncio.all_tasks()
     loop.set_exception_handler(lambda _loop, context: unexpected.append(context))
 
-    async def work() -> int:
-        await gate.wait()
-        return 7
-
-    answering = asyncio.create_task(cancel_on_disconnect(make_leaving(left), work()))
+    answering = asyncio.create_task(cancel_on_disconnect(make_leaving(left), finish_after(gate)))
     await asyncio.sleep(0.02)
     for event in (gate, left) if turns < 0 else (left, gate):
         event.set()

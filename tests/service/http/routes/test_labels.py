@@ -1,7 +1,5 @@
 """Tests of `/labels`, and of `/predict` over registered label sets."""
 
-import sqlite3
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
@@ -25,6 +22,7 @@ from tests.support.serving import (
     serve_app,
     to_base64,
 )
+from tests.support.threads import Gate
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
 
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
@@ -551,31 +549,6 @@ def test_bad_question_about_label_sets_is_refused(
     assert_problem(send_image(client, params=params), status, code)
 
 
-def test_full_disk_refuses_registrations_and_predictions_go_on(
-    open_bundle: Bundle, tmp_path: Path
-) -> None:
-    path = tmp_path / "labels.db"
-    full = False
-
-    def fill(connection: sqlite3.Connection, *_: object) -> None:
-        # SQLite answers as on a full disk when the file may not grow.
-        connection.execute(f"PRAGMA max_page_count = {1 if full else 1_000_000}")
-
-    sa.event.listen(sa.pool.Pool, "checkout", fill)
-    try:
-        with serve_app(open_bundle.path, label_store=str(path)) as client:
-            register(client, PETS)
-            full = True
-            large = {"name": "zoo", "labels": [f"yak {i} {'x' * 180}" for i in range(200)]}
-            assert_problem(client.post("/labels", json=large), 507, "store_full")
-            assert set(scores_of(client, label_set="pets")) == {"red panda", "axolotl"}
-            assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
-            full = False
-            register(client, large)
-    finally:
-        sa.event.remove(sa.pool.Pool, "checkout", fill)
-
-
 def test_version_of_an_own_write_can_be_required(client: TestClient) -> None:
     version = register(client, PETS).json()["version"]
     found = scores_of(client, label_set="pets", min_version=version)
@@ -657,28 +630,17 @@ def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path
 def test_draining_waits_for_a_change(
     open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str, body: Any, status: int
 ) -> None:
-    arrived, go_on = threading.Event(), threading.Event()
-
-    def wait_and(look: Any) -> Any:
-        def wait_and_look(*arguments: Any, **options: Any) -> Any:
-            arrived.set()
-            assert go_on.wait(SECONDS)
-            return look(*arguments, **options)
-
-        return wait_and_look
-
     with serve_app(open_bundle.path, label_store="memory") as client, ThreadPoolExecutor() as aside:
         register(client, PETS)
-        for name in ("check", "delete"):  # the first calls of the store
-            monkeypatch.setattr(LabelStore, name, wait_and(getattr(LabelStore, name)))
+        gate = Gate(monkeypatch, LabelStore, "delete" if status == 204 else "check")
         changing = aside.submit(client.request, *change.split(), json=body)
-        assert arrived.wait(SECONDS)
+        gate.wait()
         assert client.portal is not None
         draining = client.portal.start_task_soon(client.app.state.host.drain)  # type: ignore[attr-defined]
         while client.get("/readyz").status_code == 200:
             pass
         assert_problem(client.delete("/labels/pets"), 503, "draining")
         assert not draining.done()
-        go_on.set()
+        gate.open()
         assert changing.result(SECONDS).status_code == status
         draining.result(SECONDS)
