@@ -1,4 +1,4 @@
-"""A checkpoint becomes a bundle; `build.py` tells the story, `python -m export` runs it."""
+"""Exports a checkpoint as a bundle; start with `build.py`."""
 
 import os
 
@@ -11,4 +11,4 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 class ExportError(Exception):
-    """An export cannot go on, for a one-line reason; nothing was written."""
+    """An export failed, for a one-line reason; nothing was written."""

@@ -1,6 +1,6 @@
-"""The command: `python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
+"""`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-It logs its progress to stderr and exits with 0 (written) or 2 (not).
+Logs its progress to stderr; exits with 0 (written) or 2 (not written).
 """
 
 from __future__ import annotations

@@ -36,10 +36,9 @@ def to_scores(logits: FloatArray, activation: Activation) -> NDArray[np.float64]
 
 
 def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:
-    """Returns mAP in percent of the service's scores, over labels with a positive and a negative.
+    """Returns mAP in percent by torchmetrics' definition, over labels with both outcomes.
 
-    It is torchmetrics' definition: how well each label's scores rank the photos. For a softmax it
-    is not the share of photos whose best label is right.
+    It measures how well scores rank the photos: for a softmax it is not the top-1 accuracy.
     """
     scores = torch.from_numpy(to_scores(logits, activation))
     return mean_average_precision(scores, torch.from_numpy(photos.targets))
@@ -48,9 +47,9 @@ def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activati
 def calibrate_labels(
     names: Sequence[str], scores: NDArray[np.float64], targets: NDArray[np.int64]
 ) -> tuple[Label, ...]:
-    """Chooses every label's threshold of best F1; none for fewer than `MIN_POSITIVES` positives.
+    """Chooses each label's threshold of best F1 from scores and targets [n, N].
 
-    Scores are 0..1, targets 0 or 1, both [n, N].
+    Labels with fewer than `MIN_POSITIVES` positives get none.
     """
     labels = []
     for column, name in enumerate(names):

@@ -1,7 +1,4 @@
-"""The story of an export: checkpoint, graphs, verification, number formats, accuracy, bundle.
-
-`build_bundle` tells it from top to bottom; each step is a call to the module named for it.
-"""
+"""An export from top to bottom: checkpoint, graphs, verification, precisions, accuracy, bundle."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export, and where to."""
+    """A checkpoint to export, with its options."""
 
     checkpoint: Path  # the file, or `hf-hub:owner/name`
     out: Path  # the bundle's folder; its last part becomes the model's name
@@ -53,11 +50,9 @@ class ExportRequest:
 def build_bundle(request: ExportRequest) -> Bundle:
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
-    Raises:
-        ExportError: with a one-line reason; so are `CheckpointError`, `DataError` and
-            `MetricError` of `models`, and `BundleError` of the service.
+    Raises ExportError, CheckpointError, DataError, MetricError or BundleError, each of one line.
     """
-    # Read and check all that is asked for, before the work that takes minutes.
+    # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(request.checkpoint, request.hints, request.label_names)
     card = _describe(request, source)
@@ -69,7 +64,7 @@ def build_bundle(request: ExportRequest) -> Bundle:
     opened = None if request.opened is None else read_open_source(request.opened, source)
     splits = None if request.photos is None else read_splits(request.photos, names)
 
-    # Trace, optimise and verify the graphs, and make the other number formats of them.
+    # Trace, optimise and verify the graphs; make the other precisions.
     variants = make_variants(source, splits, request.precisions, request.compact_weights)
     if opened is not None:
         compact = request.compact_weights
@@ -92,9 +87,8 @@ def build_bundle(request: ExportRequest) -> Bundle:
 
 
 def _describe(request: ExportRequest, source: Source) -> ModelCard:
-    """Returns the card as far as it is known before anything is measured."""
-    config = source.config
-    head = config.head
+    """Returns the card without measurements."""
+    config, head = source.config, source.config.head
     trained = opened = None
     if isinstance(head, ZeroShotMLDecoderConfig):
         opened = describe_head(head)

@@ -45,14 +45,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iterator[str]:
-    """Yields the figures that fit the bundle: multi-label, single-label or zero-shot.
+    """Yields the figures of the trained labels, else of the open head on the data's word vectors.
 
-    A bundle's trained labels are measured, else its open head on the data set's word vectors.
-
-    Raises:
-        ExportError: the labels are not the folder's, or there are no word vectors that fit.
-        models.data.DataError: the folder cannot be read.
-        service.errors.BundleError: there is no such variant.
+    Raises ExportError if labels or word vectors do not fit, BundleError for a missing precision.
     """
     if precision not in bundle.precisions():
         raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")

@@ -1,6 +1,6 @@
-"""What open labels need besides their head's graphs: text encoder, thresholds, ready label sets.
+"""An open head's text encoder, threshold and ready label sets.
 
-All are computed with the graphs and text embeddings that are served: 8 bits move scores a little.
+They are computed with the served graphs and text embeddings: 8 bits move scores a little.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _log = logging.getLogger(__name__)
 def add_open_labels(
     draft: BundleDraft, opened: OpenSource, source: Source, graphs: Graphs, splits: Splits | None
 ) -> BundleDraft:
-    """Adds the text encoder, the threshold and the ready label sets to a bundle.
-
-    `graphs` are those that a CPU runs by default.
-    """
+    """Adds them to a bundle; `graphs` are those that a CPU runs by default."""
     text = build_text_graph(opened.text)
     texts = TextEmbedder(opened.text, text)
     threshold = choose_threshold(opened, source, graphs, texts)
@@ -51,11 +48,7 @@ def add_open_labels(
 def choose_threshold(
     opened: OpenSource, source: Source, graphs: Graphs, texts: TextEmbedder
 ) -> float | None:
-    """Returns the score (0..1) from which an open label is predicted; None without photos.
-
-    It is the point of best F1 over all labels at once that the head was not trained on with every
-    photo's truth, as it was not on a user's labels.
-    """
+    """Returns the score (0..1) of best F1 over all unseen labels at once; None without photos."""
     photos = opened.unseen
     if photos is None:
         return None
@@ -76,10 +69,7 @@ def calibrate_label_sets(
     graphs: Graphs,
     texts: TextEmbedder,
 ) -> tuple[LabelSetRecord, ...]:
-    """Gives labels of ready sets that are trained labels too their own thresholds.
-
-    A threshold in a set's file is kept. Without splits the sets stay as they are.
-    """
+    """Calibrates labels of ready sets that are trained labels too and have no threshold yet."""
     if splits is None or not opened.label_sets:
         return opened.label_sets
     embeddings = texts.embed_names(source.label_names, opened.template)
@@ -105,11 +95,7 @@ def _calibrate(record: LabelSetRecord, thresholds: Mapping[str, float]) -> Label
 def embed_label_set(
     record: LabelSetRecord, space: EmbeddingSpace, texts: TextEmbedder
 ) -> Definition:
-    """Embeds every label of a checked set, so that a service encodes no text when it starts.
-
-    Raises:
-        InvalidLabelSet: an embedding is not finite, or its length is out of bounds.
-    """
+    """Embeds every label of a checked set, so that a service encodes no text when it starts."""
     definition = define_label_set(record)
     given = dict(zip(definition.given, definition.embeddings, strict=True))
     missing = [i for i in range(len(definition.names)) if i not in given]

@@ -1,4 +1,4 @@
-"""One network in several number formats: verified fp32 graphs, and what is made of them."""
+"""One network in several precisions, all made of verified fp32 graphs."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def make_variants(
 ) -> Variants:
     """Makes fp32 and the other precisions; int8 becomes the CPU's default if it agrees with fp32.
 
-    Raises:
-        VerificationError: a float32 graph deviates from torch, or a float16 one by far.
-        ExportError: int8 without photos.
+    Raises VerificationError if a graph deviates from torch, ExportError for int8 without photos.
     """
     if "int8" in precisions and splits is None:
         raise ExportError("int8 needs labelled photos to measure the ranges of values on")
@@ -111,10 +109,9 @@ def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits)
 def add_open_head(
     variants: Variants, head: ZeroShotMLDecoder, source: Source, *, compact: bool
 ) -> Variants:
-    """Adds an open head to a trained network's variants, in fp32 and, if there, fp16.
+    """Adds an open head in fp32 and, if the network has it, fp16.
 
-    There is no int8 open head: at the widths that 1,000 labels can afford, it is larger and no
-    faster than float32.
+    At the widths that 1,000 labels can afford, int8 is larger and no faster than float32.
     """
     formats = make_formats(
         trace_heads(head, *_read_grid(variants.graphs["fp32"]["encoder"], source)),
@@ -136,7 +133,7 @@ def make_formats(
     compact: bool,
     half: bool,
 ) -> dict[Precision, Graphs]:
-    """Verifies float32 graphs, and makes 16-bit weights and fp16 of them, verified too."""
+    """Verifies float32 graphs, and makes verified ones with 16-bit weights and in fp16."""
     worst = verify(exact, FP32_TOLERANCE)
     _log.info("equals torch within %.1e (%s)", worst.value, worst.case)
     formats: dict[Precision, Graphs] = {"fp32": exact}
@@ -161,10 +158,7 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
 def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
-    """Traces and optimises a head's graphs, for tokens [B, tokens, width].
-
-    `grid` is the rows and columns of the tokens; None leaves out the maps.
-    """
+    """Traces a head's graphs for tokens [B, tokens, width]; without their `grid` it has no maps."""
     if isinstance(head, ZeroShotMLDecoder):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace.trace_label_encoder(head)),

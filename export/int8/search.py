@@ -66,10 +66,7 @@ def find_int8(
 ) -> Int8Graphs:
     """Quantises with the fewest layers in float that reach `MIN_AGREEMENT`, else the best.
 
-    Args:
-        graphs: in float32.
-        samples: photos uint8 [n, H, W, 3] to measure the ranges of values on.
-        measure_agreement: of int8 graphs with fp32, in decibels.
+    Ranges of values are measured on `samples`; `measure_agreement` compares with fp32 in decibels.
     """
     with tempfile.TemporaryDirectory() as folder:
         quantisers = _open_quantisers(graphs, samples, Path(folder))

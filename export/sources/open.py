@@ -24,7 +24,7 @@ from service.labels.definition import LabelSetRecord, check_fit, define_label_se
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """An open head to export beside the trained one."""
+    """Paths of an open head to export beside the trained one."""
 
     checkpoint: Path  # of `train_open`
     text_encoder: Path | None = None  # folder; None uses the installed package's
@@ -37,23 +37,23 @@ class OpenRequest:
 
 @dataclass(frozen=True, eq=False)
 class OpenSource:
-    """An open head to export."""
+    """An open head as it was read."""
 
     head: ZeroShotMLDecoder  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    # Labels to choose the threshold on: the head was not trained on every photo's truth of them, as
-    # with a user's labels; it may know some from captions.
+    # Labels to choose the threshold on: like a user's labels, they were not trained on the truth of
+    # every photo; the head may know some from captions.
     unseen: LabelledPhotos | None
 
     @property
     def template(self) -> str:
-        """The text that is embedded, `{}` for a label's name."""
+        """The text to embed, `{}` for a label's name."""
         return self.head.config.embedding_template
 
 
 def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = None) -> OpenHead:
-    """Returns the card's entry of a head for open labels."""
+    """Returns the card's entry of an open head."""
     space = EmbeddingSpace(
         encoder=config.embedding_encoder,
         width=config.embedding_width,
@@ -63,16 +63,7 @@ def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = Non
 
 
 def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
-    """Reads an open head for the encoder of `source`.
-
-    Raises:
-        UnusableCheckpointError: the model has an open head already.
-        ExportError: the text encoder or a label set cannot be used.
-        UnusablePhotosError: the photos have only labels that the head was trained on.
-        CheckpointError: the file cannot be read, or its head was trained with another encoder or
-            text encoder.
-        DataError: the photos cannot be read.
-    """
+    """Reads an open head; raises CheckpointError if another encoder or text encoder trained it."""
     if source.is_open:
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)

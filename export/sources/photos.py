@@ -20,7 +20,7 @@ _SEED = 0
 
 
 class UnusablePhotosError(ExportError):
-    """The labelled photos cannot be read or do not fit the model."""
+    """Labelled photos cannot be read or do not fit the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,9 @@ class Splits:
 
 
 def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
-    """Reads a labelled folder, targets in the model's order of labels.
+    """Reads a labelled folder.
 
-    Raises:
-        UnusablePhotosError: the data set's labels are not the model's, or in val or test every
-            label is on all photos or on none.
-        DataError: the folder cannot be read or lacks a split.
+    Raises UnusablePhotosError if val or test has every label on all photos or on none.
     """
     folder = read_labelled_folder(path)
     splits = Splits(
@@ -72,9 +69,7 @@ def select_photos(
 ) -> LabelledPhotos:
     """Returns one split with its targets in the model's order; `partial` allows unknown ones (-1).
 
-    Raises:
-        UnusablePhotosError: the data set's labels are not the model's, or only partly known.
-        DataError: the split has no photo.
+    Raises UnusablePhotosError unless the data set and the model have the same labels.
     """
     missing = sorted(set(label_names) ^ set(folder.label_names))
     if missing:
@@ -99,17 +94,13 @@ def select_photos(
 def read_batches(
     paths: Sequence[Path], contract: InputContract, batch_size: int
 ) -> Iterator[PixelArray]:
-    """Yields pixels uint8 [<= batch_size, H, W, 3] of the files, in order.
-
-    Raises:
-        UnusablePhotosError: a file cannot be read or decoded.
-    """
+    """Yields pixels uint8 [<= batch_size, H, W, 3] of the files, in order."""
     for start in range(0, len(paths), batch_size):
         yield read_pixels(paths[start : start + batch_size], contract)
 
 
 def read_pixels(paths: Sequence[Path], contract: InputContract) -> PixelArray:
-    """Returns the pixels of few files at once, uint8 [n, H, W, 3]; raises as `read_batches`."""
+    """Returns pixels uint8 [n, H, W, 3]; raises UnusablePhotosError for a damaged file."""
     return np.stack([_read_photo(path, contract) for path in paths])
 
 

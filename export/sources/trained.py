@@ -1,4 +1,4 @@
-"""A checkpoint with all that the export needs: network, configuration, label names, hash."""
+"""A checkpoint to export: network, configuration, label names, hash."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Source:
 
     @property
     def is_open(self) -> bool:
-        """Whether the head takes any labels and so has none of its own."""
+        """Whether the head takes any labels, and has none of its own."""
         return self.config.num_classes is None
 
     @property
     def contract(self) -> InputContract:
-        """How the service has to prepare photos for this network."""
+        """How the service prepares photos for this network."""
         spec = self.config.input
         return InputContract(
             height=spec.height,
@@ -59,10 +59,7 @@ class Source:
 def read_source(path: Path, hints: Hints = NO_HINTS, label_names: Path | None = None) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
-    Raises:
-        UnusableCheckpointError: the file has a head alone, or label names are missing, too many
-            or too few, or cannot be shown.
-        CheckpointError: the file cannot be read, or contradicts the hints.
+    Raises UnusableCheckpointError for a head alone and for missing or invalid label names.
     """
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):

@@ -17,9 +17,7 @@ from models.checkpoints.layouts.state import Content
 from models.config import NetworkConfig
 from models.network import Network, build_head
 
-_CONFIG_KEY = "config"
-_LABELS_KEY = "label_names"
-_NOTES_KEY = "notes"
+_CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
 
 
 @dataclass(frozen=True)
@@ -44,31 +42,22 @@ def load_checkpoint(
     """Reads the network of a checkpoint file; the public entry.
 
     Args:
-        path: the file: ours (safetensors), or one of the layouts that `layouts/` reads; or
-            `hf-hub:owner/name`.
-        backbone: timm name, if the file has a backbone but not its name.
-        image_size: pixels, if the file does not give it.
-        num_heads: attention heads, if not the authors' number: 8 in ML-Decoder, 4 in Query2Label.
-        pre_norm: Query2Label's norms are before the attention, if the file does not show it.
+        path: the file, ours or of a layout that `layouts/` reads, or `hf-hub:owner/name`.
+        backbone: timm name; this and the others only if the file does not give them.
+        image_size: in pixels.
+        num_heads: attention heads; 8 in ML-Decoder, 4 in Query2Label unless given.
+        pre_norm: Query2Label's norms are before the attention.
 
     Returns:
-        A module in eval mode from float images [B, 3, H, W], as the network takes them, to
-        logits [B, N]; for a file with a head alone, from features [B, C, H, W] or
-        [B, S, C] to logits. One for open labels takes their embeddings, float [L, E], as
-        second argument and gives [B, L].
-
-    Raises:
-        CheckpointError: with a one-line reason.
+        A module in eval mode from prepared images [B, 3, H, W], or for a head alone from features
+        [B, C, H, W] or [B, S, C], to logits [B, N]. One for open labels takes their embeddings,
+        float [L, E], as second argument and gives [B, L].
     """
     return read_checkpoint(path, Hints(backbone, image_size, num_heads, pre_norm)).network
 
 
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
-    """Reads a checkpoint file, as `load_checkpoint` does, with all that it says.
-
-    Raises:
-        CheckpointError: with a one-line reason.
-    """
+    """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
     own = _CONFIG_KEY in file.metadata
     weights = _read_own(file) if own else read_foreign(file.content, hints, file.description)
@@ -87,14 +76,7 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
 
 
 def read_backbone(file: CheckpointFile) -> Content | None:
-    """Reads a backbone, perhaps with its own classifier, under timm's names.
-
-    Returns:
-        None if the file has a head: use `read_checkpoint`.
-
-    Raises:
-        CheckpointError: with a one-line reason.
-    """
+    """Reads a backbone, perhaps with a classifier, under timm's names; None if there is a head."""
     if _CONFIG_KEY in file.metadata:
         return None
     return read_bare_backbone(file.content, file.description)
@@ -103,10 +85,7 @@ def read_backbone(file: CheckpointFile) -> Content | None:
 def write_checkpoint(
     path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
 ) -> None:
-    """Writes a network as safetensors, with its configuration inside, atomically.
-
-    The path ends in `.safetensors`; label names are in the order of the logits.
-    """
+    """Writes `.safetensors` with the configuration inside; labels in the order of the logits."""
     metadata = {
         _CONFIG_KEY: network.config.model_dump_json(),
         _LABELS_KEY: json.dumps(label_names),
@@ -116,11 +95,7 @@ def write_checkpoint(
 
 
 def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fills a module with tensors of exactly its keys and shapes.
-
-    Raises:
-        CheckpointError: one is missing, too many, or of another shape.
-    """
+    """Fills a module; raises CheckpointError unless keys and shapes are exactly its own."""
     own = module.state_dict()
     for key, tensor in own.items():
         if key not in state:

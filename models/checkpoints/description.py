@@ -1,4 +1,4 @@
-"""What is known of a network besides its tensors: said by a person, and by the checkpoint."""
+"""Facts on a network besides its tensors: hints of a person, and a foreign file's description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointError(RequestError):
 
 @dataclass(frozen=True)
 class Hints:
-    """What a person says of a checkpoint; None leaves it to the file or the authors' default."""
+    """Facts that a person gives; None means the file's own or the authors' default."""
 
     backbone: str | None = None  # timm name
     image_size: int | None = None  # height and width in pixels
@@ -39,11 +39,7 @@ class Hints:
     embedding_template: str | None = None  # text that it embeds, `{}` for a label's name
 
     def complete(self, name: str, config: NetworkConfig) -> NetworkConfig:
-        """Adds what no weight depends on to the configuration read from a file.
-
-        Raises:
-            CheckpointError: a hint contradicts the configuration, or would change nothing.
-        """
+        """Adds hints to a file's configuration; raises CheckpointError if one contradicts it."""
         self._check(name, config)
         changes: dict[str, object] = {}
         if self.plain_pixels:
@@ -86,7 +82,7 @@ NO_HINTS = Hints()
 
 
 def add_hint_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a command line for a checkpoint with trained labels."""
+    """Adds the options of `Hints` that do not concern open labels."""
     add = parser.add_argument
     add("--backbone", help="timm name, if the checkpoint has none")
     add("--image-size", type=int, help="pixels, if the checkpoint has no size")
@@ -99,14 +95,14 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_hints(given: argparse.Namespace) -> Hints:
-    """Returns the hints among a command line's options."""
+    """Returns the hints among parsed options."""
     names = {field.name for field in fields(Hints)}
     return Hints(**{name: value for name, value in vars(given).items() if name in names})
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a foreign checkpoint says of its network, in the file or in one beside it."""
+    """Facts that a foreign checkpoint gives, in the file or in one beside it."""
 
     architecture: str | None = None  # its name in its authors' words
     label_names: tuple[str, ...] | None = None  # N names
@@ -115,7 +111,7 @@ class Description:
     preparation: Mapping[str, object] = field(default_factory=dict)
 
     def complete(self, other: Description) -> Description:
-        """Fills what this description leaves open from another one."""
+        """Fills missing facts from another description."""
         return Description(
             self.architecture or other.architecture,
             self.label_names or other.label_names,

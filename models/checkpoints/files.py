@@ -1,7 +1,4 @@
-"""Checkpoint files, local or on the Hugging Face hub, each read and hashed once.
-
-`hf-hub:owner/name` is downloaded at the first use and stays in the hub's cache.
-"""
+"""Checkpoint files, local or on the Hugging Face hub (`hf-hub:owner/name`), hashed when read."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ _PLAIN_DATA: list[Any] = [
 
 @dataclass(frozen=True, eq=False)
 class CheckpointFile:
-    """A file's content."""
+    """A file that was read."""
 
     name: str  # without folders
     sha256: str
@@ -54,11 +51,7 @@ class CheckpointFile:
 
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:
-    """Reads a file: safetensors by its suffix, else pickled by torch, tensors and plain data only.
-
-    Raises:
-        CheckpointError: with a one-line reason.
-    """
+    """Reads safetensors by the suffix, else torch's pickle of tensors and plain data only."""
     description = _read_description(checkpoint)
     path = locate(checkpoint)
     if not path.is_file():
@@ -78,7 +71,7 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
 
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
-    """Writes a module's tensors as safetensors, atomically."""
+    """Writes a module's tensors as safetensors; replaces the file atomically."""
     state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
     staging = path.with_suffix(".tmp")
     staging.write_bytes(safetensors.torch.save(state, dict(metadata)))
@@ -86,7 +79,7 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 
 def locate(checkpoint: Path | str) -> Path:
-    """Returns the local path of a checkpoint; downloads one on the hub."""
+    """Returns a local path; downloads a file of the hub, which caches it."""
     if not _is_on_hub(checkpoint):
         return Path(checkpoint)
     for name in _WEIGHTS:
@@ -113,7 +106,7 @@ def _is_on_hub(checkpoint: Path | str) -> bool:
 
 
 def _fetch(checkpoint: Path | str, name: str) -> Path | None:
-    """Returns a file of the repository, or None if it has none of this name."""
+    """Returns a file of the repository, None if it has no such file."""
     logging.set_verbosity_error()  # it would log each of its retries
     try:
         return Path(hf_hub_download(str(checkpoint).removeprefix(_PREFIX), name))

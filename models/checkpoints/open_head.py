@@ -35,24 +35,24 @@ class Origin(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class OpenHeadCheckpoint:
-    """An open head, in eval mode, and how it was trained."""
+    """An open head in eval mode."""
 
     head: ZeroShotMLDecoder
     origin: Origin
 
     def check_encoder(self, backbone: nn.Module) -> None:
-        """Raises `CheckpointError` if the head was trained on another backbone's tokens."""
+        """Raises CheckpointError if the head was trained on another backbone's tokens."""
         if fingerprint_encoder(backbone) != self.origin.encoder_fingerprint:
             raise CheckpointError("the open head was trained on the tokens of another encoder")
 
     def check_text_encoder(self, text: TextEncoder) -> None:
-        """Raises `CheckpointError` if another text encoder made the head's embeddings."""
+        """Raises CheckpointError if another text encoder made the head's embeddings."""
         if text.sha256 != self.origin.text_encoder_sha256:
             raise CheckpointError("the open head was trained with another text encoder")
 
 
 def fingerprint_encoder(backbone: nn.Module) -> str:
-    """Returns a hash of a backbone's weights, sha256 in hex."""
+    """Returns the sha256 of a backbone's weights, in hex."""
     digest = hashlib.sha256()
     for key, tensor in sorted(backbone.state_dict().items()):
         digest.update(f"{key}{tuple(tensor.shape)}".encode())
@@ -61,20 +61,13 @@ def fingerprint_encoder(backbone: nn.Module) -> str:
 
 
 def write_open_head(path: Path, head: ZeroShotMLDecoder, origin: Origin) -> None:
-    """Writes an open head as safetensors, with its origin inside, atomically."""
-    metadata = {
-        _CONFIG_KEY: head.config.model_dump_json(),
-        _ORIGIN_KEY: json.dumps(origin.model_dump()),
-    }
-    write_file(path, head, metadata)
+    """Writes an open head as safetensors with its origin inside."""
+    origin_json, config_json = json.dumps(origin.model_dump()), head.config.model_dump_json()
+    write_file(path, head, {_CONFIG_KEY: config_json, _ORIGIN_KEY: origin_json})
 
 
 def read_open_head(path: Path) -> OpenHeadCheckpoint:
-    """Reads an open head.
-
-    Raises:
-        CheckpointError: with a one-line reason.
-    """
+    """Raises CheckpointError if the file has no open head of ours."""
     file = read_file(path)
     try:
         config = ZeroShotMLDecoderConfig.model_validate_json(file.metadata[_CONFIG_KEY])

@@ -32,22 +32,12 @@ class PretrainedError(RequestError):
 
 
 def load_pretrained(backbone: Backbone) -> None:
-    """Fills a backbone with ImageNet weights, in place.
-
-    Raises:
-        PretrainedError: neither an installed package nor timm's download has them.
-    """
+    """Fills a backbone with ImageNet weights; raises PretrainedError if none are found."""
     fill_backbone(backbone, read_pretrained(backbone.name))
 
 
 def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
-    """Fills a backbone with the weights of a timm model, without its classifier.
-
-    See `take_pooled_norm` for networks that normalise behind their pooling.
-
-    Raises:
-        PretrainedError: the weights are another model's, or for another image size.
-    """
+    """Fills a backbone with a timm model's weights; raises PretrainedError if shapes differ."""
     own = backbone.body.state_dict()
     state = take_pooled_norm(state, own)
     missing = [key for key in own if key not in state or own[key].shape != state[key].shape]
@@ -57,7 +47,7 @@ def fill_backbone(backbone: Backbone, state: Mapping[str, Tensor]) -> None:
 
 
 def read_pretrained(name: str) -> dict[str, Tensor]:
-    """Returns the ImageNet weights of a timm model with its classifier, under timm's keys."""
+    """Returns a timm model's ImageNet weights and classifier, under timm's keys."""
     return _packaged_state(name) or _timm_state(name)
 
 
