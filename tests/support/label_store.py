@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import sqlite3
+from pathlib import Path
 
 import numpy as np
 
-from service.engine.heads import Embeddings
-from service.errors import StoreFull, StoreUnavailable
+from service.errors import StoreUnavailable
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
-from service.labels.store.store import LabelStore, Limits, Mark, Stored, Written
+from service.labels.store.store import LabelStore, Limits, Mark, Stored
 from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE
 
 LIMITS = Limits(sets=50, labels=8, labels_per_set=5)
@@ -22,14 +22,9 @@ class FlakyStore(LabelStore):
 
     def __init__(self, location: str, space: str = SPACE.fingerprint) -> None:
         super().__init__(open_database(location, timeout_seconds=20), space, LIMITS)
-        self.away = self.faulty = self.full = False
+        self.away = self.faulty = False
         self.asked = asyncio.Event()
         self.loop = asyncio.get_running_loop()
-
-    def write(self, definition: Definition, embeddings: Embeddings, **options: Any) -> Written:
-        if self.full:
-            raise StoreFull("no space")
-        return super().write(definition, embeddings, **options)
 
     def read_versions(self) -> tuple[Mark, dict[str, Stored]]:
         self._answer()
@@ -55,3 +50,10 @@ def put(store: LabelStore, name: str, *labels: str, width: int = EMBEDDING_WIDTH
     """Writes a set whose embeddings are ones; returns its version."""
     embeddings = np.ones((len(labels), width), np.float32)
     return store.write(define(name, *labels), embeddings, replace=True).version
+
+
+def run_sql(path: Path, statement: str) -> None:
+    """Runs a statement on a SQLite file."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()

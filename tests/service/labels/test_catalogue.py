@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from service.bundle.reader import Bundle
 from service.errors import (
     Draining,
     InvalidLabelSet,
-    LabelSetChanged,
     LabelSetNotFound,
     LabelSetReadOnly,
     NoOpenHead,
@@ -39,22 +40,25 @@ EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")
 
 
 def make_catalogue(
-    bundle: Bundle,
-    *fixed: FixedSet,
-    default: tuple[str, ...] = (),
-    store: LabelStore | None = None,
+    bundle: Bundle, *fixed: FixedSet, default: tuple[str, ...] = (), store: LabelStore | None = None
 ) -> Catalogue:
     encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
     rules = CatalogueRules(default, max_candidates=3, poll_seconds=60.0)
     return Catalogue(TRAINED, fixed, encoding, store or FlakyStore("memory"), rules)
 
 
-@pytest.fixture
-async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
-    catalogue = make_catalogue(open_bundle, EVERYDAY)
+@asynccontextmanager
+async def started(bundle: Bundle, *fixed: FixedSet, **options: Any) -> AsyncIterator[Catalogue]:
+    catalogue = make_catalogue(bundle, *fixed, **options)
     await catalogue.start()
     yield catalogue
     await catalogue.stop()
+
+
+@pytest.fixture
+async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
+    async with started(open_bundle, EVERYDAY) as catalogue:
+        yield catalogue
 
 
 async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
@@ -105,31 +109,14 @@ async def test_candidates_with_other_names_have_another_version(catalogue: Catal
             await catalogue.pin(Question(candidate_labels=names))
 
 
-async def test_only_the_required_version_is_replaced_or_deleted(
-    catalogue: Catalogue,
-) -> None:
-    made, _ = await catalogue.register(define("pets", "cat"))
-    with pytest.raises(LabelSetChanged):
-        await catalogue.register(
-            define("pets", "dog"), replace=True, if_version=int(made.version) + 1
-        )
-    with pytest.raises(LabelSetChanged):
-        await catalogue.delete("pets", int(made.version) + 1)
-    assert catalogue.find("pets") is made
-    replaced, _ = await catalogue.register(
-        define("pets", "dog"), replace=True, if_version=int(made.version)
-    )
-    assert catalogue.store_revision == int(replaced.version)
-    assert catalogue.list_sets()[-1] is replaced
-    await catalogue.delete("pets", int(replaced.version))
-    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
-
-
-async def test_set_threshold_is_the_labels_own(catalogue: Catalogue) -> None:
+async def test_change_replaces_the_set_and_raises_the_revision(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat", "dog"))
     changed = await catalogue.set_thresholds("pets", {"dog": 0.25})
-    assert catalogue.find("pets") is changed
+    assert catalogue.find("pets") is catalogue.list_sets()[-1] is changed
+    assert catalogue.store_revision == int(changed.version)
     assert changed.thresholds[changed.calibrated].tolist() == [0.25]
+    await catalogue.delete("pets", int(changed.version))
+    assert [labels.name for labels in catalogue.list_sets()] == ["trained", "everyday"]
 
 
 async def test_stored_set_is_hidden_by_a_fixed_one_of_its_name(open_bundle: Bundle) -> None:
@@ -157,14 +144,14 @@ async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bund
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])
 async def test_read_only_set_cannot_be_changed(catalogue: Catalogue, name: str) -> None:
     before = catalogue.list_sets()
-    with pytest.raises(LabelSetReadOnly):
-        await catalogue.register(define(name, "cat"))
-    with pytest.raises(LabelSetReadOnly):
-        await catalogue.register(define(name, "cat"), replace=True)
-    with pytest.raises(LabelSetReadOnly):
-        await catalogue.set_thresholds(name, {"cat": 0.5})
-    with pytest.raises(LabelSetReadOnly):
-        await catalogue.delete(name)
+    for change in (
+        catalogue.register(define(name, "cat")),
+        catalogue.register(define(name, "cat"), replace=True),
+        catalogue.set_thresholds(name, {"cat": 0.5}),
+        catalogue.delete(name),
+    ):
+        with pytest.raises(LabelSetReadOnly):
+            await change
     assert catalogue.list_sets() == before
 
 
@@ -172,19 +159,17 @@ async def test_default_set_may_be_registered_later_and_is_unknown_until_then(
     open_bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    catalogue = make_catalogue(open_bundle, EVERYDAY, default=("pets",))
-    await catalogue.start()
-    assert "the default label set pets is missing" in caplog.text
-    with pytest.raises(UnknownLabelSet) as caught:
-        await catalogue.pin(Question())
-    assert caught.value.names == ("pets",)
-    assert "the default of requests" in str(caught.value.detail)
-    with pytest.raises(UnknownLabelSet) as caught:
-        await catalogue.pin(Question(label_set=("pets",)))
-    assert "the default" not in str(caught.value.detail)
-    await catalogue.register(define("pets", "cat"))
-    assert await pin_names(catalogue, Question()) == ["pets"]
-    await catalogue.stop()
+    async with started(open_bundle, EVERYDAY, default=("pets",)) as catalogue:
+        assert "the default label set pets is missing" in caplog.text
+        with pytest.raises(UnknownLabelSet) as caught:
+            await catalogue.pin(Question())
+        assert caught.value.names == ("pets",)
+        assert "the default of requests" in str(caught.value.detail)
+        with pytest.raises(UnknownLabelSet) as caught:
+            await catalogue.pin(Question(label_set=("pets",)))
+        assert "the default" not in str(caught.value.detail)
+        await catalogue.register(define("pets", "cat"))
+        assert await pin_names(catalogue, Question()) == ["pets"]
 
 
 async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
@@ -193,69 +178,50 @@ async def test_missing_set_is_not_unknown_while_the_store_is_unavailable(
     store = FlakyStore("memory")
     put(store, "pets", "cat")
     store.away = True
-    catalogue = make_catalogue(open_bundle, EVERYDAY, default=("pets",), store=store)
-    await catalogue.start()
-    for question in (
-        Question(),
-        Question(label_set=("trained", "pets")),
-        Question(label_set=("none",)),
-    ):
+    async with started(open_bundle, EVERYDAY, default=("pets",), store=store) as catalogue:
+        for names in ((), ("trained", "pets"), ("none",)):
+            with pytest.raises(StoreUnavailable):
+                await catalogue.pin(Question(label_set=names))
         with pytest.raises(StoreUnavailable):
-            await catalogue.pin(question)
-    with pytest.raises(StoreUnavailable):
-        catalogue.find("pets")
-    assert catalogue.get("pets") is None
-    assert await pin_names(catalogue, Question(label_set=("trained", "everyday"))) == [
-        "trained",
-        "everyday",
-    ]
-    store.away = False
-    await catalogue.refresh()
-    assert await pin_names(catalogue, Question()) == ["pets"]
-    await catalogue.stop()
+            catalogue.find("pets")
+        assert catalogue.get("pets") is None
+        await catalogue.pin(Question(label_set=("trained", "everyday")))
+        store.away = False
+        await catalogue.refresh()
+        assert await pin_names(catalogue, Question()) == ["pets"]
 
 
 async def test_model_without_open_head_serves_its_trained_labels(tiny_bundle: Bundle) -> None:
-    catalogue = make_catalogue(tiny_bundle)
-    await catalogue.start()
-    assert await pin_names(catalogue, Question()) == ["trained"]
-    assert catalogue.list_sets() == (TRAINED,)
-    assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
-    with pytest.raises(NoOpenHead):
-        await catalogue.pin(Question(candidate_labels=("yak",)))
-    with pytest.raises(NoOpenHead):
-        await catalogue.register(define("pets", "cat"))
-    with pytest.raises(VersionNotReached):
-        await catalogue.pin(Question(min_version=1))
-    assert await pin_names(catalogue, Question(min_version=0)) == ["trained"]
-    await catalogue.refresh()
-    await catalogue.stop()
+    async with started(tiny_bundle) as catalogue:
+        assert await pin_names(catalogue, Question()) == ["trained"]
+        assert catalogue.list_sets() == (TRAINED,)
+        assert (catalogue.store_revision, catalogue.store_answers) == (0, True)
+        with pytest.raises(NoOpenHead):
+            await catalogue.pin(Question(candidate_labels=("yak",)))
+        with pytest.raises(NoOpenHead):
+            await catalogue.register(define("pets", "cat"))
+        with pytest.raises(VersionNotReached):
+            await catalogue.pin(Question(min_version=1))
+        assert await pin_names(catalogue, Question(min_version=0)) == ["trained"]
+        await catalogue.refresh()
 
 
 def fixed_set(name: str = "pets", space: str | None = None, width: int | None = None) -> FixedSet:
     rows = 0 if width is None else 1
-    definition = Definition(
-        name,
-        ("cat",),
-        (None,),
-        (0.25,),
-        given=tuple(range(rows)),
-        embeddings=np.ones((rows, width or 0), np.float32),
-        embedding_space=space,
-    )
+    embeddings = np.ones((rows, width or 0), np.float32)
+    given = tuple(range(rows))
+    definition = Definition(name, ("cat",), (None,), (0.25,), given, embeddings, space)
     return FixedSet(definition, "1.0", "folder")
 
 
 async def test_fixed_set_is_encoded_as_it_was_defined(open_bundle: Bundle) -> None:
-    catalogue = make_catalogue(open_bundle, fixed_set())
-    await catalogue.start()
-    labels = catalogue.find("pets")
-    assert (labels.name, labels.version, labels.origin) == ("pets", "1.0", "folder")
-    assert labels.thresholds.tolist() == [0.25]
-    assert labels.queries is not None
-    assert catalogue.encoding is not None
-    assert labels.queries.shape == (1, catalogue.encoding.query_width)
-    await catalogue.stop()
+    async with started(open_bundle, fixed_set()) as catalogue:
+        labels = catalogue.find("pets")
+        assert (labels.name, labels.version, labels.origin) == ("pets", "1.0", "folder")
+        assert labels.thresholds.tolist() == [0.25]
+        assert labels.queries is not None
+        assert catalogue.encoding is not None
+        assert labels.queries.shape == (1, catalogue.encoding.query_width)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,24 @@ def insert_and_fail(database: Database) -> None:
         raise KeyError
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "t.db"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    with closing(open_database(str(path), timeout_seconds=60)) as database:
+        yield database
+
+
+@pytest.fixture
+def other(path: Path) -> Iterator[Database]:
+    """Another connection to the same file."""
+    with closing(open_database(f"sqlite:///{path}")) as database:
+        yield database
+
+
 @pytest.mark.parametrize("location", ["mysql://x/y", "://", "http://x"])
 def test_url_of_another_kind_is_refused(location: str) -> None:
     with pytest.raises(StartError, match="label_store"):
@@ -52,14 +72,10 @@ def test_default_path_is_in_the_state_folder(monkeypatch: pytest.MonkeyPatch) ->
     assert find_default_path() == Path("/home/me/.local/state/ml-decoder/labels.db")
 
 
-def test_path_and_url_name_the_same_file(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "t.db"
-    first, second = open_database(str(path)), open_database(f"sqlite:///{path}")
-    run(first, CREATE)
-    run(first, INSERT)
-    assert read(second, COUNT) == 1
-    first.close()
-    second.close()
+def test_path_and_url_name_the_same_file(database: Database, other: Database) -> None:
+    run(database, CREATE)
+    run(database, INSERT)
+    assert read(other, COUNT) == 1
 
 
 @pytest.mark.parametrize("location", ["~/tt.db", "sqlite:///~/tt.db"])
@@ -68,63 +84,50 @@ def test_path_may_begin_with_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    database = open_database(location)
-    run(database, CREATE)
-    database.close()
+    with closing(open_database(location)) as database:
+        run(database, CREATE)
     assert (tmp_path / "home" / "tt.db").is_file()
     assert not (tmp_path / "~").exists()
 
 
-def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="no folder"):
         open_database(str(tmp_path / "file" / "t.db"))
-
-
-def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="is a folder"):
         open_database(str(tmp_path))
-    open_database(str(tmp_path / "t.db")).close()
 
 
-def test_failure_names_the_address_and_no_password(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    database = open_database(str(path))
+def test_failure_names_the_address_and_no_password(path: Path, database: Database) -> None:
     path.mkdir()
     with pytest.raises(StoreUnavailable) as failure:
         read(database, COUNT)
     assert str(failure.value) == f"label_store {path}: unable to open database file"
-    database.close()
 
-    database = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
-    with pytest.raises(StoreUnavailable) as failure:
-        read(database, COUNT)
+    postgres = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
+    with closing(postgres), pytest.raises(StoreUnavailable) as failure:
+        read(postgres, COUNT)
     assert str(failure.value).startswith("label_store postgresql://me:***@127.0.0.1:1/labels: conn")
     assert "secret" not in str(failure.value)
     assert "\n" not in str(failure.value)
-    database.close()
 
 
-def test_write_that_raises_changes_nothing(tmp_path: Path) -> None:
-    database = open_database(str(tmp_path / "t.db"))
+def test_write_that_raises_changes_nothing(database: Database) -> None:
     run(database, CREATE)
     with pytest.raises(KeyError):
         insert_and_fail(database)
     assert read(database, COUNT) == 0
     run(database, INSERT)
     assert read(database, COUNT) == 1
-    database.close()
 
 
-def test_read_only_file_is_unavailable_to_writers_and_can_be_read(tmp_path: Path) -> None:
-    database = open_database(str(tmp_path / "t.db"))
+def test_read_only_file_is_unavailable_to_writers_and_can_be_read(database: Database) -> None:
     run(database, CREATE)
     with database.connect() as connection:  # the pool gives this connection to every user
         connection.exec_driver_sql("PRAGMA query_only = ON")
     with pytest.raises(StoreUnavailable):
         run(database, INSERT)
     assert read(database, COUNT) == 0
-    database.close()
 
 
 def test_options_of_a_url_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,78 +152,68 @@ def test_options_of_a_url_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_postgres_limits_statements_and_locks(postgres: Postgres) -> None:
-    database = open_database(postgres.url)
-    found = [read(database, f"SHOW {name}") for name in ("statement_timeout", "lock_timeout")]
-    assert found == ["25s", "2s"]
-    database.close()
+    with closing(open_database(postgres.url)) as database:
+        assert read(database, "SHOW statement_timeout") == "25s"
+        assert read(database, "SHOW lock_timeout") == "2s"
 
 
-def test_new_file_is_waited_for_while_another_process_writes_it(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")  # then SQLite refuses WAL at once, whatever its timeout
-    database = open_database(str(path), timeout_seconds=0.05)
-    with pytest.raises(StoreUnavailable):
-        run(database, CREATE)
-    database.close()
+def test_new_file_is_waited_for_while_another_process_writes_it(
+    path: Path, database: Database
+) -> None:
+    writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    writer.execute("BEGIN IMMEDIATE")  # then SQLite refuses WAL at once, whatever its timeout
+    impatient = open_database(str(path), timeout_seconds=0.05)
+    with closing(impatient), pytest.raises(StoreUnavailable):
+        run(impatient, CREATE)
 
-    database = open_database(str(path), timeout_seconds=20)
-    release = threading.Timer(0.1, other.execute, ["ROLLBACK"])
+    release = threading.Timer(0.1, writer.execute, ["ROLLBACK"])
     release.start()
     run(database, CREATE)
     release.join()
     assert read(database, COUNT) == 0
-    database.close()
-    other.close()
+    writer.close()
 
 
-def test_sqlite_syncs_every_commit(tmp_path: Path) -> None:
-    database = open_database(str(tmp_path / "t.db"))
+def test_sqlite_syncs_every_commit(database: Database) -> None:
     assert read(database, "PRAGMA journal_mode") == "wal"
     assert read(database, "PRAGMA synchronous") == 2  # FULL
-    database.close()
 
 
-def test_log_is_empty_after_a_write_without_readers(tmp_path: Path) -> None:
-    reader, writer = (open_database(str(tmp_path / "t.db"), timeout_seconds=60) for _ in range(2))
-    log = tmp_path / "t.db-wal"
-    run(writer, CREATE)
+def test_log_is_empty_after_a_write_without_readers(
+    path: Path, database: Database, other: Database
+) -> None:
+    log = path.with_name("t.db-wal")
+    run(database, CREATE)
     assert log.stat().st_size == 0
-    with reader.connect() as connection:
+    with other.connect() as connection:
         connection.execute(sa.text(COUNT))
-        run(writer, INSERT)
+        run(database, INSERT)
         assert log.stat().st_size > 0
-    run(writer, INSERT)
+    run(database, INSERT)
     assert log.stat().st_size == 0
-    assert read(reader, COUNT) == 2
-    reader.close()
-    writer.close()
+    assert read(other, COUNT) == 2
 
 
-def test_reader_sees_one_state_while_another_connection_writes(tmp_path: Path) -> None:
-    reader, writer = (open_database(str(tmp_path / "t.db")) for _ in range(2))
-    run(writer, CREATE)
-    with reader.connect() as connection:
+def test_reader_sees_one_state_while_another_connection_writes(
+    database: Database, other: Database
+) -> None:
+    run(database, CREATE)
+    with other.connect() as connection:
         assert connection.execute(sa.text(COUNT)).scalar_one() == 0
-        run(writer, INSERT)
+        run(database, INSERT)
         assert connection.execute(sa.text(COUNT)).scalar_one() == 0
-    assert read(reader, COUNT) == 1
-    reader.close()
-    writer.close()
+    assert read(other, COUNT) == 1
 
 
-def test_file_is_opened_anew_after_it_was_replaced_only(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    database = open_database(str(path))
+def test_file_is_opened_anew_only_after_it_was_replaced(path: Path, database: Database) -> None:
     run(database, CREATE)
     run(database, INSERT)
     before = database.connections
     assert read(database, COUNT) == 1
     assert database.connections == before
-    backup = tmp_path / "backup.db"
+    backup = path.with_name("backup.db")
     backup.write_bytes(path.read_bytes())
     run(database, INSERT)
     backup.replace(path)
     assert [read(database, COUNT) for _ in range(2)] == [1, 1]
     assert database.connections == before + 1
-    database.close()

@@ -23,7 +23,8 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.store.database import open_database
-from service.labels.store.store import PRESENT, LabelStore, Limits
+from service.labels.store.store import PRESENT, LabelStore, Limits, Written
+from tests.support.label_store import run_sql
 from tests.support.postgres import Postgres
 
 SPACE = "a" * 64
@@ -48,13 +49,19 @@ def find_versions(store: LabelStore) -> dict[str, int]:
     return {name: version for name, (version, _) in store.read_versions()[1].items()}
 
 
-def put(store: LabelStore, name: str, *labels: str, replace: bool = False) -> int:
+def write(
+    store: LabelStore, name: str, *labels: str, replace: bool = True, if_version: int | None = None
+) -> Written:
     definition = define(name, *labels)
-    return store.write(definition, embed(definition), replace=replace).version
+    return store.write(definition, embed(definition), replace=replace, if_version=if_version)
 
 
-def needs_write(store: LabelStore, definition: Definition, *, replace: bool = True) -> bool:
-    return store.check(definition, replace=replace, if_version=None) is None
+def put(store: LabelStore, name: str, *labels: str) -> int:
+    return write(store, name, *labels).version
+
+
+def check(store: LabelStore, name: str, *labels: str) -> int | None:
+    return store.check(define(name, *labels), replace=True, if_version=None)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -73,15 +80,22 @@ def store(location: str) -> Iterator[LabelStore]:
     store.close()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "labels.db"
+
+
+@pytest.fixture
+def file_store(path: Path) -> Iterator[LabelStore]:
+    store = open_store(str(path))
+    yield store
+    store.close()
+
+
 def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
-    given = Definition(
-        "pets",
-        ("cat", "d\u00f6g"),
-        (None, "a dog"),
-        (0.25, None),
-        (0,),
-        np.ones((1, 3), np.float32),
-    )
+    names, prompts = ("cat", "d\u00f6g"), (None, "a dog")
+    own = np.ones((1, 3), np.float32)
+    given = Definition("pets", names, prompts, (0.25, None), (0,), own)
     embeddings = np.array([[1, 1, 1], [0.1, -2, 1e-30]], np.float32)
 
     written = store.write(given, embeddings, replace=False)
@@ -98,7 +112,7 @@ def test_every_write_raises_the_revision(store: LabelStore) -> None:
     start = store.read_mark().revision
     first = put(store, "pets", "cat")
     second = put(store, "cars", "van")
-    third = put(store, "pets", "dog", replace=True)
+    third = put(store, "pets", "dog")
     assert [first, second, third] == [start + 1, start + 2, start + 3]
     assert store.read_mark().revision == start + 3
     assert find_versions(store) == {"pets": third, "cars": second}
@@ -109,67 +123,57 @@ def test_every_write_raises_the_revision(store: LabelStore) -> None:
 
 def test_same_set_again_changes_nothing(store: LabelStore) -> None:
     first = put(store, "pets", "cat")
-    assert put(store, "pets", "cat") == put(store, "pets", "cat", replace=True) == first
+    for replace in (False, True):
+        assert write(store, "pets", "cat", replace=replace).version == first
+        assert store.check(define("pets", "cat"), replace=replace, if_version=None) == first
     assert store.read_mark().revision == first
 
 
-def test_conflicts_and_stale_versions_are_refused_and_keep_what_is_there(
-    store: LabelStore,
-) -> None:
+def test_conflicts_and_stale_versions_are_refused(store: LabelStore) -> None:
     version = put(store, "pets", "cat")
-    other = define("pets", "dog")
     with pytest.raises(LabelSetExists):
-        store.write(other, embed(other), replace=False)
+        write(store, "pets", "dog", replace=False)
     with pytest.raises(LabelSetChanged):
-        store.write(other, embed(other), replace=True, if_version=version + 1)
+        write(store, "pets", "dog", if_version=version + 1)
     with pytest.raises(LabelSetChanged):
         store.delete("pets", if_version=version + 1)
     with pytest.raises(LabelSetNotFound):
         store.delete("none")
-    missing = define("none", "x")
     with pytest.raises(LabelSetChanged):
-        store.write(missing, embed(missing), replace=True, if_version=version)
-    assert store.check(define("pets", "cat"), replace=False, if_version=None) == version
+        write(store, "none", "x", if_version=version)
+    assert check(store, "pets", "cat") == version
     assert store.read("none") is None
 
 
 def test_present_requires_a_set_in_any_version(store: LabelStore) -> None:
-    missing = define("pets", "cat")
     for if_version in (PRESENT, 1):
         with pytest.raises(LabelSetChanged):
-            store.write(missing, embed(missing), replace=True, if_version=if_version)
+            write(store, "pets", "cat", if_version=if_version)
         with pytest.raises(LabelSetChanged):
             store.delete("pets", if_version=if_version)
     put(store, "pets", "cat")
     for labels in (("dog",), ("newt", "yak")):
-        other = define("pets", *labels)
-        written = store.write(other, embed(other), replace=True, if_version=PRESENT)
+        written = write(store, "pets", *labels, if_version=PRESENT)
         assert (written.version > written.previous, written.created) == (True, False)
     store.delete("pets", if_version=PRESENT)
     assert store.read("pets") is None
 
 
-def test_limits_count_sets_and_labels(store: LabelStore) -> None:
-    for i in range(5):
-        put(store, f"set{i}", "a", "b")
-    for definition in (define("sixth", "a"), define("set0", *"abcdefghijklm")):
-        with pytest.raises(TooManyLabelSets):
-            needs_write(store, definition)
-        with pytest.raises(TooManyLabelSets):
-            store.write(definition, embed(definition), replace=True)
-    fitting = define("set0", *"abcdefghijkl")
-    assert needs_write(store, fitting)
-    store.write(fitting, embed(fitting), replace=True)
-
-
-def test_limit_counts_labels_of_one_set(store: LabelStore) -> None:
-    large = define("pets", *"abcdefghijklmnop")
-    for refused in (needs_write, lambda s, d: s.write(d, embed(d), replace=True)):
+def test_limits_count_sets_labels_and_labels_of_one_set(store: LabelStore) -> None:
+    for act in (check, put):
         with pytest.raises(InvalidLabelSet, match="at most 15 labels"):
-            refused(store, large)
-    fitting = define("pets", *"abcdefghijklmno")
-    assert needs_write(store, fitting)
-    store.write(fitting, embed(fitting), replace=False)
+            act(store, "pets", *"abcdefghijklmnop")
+    assert check(store, "pets", *"abcdefghijklmno") is None
+    put(store, "pets", *"abcdefghijklmno")
+    for name in ("pets", "set1", "set2", "set3", "set4"):
+        put(store, name, "a", "b")
+    for act in (check, put):
+        with pytest.raises(TooManyLabelSets):
+            act(store, "sixth", "a")
+        with pytest.raises(TooManyLabelSets):
+            act(store, "pets", *"abcdefghijklm")
+    assert check(store, "pets", *"abcdefghijkl") is None
+    put(store, "pets", *"abcdefghijkl")
 
 
 def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
@@ -203,8 +207,7 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
         store.close()
 
 
-def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
-    path = tmp_path / "labels.db"
+def test_locked_file_is_unavailable_until_it_is_free(path: Path) -> None:
     store = open_store(str(path), timeout_seconds=0.2)
     version = put(store, "pets", "cat")
     locker = sqlite3.connect(path, isolation_level=None)
@@ -221,58 +224,40 @@ def test_locked_file_is_unavailable_until_it_is_free(tmp_path: Path) -> None:
     store.close()
 
 
-def test_full_disk_raises_store_full_and_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "labels.db"
-    store = open_store(str(path))
-    version = put(store, "pets", "cat")
-    with store._database.connect() as connection:
+def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore) -> None:
+    version = put(file_store, "pets", "cat")
+    large = define("large", "x"), np.ones((1, 100_000), np.float32)
+    with file_store._database.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")  # at least the present size
-    large = define("large", "x")
-
     with pytest.raises(StoreFull):
-        store.write(large, np.ones((1, 100_000), np.float32), replace=False)
-
-    assert find_versions(store) == {"pets": version}
-    assert store.read_mark().revision == version
-    with store._database.connect() as connection:
+        file_store.write(*large, replace=False)
+    assert find_versions(file_store) == {"pets": version}
+    assert file_store.read_mark().revision == version
+    with file_store._database.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
-    store.write(large, np.ones((1, 100_000), np.float32), replace=False)
-    store.close()
+    file_store.write(*large, replace=False)
 
 
-def test_file_that_is_not_a_database_is_unavailable(tmp_path: Path) -> None:
-    path = tmp_path / "labels.db"
+def test_file_that_is_not_a_database_is_unavailable(path: Path, file_store: LabelStore) -> None:
     path.write_bytes(b"junk" * 1000)
-    store = open_store(str(path))
     with pytest.raises(StoreUnavailable):
-        store.read_mark()
+        file_store.read_mark()
     path.unlink()
-    assert store.read_mark().revision == 0
-    store.close()
+    assert file_store.read_mark().revision == 0
 
 
-def test_damaged_row_is_an_invalid_set(tmp_path: Path) -> None:
-    path = tmp_path / "labels.db"
-    store = open_store(str(path))
-    put(store, "pets", "cat")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE label_sets SET labels = '{'")
-    connection.close()
+def test_damaged_row_is_an_invalid_set(path: Path, file_store: LabelStore) -> None:
+    put(file_store, "pets", "cat")
+    run_sql(path, "UPDATE label_sets SET labels = '{'")
     with pytest.raises(InvalidLabelSet):
-        store.read("pets")
-    put(store, "pets", "dog", replace=True)
-    assert store.read("pets") is not None
-    store.close()
+        file_store.read("pets")
+    put(file_store, "pets", "dog")
+    assert file_store.read("pets") is not None
 
 
-def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "labels.db"
-    store = open_store(str(path))
-    put(store, "pets", "cat")
-    store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE label_store SET schema_version = 99")
-    connection.close()
+def test_store_of_another_schema_is_refused(path: Path, file_store: LabelStore) -> None:
+    put(file_store, "pets", "cat")
+    run_sql(path, "UPDATE label_store SET schema_version = 99")
     again = open_store(str(path))
     with pytest.raises(StoreIncompatible, match=f"{re.escape(str(path))}: schema version 99"):
         again.read_mark()
@@ -287,42 +272,38 @@ def test_server_that_goes_and_comes_back_is_found_again(postgres: Postgres) -> N
     with pytest.raises(StoreUnavailable):
         store.read_mark()
     with pytest.raises(StoreUnavailable):
-        put(store, "outage", "dog", replace=True)
+        put(store, "outage", "dog")
     postgres.start()
     after = store.read_mark()
     assert after.revision == before.revision
     assert after != before, "it may have been restored from a backup"
-    assert store.check(define("outage", "cat"), replace=False, if_version=None) == version
+    assert check(store, "outage", "cat") == version
     store.delete("outage")
     store.close()
 
 
-def test_file_that_was_removed_takes_no_more_writes(tmp_path: Path) -> None:
-    location = str(tmp_path / "labels.db")
-    store = open_store(location)
-    put(store, "pets", "cat")
-    for file in tmp_path.iterdir():
+def test_file_that_was_removed_takes_no_more_writes(path: Path, file_store: LabelStore) -> None:
+    put(file_store, "pets", "cat")
+    for file in path.parent.iterdir():
         file.unlink()
     with pytest.raises(StoreUnavailable):
-        put(store, "lost", "cat")
-    version = put(store, "zoo", "owl")
-    fresh = open_store(location)
+        put(file_store, "lost", "cat")
+    version = put(file_store, "zoo", "owl")
+    fresh = open_store(str(path))
     assert find_versions(fresh) == {"zoo": version}
     fresh.close()
-    store.close()
 
 
-def test_file_that_was_restored_is_the_one_that_is_served(tmp_path: Path) -> None:
-    location, backup = tmp_path / "labels.db", tmp_path / "backup.db"
+def test_restored_file_is_served(path: Path, file_store: LabelStore) -> None:
+    backup = path.with_name("backup.db")
     kept = open_store(str(backup))
     version = put(kept, "kept", "owl")
     kept.close()
-    store = open_store(str(location))
-    put(store, "pets", "cat")
-    backup.replace(location)  # as a person would: SQLite's other files stay
-    assert find_versions(store) == {"kept": version}
-    put(store, "zoo", "owl")
-    store.close()
-    again = open_store(str(location))
-    assert set(again.read_versions()[1]) == {"kept", "zoo"}
+    put(file_store, "pets", "cat")
+    backup.replace(path)  # as a person would: SQLite's other files stay
+    assert find_versions(file_store) == {"kept": version}
+    put(file_store, "zoo", "owl")
+    file_store.close()
+    again = open_store(str(path))
+    assert set(find_versions(again)) == {"kept", "zoo"}
     again.close()
