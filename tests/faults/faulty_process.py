@@ -31,3 +31,8 @@ class FaultyProcess(ServerProcess):
     def count_runs(self) -> int:
         """Returns how often the engine ran, warming up included."""
         return self.stderr.count("run images=")
+
+    def assert_runs(self, count: int) -> None:
+        """Waits until the log has so many runs of the engine; more are a failure."""
+        self.wait_for_line(rf"(?s)(?:run images=.*?){{{count}}}")
+        assert self.count_runs() == count

@@ -94,7 +94,7 @@ def test_request_is_dropped_and_never_run_after_its_deadline(
             assert_problem(future.result(), 504, "deadline_exceeded")
         server.release()
         assert_still_serving(client)
-        assert server.count_runs() == runs + 1
+        server.assert_runs(runs + 1)
 
 
 def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_client_that_leaves_the_queue_frees_its_place(open_bundle: Bundle, tmp_p
         server.release()
         assert [held.result().status_code, taken.result().status_code] == [200, 200]
         assert_still_serving(client)
-        assert server.count_runs() == runs + 2  # those that left were never run
+        server.assert_runs(runs + 2)  # those that left were never run
 
 
 def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in_hand(
@@ -132,7 +132,7 @@ def test_client_that_has_sent_ahead_and_leaves_frees_the_place_of_the_request_in
         server.release()
         assert held.result().status_code == 200
         assert_still_serving(client)
-        assert server.count_runs() == runs + 1
+        server.assert_runs(runs + 1)
 
 
 def test_while_draining_it_lives_finishes_and_refuses(open_bundle: Bundle, tmp_path: Path) -> None:

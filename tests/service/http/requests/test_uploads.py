@@ -66,15 +66,6 @@ def test_content_encoding_is_415(client: TestClient, encoding: str) -> None:
     assert_problem(response, 415, "unsupported_content_encoding")
 
 
-def test_repeated_and_contradicting_parameters_are_422(client: TestClient) -> None:
-    assert_problem(send_image(client, params={"top_k": [1, 2]}), 422, "repeated_field")
-    assert_problem(send_image(client, data={"top_k": ["1", "1"]}), 422, "repeated_field")
-    both = send_image(client, params={"top_k": 1}, data={"top_k": "2"})
-    assert_problem(both, 422, "repeated_field")
-    two = client.post("/predict", files=[("image", PHOTO), ("image", PHOTO)])
-    assert_problem(two, 422, "too_many_images")
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -119,19 +119,6 @@ def test_several_sets_answer_as_each_of_them_alone(client: TestClient) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_label_of_two_sets_is_answered_once_from_the_first(client: TestClient) -> None:
-    register(client, {"name": "mine", "labels": ["dog", "yak"]})
-
-    first = send_image(client, params={"label_set": ["mine", "trained"], "top_k": 99}).json()
-    other = send_image(client, params={"label_set": ["trained", "mine"], "top_k": 99}).json()
-
-    def sources(body: dict[str, Any]) -> list[str]:
-        return [la["source"] for la in body["labels"] if la["label"] == "dog"]
-
-    assert sources(first) == ["zero_shot"]
-    assert sources(other) == ["trained"]
-
-
 def test_candidate_labels_are_for_one_request(client: TestClient) -> None:
     names = ["a zebra", "a yak"]
 
