@@ -121,16 +121,21 @@ class QueryCache:
             # Batches send the queries then; if the GPU is lost, their runs fail and say so.
             self._max_bytes = (kept_bytes + queries.nbytes) // 2
             return None
-        # A matrix may be freed in any thread, even within the lock, so the callback takes none:
-        # `pop` is atomic, and no other matrix gets this `id` before it.
-        key, remove = id(queries), self._entries.pop
-        return _Entry(weakref.ref(queries, lambda _: remove(key, None)), copies, queries.nbytes)
+        key, cache = id(queries), weakref.ref(self)
+
+        # A matrix may be freed in any thread, even within the lock, so this takes none: `pop` is
+        # atomic, and no other matrix gets this `id` before it.
+        def remove(_matrix: weakref.ref[QueryArray]) -> None:
+            if (owner := cache()) is not None:
+                owner._entries.pop(key, None)
+
+        return _Entry(weakref.ref(queries, remove), copies, queries.nbytes)
 
     def _evict(self, num_bytes: int) -> int:
         """Makes room for `num_bytes`; returns the bytes that stay cached."""
-        entries = list(self._entries.items())
-        kept_bytes = sum(entry.num_bytes for _, entry in entries)
-        for key, entry in entries:
+        entries = self._entries.copy()  # a garbage collection may remove entries meanwhile
+        kept_bytes = sum(entry.num_bytes for entry in entries.values())
+        for key, entry in entries.items():
             if kept_bytes + num_bytes > self._max_bytes:
                 self._entries.pop(key, None)
                 kept_bytes -= entry.num_bytes

@@ -10,8 +10,7 @@ difference to the CPU's scores. Exits with 1 if that is too large, with 2 withou
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from service.engine.engine import Engine, open_engine
 from service.engine.sessions import SessionConfig, open_session
 from service.images.decode import PixelArray
 from service.pipeline.scoring import compute_scores
+from tests.benchmarks.load import median_seconds
 from tests.benchmarks.servers import BUNDLE
 from tests.support.engines import why_no_gpu
 
@@ -32,24 +32,11 @@ _SIZES = (1, 2, 4, 8, 16, 32)
 _CHANGING = (1, 4, 2, 8)
 
 
-def time_a_run(run: Callable[[], object], seconds: float) -> float:
-    """Returns the median seconds of `run`."""
-    run()
-    taken, end = [], time.perf_counter() + seconds
-    while time.perf_counter() < end or len(taken) < 3:
-        started = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - started)
-    return float(np.median(taken))
-
-
 def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
     """Prints a row for each batch size."""
     engine = open_on_gpu(bundle, precision, max_batch_size=max(_SIZES))
-    encoder, head = (
-        open_session(bundle, graph, SessionConfig("cuda", precision))
-        for graph in ("encoder", "trained_head")
-    )
+    config, images = SessionConfig("cuda", precision), make_images(bundle, max(_SIZES))
+    encoder, head = (open_session(bundle, name, config) for name in ("encoder", "trained_head"))
 
     def run_ours(sizes: Sequence[int]) -> None:
         for size in sizes:
@@ -60,13 +47,12 @@ def measure_sizes(bundle: Bundle, precision: Precision, seconds: float) -> None:
             (tokens,) = encoder.run(["tokens"], {"images": images[:size]})
             head.run(["logits"], {"tokens": tokens})
 
-    images = make_images(bundle, max(_SIZES))
     for sizes in (*((size,) for size in _SIZES), _CHANGING):
-        bare = time_a_run(partial(run_bare, sizes), seconds)
-        ours = time_a_run(partial(run_ours, sizes), seconds)
-        cells = [precision, *(" ".join(map(str, sizes)), f"{sum(sizes) / ours:.0f}")]
-        cells.append(f"{bare / ours:.2f}")
-        print(f"| {' | '.join(cells)} |", flush=True)
+        bare = median_seconds(partial(run_bare, sizes), seconds)
+        ours = median_seconds(partial(run_ours, sizes), seconds)
+        batch = " ".join(map(str, sizes))
+        rate = sum(sizes) / ours
+        print(f"| {precision} | {batch} | {rate:.0f} | {bare / ours:.2f} |", flush=True)
 
 
 def open_on_gpu(bundle: Bundle, precision: Precision, max_batch_size: int = 0) -> Engine:

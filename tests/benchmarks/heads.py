@@ -9,7 +9,6 @@ their papers' widths; the largest takes minutes and gigabytes.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -36,22 +35,19 @@ from models.config import (
 )
 from models.heads.query2label import Query2Label
 from models.network import build_head
+from tests.benchmarks.load import median_seconds
 
-LABELS = (80, 1000, 5000, 9605)
-BATCHES = (1, 8)
-BACKBONE = "resnet50"
-STRIDE = 32
-SIDE = 7
-WIDTH = 2048
+BACKBONE, STRIDE = "resnet50", 32
+SIDE, WIDTH = 7, 2048
 HEADS: dict[str, Callable[[int], HeadConfig]] = {
     "GAP": lambda n: GapConfig(num_classes=n, encoder_width=WIDTH),
     "ML-Decoder, full": lambda n: MLDecoderConfig(num_classes=n, encoder_width=WIDTH),
-    "ML-Decoder, 100 groups": lambda n: MLDecoderConfig(
-        num_classes=n, encoder_width=WIDTH, num_groups=100
-    ),
-    "ML-Decoder, 200 groups": lambda n: MLDecoderConfig(
-        num_classes=n, encoder_width=WIDTH, num_groups=200
-    ),
+    **{
+        f"ML-Decoder, {groups} groups": lambda n, groups=groups: MLDecoderConfig(
+            num_classes=n, encoder_width=WIDTH, num_groups=groups
+        )
+        for groups in (100, 200)
+    },
     "transformer decoder": lambda n: TransformerDecoderConfig(num_classes=n, encoder_width=WIDTH),
     "Query2Label": lambda n: Query2LabelConfig(
         num_classes=n,
@@ -68,9 +64,9 @@ HEADS: dict[str, Callable[[int], HeadConfig]] = {
 def main() -> None:
     """Prints the table, a row as soon as it is measured."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.heads", description=__doc__)
-    parser.add_argument("--labels", type=int, nargs="+", default=LABELS)
+    parser.add_argument("--labels", type=int, nargs="+", default=(80, 1000, 5000, 9605))
     parser.add_argument("--heads", nargs="+", default=list(HEADS), choices=list(HEADS))
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--batches", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--seconds", type=float, default=5.0, help="measured for each cell")
     given = parser.parse_args()
     latencies = " | ".join(f"ms at batch {batch}" for batch in given.batches)
@@ -91,7 +87,7 @@ def measure(config: HeadConfig, batches: Sequence[int], seconds: float) -> Itera
     yield from _size(head, example)
     any_tokens = not isinstance(head, Query2Label)
     model = optimise(trace_head(head, SIDE * SIDE, WIDTH, any_tokens=any_tokens))
-    yield from _latencies(model, "tokens", example.numpy(), batches, seconds)
+    yield from _latencies(model, example.numpy(), batches, seconds)
 
 
 def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:
@@ -102,7 +98,7 @@ def measure_backbone(batches: Sequence[int], seconds: float) -> Iterator[str]:
     spec = InputConfig(height=side, width=side)
     images = np.zeros((1, side, side, 3), np.uint8)
     model = optimise(trace_encoder(backbone, spec))
-    yield from _latencies(model, "images", images, batches, seconds)
+    yield from _latencies(model, images, batches, seconds)
 
 
 def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
@@ -113,11 +109,7 @@ def _size(module: nn.Module, example: Tensor) -> Iterator[str]:
 
 
 def _latencies(
-    model: onnx.ModelProto,
-    name: str,
-    example: npt.NDArray[Any],
-    batches: Sequence[int],
-    seconds: float,
+    model: onnx.ModelProto, example: npt.NDArray[Any], batches: Sequence[int], seconds: float
 ) -> Iterator[str]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
@@ -125,22 +117,10 @@ def _latencies(
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+    (source,) = session.get_inputs()
     for batch in batches:
-        images = np.repeat(example, batch, axis=0)
-        run = partial(session.run, None, {name: images})
-        yield f"{1000 * time_calls(run, seconds):.2f}"
-
-
-def time_calls(call: Callable[[], object], seconds: float) -> float:
-    """Returns the median processor seconds of a call, repeated for so long, after a first."""
-    call()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(times) < 3:
-        start = time.thread_time()
-        call()
-        times.append(time.thread_time() - start)
-    return statistics.median(times)
+        run = partial(session.run, None, {source.name: np.repeat(example, batch, axis=0)})
+        yield f"{1000 * median_seconds(run, seconds, time.thread_time):.2f}"
 
 
 if __name__ == "__main__":

@@ -50,10 +50,8 @@ def make_definition(count: int, width: int) -> Definition:
     )
 
 
-async def measure(
-    pipeline: Pipeline, count: int, runs: int
-) -> tuple[list[float], list[tuple[float, float]]]:
-    """Returns the seconds of `runs` requests over `count` labels, one by one, and the rates."""
+async def measure(pipeline: Pipeline, count: int, runs: int) -> None:
+    """Prints one row: `runs` requests over `count` labels one by one, and rates."""
     await pipeline.start()
     encoding = pipeline.catalogue.encoding
     assert encoding is not None, "the bundle has no open head"
@@ -65,9 +63,13 @@ async def measure(
         started = time.perf_counter()
         await pipeline.predict(make_photo(run), await pipeline.select(question))
         seconds.append(time.perf_counter() - started)
-    shares = [await compare_rates(pipeline, question) for _ in range(ROUNDS)]
+    rates = np.array([await compare_rates(pipeline, question) for _ in range(ROUNDS)])
     await pipeline.drain()
-    return seconds[WARM_UP:], shares
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    middle, worst = np.percentile(seconds[WARM_UP:], [50, 95]) * 1000
+    rate, share = np.median(rates[:, 0]), np.median(rates[:, 0] / rates[:, 1])
+    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {rate:.1f} ({share:.2f}) | {peak:.0f} |",
+          flush=True)  # fmt: skip
 
 
 async def compare_rates(pipeline: Pipeline, question: Question) -> tuple[float, float]:
@@ -95,18 +97,6 @@ async def compare_rates(pipeline: Pipeline, question: Question) -> tuple[float, 
     return rate, batches * engine.max_batch_size
 
 
-def measure_one_size(bundle: Path, count: int, runs: int) -> None:
-    """Prints one row of the table."""
-    settings = Settings(bundle=bundle, device="cpu", label_store="memory")
-    seconds, rates = asyncio.run(measure(open_pipeline(settings), count, runs))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    middle, worst = np.percentile(seconds, [50, 95]) * 1000
-    rate = np.median([own for own, _ in rates])
-    share = np.median([own / bare for own, bare in rates])
-    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {rate:.1f} ({share:.2f}) | {peak:.0f} |",
-          flush=True)  # fmt: skip
-
-
 def main(
     *,
     bundle: Annotated[Path, typer.Option()],
@@ -115,7 +105,8 @@ def main(
 ) -> None:
     """Measures requests by the number of labels."""
     if size is not None:
-        measure_one_size(bundle, size, runs)
+        settings = Settings(bundle=bundle, device="cpu", label_store="memory")
+        asyncio.run(measure(open_pipeline(settings), size, runs))
         return
     card = load_bundle(bundle).card
     print(f"{card.name} {card.version}, one request at a time, {LABELS_PER_RUN} labels a run\n")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import statistics
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,21 +59,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Load:
-    """Results of one slice of load.
+    """Results of one slice of load."""
 
-    Attributes:
-        rate: 2xx answers per second.
-        p50_ms: median latency.
-        p99_ms: 99th percentile of the latency.
-        errors: other answers and broken connections.
-        foreign_cores: cores used by processes that are neither server nor load.
-    """
-
-    rate: float
+    rate: float  # 2xx answers per second
     p50_ms: float
     p99_ms: float
-    errors: int
-    foreign_cores: float
+    errors: int  # other answers and broken connections
+    foreign_cores: float  # used by processes that are neither server nor load
+
+
+def describe_loads(loads: Sequence[Load]) -> tuple[float, str]:
+    """Returns the median rate, and the median latencies as `p50/p99` in ms."""
+    rate, p50, p99 = (
+        statistics.median(getattr(load, name) for load in loads)
+        for name in ("rate", "p50_ms", "p99_ms")
+    )
+    return rate, f"{p50:.1f}/{p99:.1f}"
 
 
 def measure_load(
@@ -96,12 +98,7 @@ def measure_load(
         started, total = time.perf_counter(), _machine_seconds()
         ours = _own_seconds() + busy_seconds(processes)
         wrk = subprocess.run(
-            command,
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds + 90,
+            command, env=variables, capture_output=True, text=True, timeout=seconds + 90
         )
         ours = _own_seconds() + busy_seconds(processes) - ours
         foreign = (_machine_seconds() - total - ours) / (time.perf_counter() - started)
@@ -127,14 +124,12 @@ def busy_seconds(processes: Iterable[psutil.Process]) -> float:
     seconds = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            seconds += times.user + times.system
+            seconds += sum(process.cpu_times()[:2])
     return seconds
 
 
 def _own_seconds() -> float:
-    own = psutil.Process().cpu_times()
-    return float(own.user + own.system + own.children_user + own.children_system)
+    return float(sum(psutil.Process().cpu_times()[:4]))  # with those of ended children
 
 
 def _machine_seconds() -> float:
@@ -199,9 +194,20 @@ def count_a_second(work: Callable[[], object], threads: int, seconds: float) -> 
             work()
             counts[index] += 1
 
-    running = [threading.Thread(target=loop, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
+    with ThreadPoolExecutor(threads) as running:
+        list(running.map(loop, range(threads)))
     return sum(counts) / (time.perf_counter() - started)
+
+
+def median_seconds(
+    work: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Returns the median seconds of `work`, repeated for so long, after a first."""
+    work()
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(taken) < 3:
+        started = clock()
+        work()
+        taken.append(clock() - started)
+    return statistics.median(taken)

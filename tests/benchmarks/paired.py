@@ -11,14 +11,13 @@ but for one. Triton ends when it is paused under load: use `serving.py`.
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from tests.benchmarks.load import Load, measure_load, measure_quietly
+from tests.benchmarks.load import Load, describe_loads, measure_load, measure_quietly
 from tests.benchmarks.servers import (
     PHOTO,
     Running,
@@ -66,12 +65,9 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 def _show(title: str, loads: list[Load], first: list[Load]) -> None:
     ratios = [load.rate / other.rate for load, other in zip(loads, first, strict=True)]
     low, middle, high = np.percentile(ratios, [25, 50, 75])
-    rate, p50, p99 = (
-        statistics.median(getattr(load, name) for load in loads)
-        for name in ("rate", "p50_ms", "p99_ms")
-    )
+    rate, latencies = describe_loads(loads)
     print(f"{title}: {middle:.2f} of the first ({low:.2f} to {high:.2f}), {rate:.0f} req/s, "
-          f"p50/p99 {p50:.0f}/{p99:.0f} ms, errors {sum(load.errors for load in loads)}",
+          f"p50/p99 {latencies} ms, errors {sum(load.errors for load in loads)}",
           flush=True)  # fmt: skip
 
 

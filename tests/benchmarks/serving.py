@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,13 @@ from service.engine.engine import open_engine
 from service.images.decode import decode_image
 from service.scheduling.cpu import count_cores
 from service.settings import Settings
-from tests.benchmarks.load import Load, count_a_second, measure_load, measure_quietly
+from tests.benchmarks.load import (
+    Load,
+    count_a_second,
+    describe_loads,
+    measure_load,
+    measure_quietly,
+)
 from tests.benchmarks.servers import (
     BUNDLE,
     PHOTO,
@@ -124,7 +131,7 @@ def _measure_server(
     figures.cold_seconds.append(running.cold_seconds)
     measure_load(running.address, server.request, 8, seconds, running.pids())  # the warm-up
     for clients in _CLIENTS:
-        load, most = measure_quietly(lambda c=clients: measure_slice(c), itemgetter(0))  # type: ignore[misc]
+        load, most = measure_quietly(partial(measure_slice, clients), itemgetter(0))
         figures.loads[clients].append(load)
         figures.limits[clients].append(most)
         print(f"  {server.name} {clients}: of {most:.1f} {load}", file=sys.stderr, flush=True)
@@ -150,12 +157,9 @@ def _print_table(figures: dict[str, Figures]) -> None:
 
 def _describe(found: Figures, clients: int) -> str:
     loads = found.loads[clients]
-    rate, p50, p99 = (
-        statistics.median(getattr(load, name) for load in loads)
-        for name in ("rate", "p50_ms", "p99_ms")
-    )
+    rate, latencies = describe_loads(loads)
     ratios = [load.rate / limit for load, limit in zip(loads, found.limits[clients], strict=True)]
-    return f"{rate:.0f} ({statistics.median(ratios):.2f}) {p50:.1f}/{p99:.1f}"
+    return f"{rate:.0f} ({statistics.median(ratios):.2f}) {latencies}"
 
 
 if __name__ == "__main__":

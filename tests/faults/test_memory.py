@@ -1,6 +1,6 @@
 """Memory: photos of all sizes, good and bad, one after the other, leave nothing behind.
 
-The long run, with latency beside it, is `tests/benchmarks/soak.py`.
+The long run, with latency beside it, is `python -m tests.benchmarks.costs soak`.
 """
 
 import httpx2 as httpx

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -17,6 +19,7 @@ from tests.support.tiny_bundle import QUERY_WIDTH, TOKENS, WIDTH, random_queries
 
 LABELS = 10
 NUM_BYTES = LABELS * QUERY_WIDTH * 4
+THRESHOLDS = gc.get_threshold()
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 0), (2, 2), (1, 3), (4, 4)])
@@ -109,14 +112,42 @@ def test_cache_evicts_nothing_for_a_matrix_that_never_fits() -> None:
     assert holds(cache, queries)
 
 
-def test_cache_frees_the_chunks_of_a_matrix_that_is_gone() -> None:
-    cache, queries = QueryCache("cpu"), make_matrix()
-    chunks = [weakref.ref(chunk) for chunk in find(cache, queries)]
+@pytest.mark.parametrize("gone", ["matrix", "cache"])
+def test_cache_frees_the_chunks_when_the_matrix_or_the_cache_is_gone(gone: str) -> None:
+    owned: dict[str, Any] = {"cache": QueryCache("cpu"), "matrix": make_matrix()}
+    chunks = [weakref.ref(chunk) for chunk in find(owned["cache"], owned["matrix"])]
     assert all(chunk() is not None for chunk in chunks)
 
-    del queries
+    del owned[gone]
 
     assert all(chunk() is None for chunk in chunks)
+
+
+def test_cache_evicts_while_a_garbage_collection_frees_a_matrix() -> None:
+    matrices = [make_matrix(seed) for seed in range(9)]
+    gc.freeze()  # short collections
+    try:
+        # Python may collect at any allocation: have it happen at each one of an eviction.
+        for allocations in range(60):
+            gc.disable()
+            cache, cycle = QueryCache("cpu"), [make_matrix()]
+            cycle.append(cycle)  # type: ignore[arg-type]
+            for queries in (cycle[0], *matrices[1:]):
+                find(cache, queries)
+            gone = weakref.ref(cycle[0])
+            del cycle, queries
+            pairs = [(number, cache) for number in range(3000)]  # none are left to reuse
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            assert is_cached(cache, matrices[0])
+            del pairs
+            gc.collect()
+            assert gone() is None
+            assert all(holds(cache, queries) for queries in matrices)
+    finally:
+        gc.set_threshold(*THRESHOLDS)
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_cache_returns_the_callers_chunks_when_memory_is_full() -> None:

@@ -1,0 +1,285 @@
+"""Accuracy on labelled folders: the mAP of a running service, and where attention maps point.
+
+python -m tests.benchmarks.accuracy map --data FOLDER [--open --except FOLDER]
+python -m tests.benchmarks.accuracy pointing --help
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, cast
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from models.checkpoints.checkpoint import read_checkpoint
+from models.checkpoints.open_head import read_open_head
+from models.data import LabelledImage, read_labelled_folder
+from models.heads.attention import Attention
+from models.heads.baselines import Gap
+from models.heads.maps import Drawing
+from models.heads.ml_decoder import MLDecoder
+from models.metrics import average_precisions
+from models.network import Network
+from models.text import read_text_encoder
+from models.train.views import evaluation_transform
+from service.labels.question import Question
+from service.pipeline.pipeline import open_pipeline
+from service.settings import Settings
+from tests.benchmarks.servers import BUNDLE
+
+app = typer.Typer(help=__doc__)
+
+Map = NDArray[np.float32]
+"""Values [rows, columns] over the photo."""
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom as shares of the photo."""
+
+
+@app.command("map")
+def measure_map(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    data: Annotated[Path, typer.Option(help="Labelled folder.")],
+    split: str = "test",
+    url: str = "http://127.0.0.1:8000",
+    open_labels: Annotated[
+        bool, typer.Option("--open", help="Send the folder's names as candidate labels.")
+    ] = False,
+    excluded: Annotated[
+        Path | None, typer.Option("--except", help="Labelled folder whose labels do not count.")
+    ] = None,
+    min_positives: Annotated[int, typer.Option(help="Photos of a label that counts.")] = 1,
+) -> None:
+    """Prints the average precisions of a running service over HTTP, in percent.
+
+    Without `--open` the service has to know the labels.
+    """
+    folder = read_labelled_folder(data)
+    names, images = folder.label_names, folder.split(split)
+    query: dict[str, object] = {"top_k": len(names)}
+    if open_labels:
+        query["candidate_labels"] = names
+
+    def request_scores(image: LabelledImage) -> list[float]:
+        request = Request(
+            f"{url}/predict?{urlencode(query, doseq=True)}",
+            data=image.path.read_bytes(),
+            headers={"Content-Type": "image/jpeg"},
+        )
+        with urlopen(request) as answer:
+            scores = {label["label"]: label["score"] for label in json.load(answer)["labels"]}
+        return [scores[name] for name in names]
+
+    with ThreadPoolExecutor(4) as clients:
+        scores = torch.tensor(list(clients.map(request_scores, images)), dtype=torch.float64)
+    targets = torch.from_numpy(folder.targets(images))
+    others = read_labelled_folder(excluded).label_names if excluded else ()
+    counted = [
+        column
+        for column, positives in enumerate(targets.sum(dim=0).tolist())
+        if names[column] not in others and positives >= min_positives
+    ]
+    found = average_precisions(scores, targets)[counted]
+    for column, value in zip(counted, found.tolist(), strict=True):
+        print(f"{names[column]:20} {value:6.2f}")
+    print(f"{'mAP':20} {float(found.mean()):6.2f}  ({len(counted)} labels, {len(images)} photos)")
+
+
+@app.command()
+def pointing(  # noqa: PLR0913 - a parameter for each flag
+    *,
+    data: Annotated[Path, typer.Option(help="Labelled folder with boxes.")],
+    checkpoint: Annotated[Path, typer.Option(help="Of the bundle's trained head.")],
+    open_head: Annotated[Path, typer.Option(help="Of the bundle's open head.")],
+    gap: Annotated[Path, typer.Option(help="Checkpoint with a GAP head.")],
+    split: str = "test",
+    part: Annotated[str, typer.Option(help="all, or the first or second half.")] = "all",
+    bundle: Path = BUNDLE,
+    text_encoder: Annotated[Path | None, typer.Option(help="Folder; default: packaged.")] = None,
+) -> None:
+    """Plays the pointing game: how often the peak of a label's map is in a box of that label.
+
+    Prints hits in percent over all pairs of a photo and a label of it, over pairs whose boxes cover
+    less than a quarter of the photo, and as the mean over labels. Methods beside the service's
+    maps: the centre, the decoder's mean attention, and class activation maps (CAM) of a GAP head
+    and of the names' votes.
+    """
+    pairs = _read_pairs(data, split, part)
+    with torch.no_grad():
+        _compare_trained(pairs, bundle, checkpoint, gap)
+        _compare_open(pairs, bundle, checkpoint, open_head, text_encoder)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A label of a photo and its boxes."""
+
+    photo: Path
+    label: str
+    boxes: tuple[Box, ...]
+
+    def contains(self, x: float, y: float) -> bool:
+        """Whether a point, in shares of the photo, is in a box."""
+        return any(left <= x <= right and top <= y <= low for left, top, right, low in self.boxes)
+
+    def is_small(self) -> bool:
+        """Whether the boxes cover less than a quarter of the photo."""
+        places = (np.arange(50) + 0.5) / 50
+        return float(np.mean([self.contains(x, y) for x in places for y in places])) < 0.25
+
+
+def _read_pairs(folder: Path, split: str, part: str) -> list[Pair]:
+    images = json.loads((folder / "labels.json").read_text())["images"]
+    files = sorted(name for name, entry in images.items() if entry["split"] == split)
+    first = np.arange(len(files)) < len(files) // 2
+    np.random.RandomState(1).shuffle(first)
+    return [
+        Pair(folder / "images" / file, label, tuple(tuple(box) for box in boxes))
+        for file, is_first in zip(files, first, strict=True)
+        for label, boxes in images[file].get("boxes", {}).items()
+        if boxes and (part == "all" or is_first == (part == "first"))
+    ]
+
+
+def _compare_trained(pairs: list[Pair], bundle: Path, checkpoint: Path, gap_file: Path) -> None:
+    decoder, gap = TokenSource(checkpoint), TokenSource(gap_file)
+    names, columns = (list(source.checkpoint.label_names or ()) for source in (decoder, gap))
+    pairs = [pair for pair in pairs if pair.label in names]
+    head, attention = cast("MLDecoder", decoder.network.head), decoder.network.head.layer.attention
+    queries = attention.project(head.layer.prepare(head.queries))
+    weights = cast("Gap", gap.network.head).linear.weight
+    methods = defaultdict[str, list[Map]](list)
+    for pair in pairs:
+        cam = _to_grid(gap.encode(pair.photo)[0] @ weights[columns.index(pair.label)])
+        drawing = Drawing((cam.shape[0], cam.shape[1]))
+        smooth = drawing.rows @ torch.from_numpy(cam) @ drawing.columns.T
+        query = queries[[names.index(pair.label) // head.config.group_size]]
+        attended = _attend(attention, query, head.remember(decoder.encode(pair.photo)))
+        methods["centre"].append(_CENTRE)
+        methods["CAM of GAP"].append(cam)
+        methods["CAM of GAP, smoothed as maps are"].append(smooth.numpy())
+        methods["attention alone"].append(_to_grid(attended))
+    methods["maps"] = asyncio.run(_draw_served(bundle, pairs, trained=True))
+    _report("trained labels", pairs, methods)
+
+
+def _compare_open(
+    pairs: list[Pair], bundle: Path, checkpoint: Path, open_head: Path, text_encoder: Path | None
+) -> None:
+    encoder, head = TokenSource(checkpoint), read_open_head(open_head).head
+    names = sorted({pair.label for pair in pairs})
+    text = read_text_encoder(text_encoder)
+    embeddings = text.embed_names(names, head.config.embedding_template)
+    queries, width = head.encode_labels(embeddings), head.config.decoder_width
+    methods = defaultdict[str, list[Map]](list)
+    for pair in pairs:
+        tokens, row = encoder.encode(pair.photo), names.index(pair.label)
+        methods["centre"].append(_CENTRE)
+        if head.votes is not None:
+            with torch.enable_grad():
+                pooled = tokens.clone().requires_grad_()
+                voted = head.votes(pooled, queries[[row], 2 * width :])
+                (gradient,) = torch.autograd.grad(voted.sum(), pooled)
+            cam = _to_grid((gradient * tokens).sum(dim=-1)[0])
+            methods["CAM of the names' votes"].append(cam)
+        query, memory = queries[[row], width : 2 * width], head.remember(tokens)
+        methods["attention alone"].append(_to_grid(_attend(head.layer.attention, query, memory)))
+    methods["maps"] = asyncio.run(_draw_served(bundle, pairs, trained=False))
+    _report("candidate labels", pairs, methods)
+    trained = encoder.checkpoint.label_names or ()
+    unseen = [i for i, pair in enumerate(pairs) if pair.label not in trained]
+    untrained = {name: [maps[i] for i in unseen] for name, maps in methods.items()}
+    _report("of these, not trained", [pairs[i] for i in unseen], untrained)
+
+
+class TokenSource:
+    """A torch network; `encode` returns a photo's tokens float [1, S, C] and caches them."""
+
+    def __init__(self, file: Path) -> None:
+        self.checkpoint = read_checkpoint(file)
+        self.network = cast("Network", self.checkpoint.network)
+        self.encode = cache(self._encode)
+
+    def _encode(self, photo: Path) -> Tensor:
+        transform = evaluation_transform(self.network.config.input)
+        with Image.open(photo) as picture:
+            return self.network.backbone(transform(picture.convert("RGB"))[None])
+
+
+def _attend(attention: Attention, query: Tensor, memory: Tensor) -> Tensor:
+    """Returns the mean attention of the heads of one projected query [1, D], float [S]."""
+    width = (attention.num_heads, attention.head_width)
+    keys = attention.key(memory)[0].unflatten(-1, width).transpose(0, 1)  # [heads, S, D / heads]
+    scores = query.unflatten(-1, width).transpose(0, 1) @ keys.transpose(1, 2)
+    return scores.softmax(dim=-1).mean(dim=0)[0]
+
+
+_CENTRE = np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+
+
+def _to_grid(values: Tensor) -> Map:
+    side = int(len(values) ** 0.5)
+    return values.reshape(side, side).numpy().astype(np.float32)
+
+
+async def _draw_served(bundle: Path, pairs: list[Pair], *, trained: bool) -> list[Map]:
+    """Returns the maps that the service makes, of trained or of candidate labels."""
+    pipeline = open_pipeline(
+        Settings(bundle=bundle, device="cpu", label_store="memory", deadline_ms=600_000)
+    )
+    await pipeline.start()
+    found: dict[tuple[Path, str], Map] = {}
+    for photo in dict.fromkeys(pair.photo for pair in pairs):
+        names = tuple(pair.label for pair in pairs if pair.photo == photo)
+        question = Question(top_k=len(names), explain=True, candidate_labels=names)
+        if trained:
+            labels = ("trained",)
+            question = Question(top_k=len(names), explain=True, include=names, label_set=labels)
+        selection = await pipeline.select(question)
+        prediction = await pipeline.predict(photo.read_bytes(), selection)
+        for label, explanation in zip(prediction.labels, prediction.explanations, strict=True):
+            found[photo, label.label] = explanation.map
+    await pipeline.drain()
+    return [found[pair.photo, pair.label] for pair in pairs]
+
+
+def _report(title: str, pairs: list[Pair], methods: dict[str, list[Map]]) -> None:
+    small = [pair.is_small() for pair in pairs]
+    print(f"\n{title + f', {len(pairs)} pairs':36} {'all':>6} {'small':>6} {'by label':>9}")
+    for name, maps in methods.items():
+        hits = [pair.contains(*_find_peak(cells)) for pair, cells in zip(pairs, maps, strict=True)]
+        of_label = defaultdict[str, list[bool]](list)
+        for pair, hit in zip(pairs, hits, strict=True):
+            of_label[pair.label].append(hit)
+        by_label = _percent(_percent(found) / 100 for found in of_label.values())
+        of_small = _percent(hit for hit, is_small in zip(hits, small, strict=True) if is_small)
+        print(f"{name:36} {_percent(hits):6.1f} {of_small:6.1f} {by_label:9.1f}", flush=True)
+
+
+def _find_peak(cells: Map) -> tuple[float, float]:
+    """Returns x and y of the largest value of the map, enlarged 8 times, in shares of the photo."""
+    rows, columns = (8 * size for size in cells.shape)
+    large = np.asarray(Image.fromarray(cells).resize((columns, rows), Image.Resampling.BICUBIC))
+    row, column = np.unravel_index(large.argmax(), large.shape)
+    return (float(column) + 0.5) / columns, (float(row) + 0.5) / rows
+
+
+def _percent(shares: Iterable[float]) -> float:
+    return float(np.mean(list(shares))) * 100
+
+
+if __name__ == "__main__":
+    app()
