@@ -15,6 +15,13 @@ _photos = st.lists(st.tuples(_scores, st.integers(0, 1)), min_size=1, max_size=3
 )
 
 
+def _columns(
+    photos: list[tuple[float, int]],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    scores, targets = zip(*photos, strict=True)
+    return np.array(scores), np.array(targets)
+
+
 def _f1(scores: NDArray[np.float64], targets: NDArray[np.int64], threshold: float) -> float:
     predicted = scores >= threshold
     hits = int((predicted & (targets == 1)).sum())
@@ -23,8 +30,7 @@ def _f1(scores: NDArray[np.float64], targets: NDArray[np.int64], threshold: floa
 
 @given(_photos)
 def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None:
-    scores = np.array([score for score, _ in photos])
-    targets = np.array([target for _, target in photos])
+    scores, targets = _columns(photos)
     best = find_best_f1(scores, targets)
     brute_force = max(_f1(scores, targets, threshold) for threshold in scores)
     assert _f1(scores, targets, best.threshold) == brute_force
@@ -33,8 +39,7 @@ def test_no_threshold_gives_a_better_f1(photos: list[tuple[float, int]]) -> None
 
 @given(_photos)
 def test_precision_and_recall_are_those_of_the_threshold(photos: list[tuple[float, int]]) -> None:
-    scores = np.array([score for score, _ in photos])
-    targets = np.array([target for _, target in photos])
+    scores, targets = _columns(photos)
     best = find_best_f1(scores, targets)
     predicted = scores >= best.threshold
     assert best.precision == pytest.approx(targets[predicted].mean())
@@ -53,13 +58,13 @@ def test_threshold_between_neighbouring_scores_is_the_higher_one() -> None:
     assert best.threshold == higher
 
 
-def test_of_equal_f1_the_highest_threshold_is_taken() -> None:
+def test_highest_threshold_of_equal_f1_is_taken() -> None:
     # 1 of 1 right (F1 2/3) and 2 of 4 right (F1 4/6).
     best = find_best_f1(np.array([0.9, 0.8, 0.7, 0.6, 0.1]), np.array([1, 0, 0, 1, 0]))
     assert best.threshold == pytest.approx(0.85)
 
 
-def test_where_all_photos_have_the_label_all_are_predicted() -> None:
+def test_all_photos_are_predicted_if_all_have_the_label() -> None:
     best = find_best_f1(np.array([0.3, 0.2, 0.2]), np.array([1, 1, 1]))
     assert best.threshold == 0.2
     assert (best.precision, best.recall) == (1.0, 1.0)

@@ -52,21 +52,14 @@ def test_columns_keep_the_order_of_the_labels() -> None:
     np.testing.assert_array_equal(found.embeddings, np.array([[3, 4], [1, 2]], np.float32))
 
 
-def test_threshold_is_dropped_if_it_is_not_calibrated() -> None:
+def test_answer_is_read_without_its_threshold_if_not_calibrated() -> None:
     ignored = {"version": "7", "origin": "store", "read_only": False, "num_labels": 9}
-    labels = [
-        {"name": "a", "prompt": None, "threshold": 0.3, "calibrated": False},
-        {"name": "b", "threshold": 0.4, "calibrated": True, "own_embedding": False},
-    ]
-    found = define(labels=labels, **ignored)
-    assert found.thresholds == (None, 0.4)
-    assert found.digest == define(labels=["a", {"name": "b", "threshold": 0.4}]).digest
-
-
-def test_fields_of_answers_are_not_written() -> None:
-    label = {"name": "a", "threshold": 0.3, "calibrated": False, "own_embedding": False}
-    record = LabelSetRecord.model_validate({"name": "x", "version": "7", "labels": [label]})
-    assert record.model_dump(exclude_none=True) == {"name": "x", "labels": [{"name": "a"}]}
+    first = {"name": "a", "prompt": None, "threshold": 0.3, "calibrated": False}
+    second = {"name": "b", "threshold": 0.4, "calibrated": True, "own_embedding": False}
+    record = LabelSetRecord.model_validate({"name": "x", "labels": [first, second], **ignored})
+    written = {"name": "x", "labels": [{"name": "a"}, {"name": "b", "threshold": 0.4}]}
+    assert record.model_dump(exclude_none=True) == written
+    assert define(labels=[first, second]).digest == define(labels=written["labels"]).digest
 
 
 def test_label_with_own_embedding_is_refused_without_it() -> None:
@@ -84,16 +77,9 @@ def test_template_applies_to_names_and_not_to_prompts() -> None:
 
 
 def test_digest_differs_for_every_difference() -> None:
-    sets: list[Any] = [
-        ["a", "b"],
-        ["b", "a"],
-        ["a"],
-        [{"name": "a", "threshold": 0.5}, "b"],
-        [{"name": "a", "prompt": "an a"}, "b"],
-        [{"name": "a", "embedding": [1.0, 2.0]}, "b"],
-        [{"name": "a", "embedding": [1.0, 3.0]}, "b"],
-        ["a", {"name": "b", "embedding": [1.0, 2.0]}],
-    ]
+    other = [{"threshold": 0.5}, {"prompt": "an a"}, {"embedding": [1, 2]}, {"embedding": [1, 3]}]
+    sets: list[Any] = [[{"name": "a", **values}, "b"] for values in other]
+    sets += [["a", "b"], ["b", "a"], ["a"], ["a", {"name": "b", "embedding": [1, 2]}]]
     assert len({define(labels=labels).digest for labels in sets}) == len(sets)
     assert define(labels=["a", " b "]).digest == define(labels=["a", "b"]).digest
 

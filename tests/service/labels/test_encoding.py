@@ -17,9 +17,7 @@ from service.errors import (
     Draining,
     InferenceFailed,
     InvalidLabelSet,
-    OtherEmbeddings,
     QueueFull,
-    TextNotEncodable,
 )
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding
@@ -176,20 +174,3 @@ async def test_closed_encoding_raises_draining(encoding: Encoding) -> None:
     encoding.close()
     with pytest.raises(Draining):
         await encoding.embed(name("x"))
-
-
-async def test_check_refuses_sets_that_cannot_be_encoded(
-    encoding: Encoding, texts: FakeTexts
-) -> None:
-    ones = np.ones((1, 2), np.float32)
-    with pytest.raises(OtherEmbeddings):
-        encoding.check(name("x", embedding_space="other"))
-    with pytest.raises(InvalidLabelSet):
-        encoding.check(name("x", given=(0,), embeddings=np.ones((1, 3), np.float32)))
-    encoding.check(name("x", embedding_space=SPACE.fingerprint))
-    wordless = make_encoding(None)
-    with pytest.raises(TextNotEncodable):
-        wordless.check(name("x", "y", given=(0,), embeddings=ones))
-    wordless.check(name("x", given=(0,), embeddings=ones))
-    wordless.close()
-    assert texts.seen == []

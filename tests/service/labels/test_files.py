@@ -19,14 +19,19 @@ from service.labels.definition import Definition
 from service.labels.files import pack_label_set, parse_label_set, read_label_set_folder
 
 
-def make_npz(**arrays: Any) -> bytes:
+def pack(**arrays: Any) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
-def good_npz() -> bytes:
-    return make_npz(names=np.array(["cat", "dog"]), embeddings=np.eye(2, 3, dtype=np.float32))
+def make_npz(names: Any, embeddings: Any = None, **arrays: Any) -> bytes:
+    """Without `embeddings`, those of each name are three ones."""
+    rows = np.ones((len(names), 3)) if embeddings is None else embeddings
+    return pack(names=np.array(names), embeddings=rows, **arrays)
+
+
+GOOD = make_npz(["cat", "dog"], np.eye(2, 3, dtype=np.float32))
 
 
 def test_json_and_npz_give_the_same_set() -> None:
@@ -35,11 +40,8 @@ def test_json_and_npz_give_the_same_set() -> None:
         {"name": "dog", "embedding": [0, 1, 0]},
     ]
     text = json.dumps({"labels": labels}).encode()
-    arrays = make_npz(
-        names=np.array(["cat", "dog"]),
-        embeddings=np.eye(2, 3, dtype=np.float32),
-        thresholds=np.array([0.5, np.nan]),
-    )
+    rows = np.eye(2, 3, dtype=np.float32)
+    arrays = make_npz(["cat", "dog"], rows, thresholds=np.array([0.5, np.nan]))
 
     from_json = parse_label_set(text, ".json", "pets")
     from_npz = parse_label_set(arrays, ".npz", "pets")
@@ -62,27 +64,15 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b'{"labels": ["a", "a"]}', ".json", "appears twice"),
         (b"", ".npz", "readable"),
         (b"PK\x03\x04junk", ".npz", "readable"),
-        (good_npz()[:-30], ".npz", "readable"),
-        (make_npz(names=np.array(["a"])), ".npz", "arrays"),
-        (make_npz(names=np.array([1]), embeddings=np.ones((1, 3))), ".npz", "names"),
-        (make_npz(names=np.array(["a"]), embeddings=np.ones((2, 3))), ".npz", "one row"),
-        (make_npz(names=np.array(["a", "a"]), embeddings=np.ones((2, 3))), ".npz", "twice"),
-        (make_npz(names=np.array(["\0a"]), embeddings=np.ones((1, 3))), ".npz", "names"),
-        (
-            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), thresholds=np.array([2.0])),
-            ".npz",
-            "threshold",
-        ),
-        (
-            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), prompts=np.array([1])),
-            ".npz",
-            "prompts",
-        ),
-        (
-            make_npz(names=np.array(["a"]), embeddings=np.ones((1, 3)), prompts=np.array(["\1"])),
-            ".npz",
-            "prompts",
-        ),
+        (GOOD[:-30], ".npz", "readable"),
+        (pack(names=np.array(["a"])), ".npz", "arrays"),
+        (make_npz([1]), ".npz", "names"),
+        (make_npz(["a"], np.ones((2, 3))), ".npz", "one row"),
+        (make_npz(["a", "a"]), ".npz", "twice"),
+        (make_npz(["\0a"]), ".npz", "names"),
+        (make_npz(["a"], thresholds=[2.0]), ".npz", "threshold"),
+        (make_npz(["a"], prompts=[1]), ".npz", "prompts"),
+        (make_npz(["a"], prompts=["\1"]), ".npz", "prompts"),
         (b"x", ".txt", "ends in"),
     ],
 )
@@ -90,7 +80,7 @@ def test_invalid_file_is_refused_with_its_reason(content: bytes, ending: str, re
     with pytest.raises(InvalidLabelSet, match=reason) as caught:
         parse_label_set(content, ending, "pets")
     assert "\n" not in caught.value.reason
-    assert parse_label_set(good_npz(), ".npz", "pets").names == ("cat", "dog")
+    assert parse_label_set(GOOD, ".npz", "pets").names == ("cat", "dog")
 
 
 @given(
@@ -129,20 +119,17 @@ def test_pickle_inside_an_npz_is_never_loaded() -> None:
     objects[0] = Intruder()
     with pytest.raises(AssertionError, match="ran"):
         pickle.loads(pickle.dumps(objects))
-    for arrays in (
-        {"names": objects, "embeddings": np.ones((1, 3))},
-        {"names": np.array(["a"]), "embeddings": objects},
-    ):
+    for content in (make_npz(objects), make_npz(["a"], objects)):
         with pytest.raises(InvalidLabelSet, match="without pickle"):
-            parse_label_set(make_npz(**arrays), ".npz", "pets")
+            parse_label_set(content, ".npz", "pets")
 
 
 def test_array_header_beyond_the_file_is_refused_before_allocation() -> None:
-    content = good_npz().replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
+    content = GOOD.replace(b"'shape': (2, 3)", b"'shape': (2, 9)")
     huge = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
     stream = io.BytesIO()
     stream.write(np.lib.format.magic(1, 0) + len(huge).to_bytes(2, "little") + huge)
-    buffer = io.BytesIO(make_npz(names=np.array(["a"])))
+    buffer = io.BytesIO(pack(names=np.array(["a"])))
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr("embeddings.npy", stream.getvalue())
     for damaged in (content, buffer.getvalue()):
@@ -152,13 +139,13 @@ def test_array_header_beyond_the_file_is_refused_before_allocation() -> None:
 
 def test_invalid_name_is_refused_with_the_rule() -> None:
     with pytest.raises(InvalidLabelSet, match=r"'my pets': .* 1 to 100 letters, digits"):
-        parse_label_set(good_npz(), ".npz", "my pets")
-    assert parse_label_set(good_npz(), ".npz", "my-pets").name == "my-pets"
+        parse_label_set(GOOD, ".npz", "my pets")
+    assert parse_label_set(GOOD, ".npz", "my-pets").name == "my-pets"
 
 
 def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
-    (tmp_path / "a.npz").write_bytes(good_npz())
+    (tmp_path / "a.npz").write_bytes(GOOD)
     (tmp_path / "notes.txt").write_text("not a set")
     assert [found.name for found in read_label_set_folder(tmp_path)] == ["a", "b"]
 
@@ -170,6 +157,6 @@ def test_folder_with_an_invalid_file_is_refused_with_its_name(tmp_path: Path) ->
     with pytest.raises(StartError, match=r"b\.json"):
         read_label_set_folder(tmp_path)
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
-    (tmp_path / "b.npz").write_bytes(good_npz())
+    (tmp_path / "b.npz").write_bytes(GOOD)
     with pytest.raises(StartError, match="twice"):
         read_label_set_folder(tmp_path)

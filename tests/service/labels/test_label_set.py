@@ -67,13 +67,6 @@ def test_positions_are_the_indices_of_the_names() -> None:
     assert [labels.names[labels.positions[name]] for name in labels.names] == list(labels.names)
 
 
-def test_queries_cannot_be_changed_under_a_request() -> None:
-    queries = open_set().queries
-    assert queries is not None
-    with pytest.raises(ValueError, match="read-only"):
-        queries[0] = 0
-
-
 @pytest.mark.parametrize("origin", ["model", "bundle", "folder", "request"])
 def test_all_sets_but_those_of_the_store_are_read_only(origin: Origin) -> None:
     assert open_set(origin=origin).read_only

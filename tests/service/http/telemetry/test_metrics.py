@@ -12,9 +12,8 @@ from service.bundle.reader import Bundle
 from service.errors import QueueFull
 from service.http.host import PipelineHost
 from service.http.telemetry.metrics import SECONDS_BUCKETS, Metrics
-from service.pipeline.pipeline import Pipeline, open_pipeline
+from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
-from service.pipeline.selection import Selection
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_still_serving, send_image, send_images, serve_app
@@ -28,12 +27,8 @@ def client(open_bundle: Bundle) -> Iterator[TestClient]:
 
 def sample(client: TestClient) -> None:
     """Samples now instead of waiting for the next sample."""
-    app = client.app
-    client.portal.call(lambda: _sample(app))  # type: ignore[union-attr, arg-type]
-
-
-async def _sample(app: object) -> None:
-    app.state.metrics.sample(app.state.host)  # type: ignore[attr-defined]
+    state = client.app.state  # type: ignore[attr-defined]
+    client.portal.call(state.metrics.sample, state.host)  # type: ignore[union-attr]
 
 
 def read(client: TestClient, name: str, **labels: str) -> float | None:
@@ -70,54 +65,36 @@ def test_every_photo_of_a_batch_is_counted_and_runs_add_up_to_them(client: TestC
     assert read(client, "batch_size_count") == read(client, "inference_seconds_count")
 
 
-def test_path_is_the_template_and_unknown_paths_share_one_series(client: TestClient) -> None:
+def test_path_is_the_template_and_unknown_paths_and_methods_share_one_series(
+    client: TestClient,
+) -> None:
     for name in ("one", "two"):
         client.get(f"/labels/{name}")
         client.get(f"/nowhere/{name}")
-    seen = {"method": "GET", "status": "404"}
-    assert read(client, "request_seconds_count", path="/labels/{name}", **seen) == 2
-    assert read(client, "request_seconds_count", path="", **seen) == 2
+    for method in ("BREW", "STEEP"):
+        client.request(method, "/nowhere")
+    for method, path in (("GET", "/labels/{name}"), ("GET", ""), ("other", "")):
+        labels = {"method": method, "path": path, "status": "404"}
+        assert read(client, "request_seconds_count", **labels) == 2
     assert "nowhere" not in client.get("/metrics").text
 
 
-def test_unknown_methods_share_one_series(client: TestClient) -> None:
-    for method in ("BREW", "STEEP"):
-        client.request(method, "/nowhere")
-    counted = read(client, "request_seconds_count", method="other", path="", status="404")
-    assert counted == 2
+def test_refused_request_is_counted_by_its_reason(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> Prediction:
+        raise QueueFull("no place")
 
-
-def test_refused_request_is_counted_by_its_reason(client: TestClient) -> None:
     assert send_image(client, b"junk").status_code == 400
     client.get("/nowhere")
     assert read(client, "rejected_total", reason="invalid_image") == 1
     assert read(client, "rejected_total", reason="not_found") == 1
     assert read(client, "rejected_total", reason="queue_full") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "predict", refuse)
+        assert send_image(client).status_code == 429
+    assert read(client, "rejected_total", reason="queue_full") == 1
     assert_still_serving(client)
-
-
-class FullPipeline(Pipeline):
-    """Has no place in its queue for the photo `full`."""
-
-    async def predict(
-        self, data: bytes, selection: Selection, deadline: float | None = None
-    ) -> Prediction:
-        if data == b"full":
-            raise QueueFull("no place")
-        return await super().predict(data, selection, deadline)
-
-
-def open_full(settings: Settings) -> Pipeline:
-    pipeline = open_pipeline(settings)
-    pipeline.__class__ = FullPipeline
-    return pipeline
-
-
-def test_full_queue_is_counted_by_its_reason(tiny_bundle: Bundle) -> None:
-    with serve_app(tiny_bundle.path, open_full) as client:
-        assert send_image(client, b"full").status_code == 429
-        assert read(client, "rejected_total", reason="queue_full") == 1
-        assert_still_serving(client)
 
 
 def test_in_flight_counts_only_the_scrape_on_an_idle_service(client: TestClient) -> None:
@@ -136,14 +113,8 @@ def test_client_that_left_is_counted() -> None:
 
 def test_model_info_describes_what_runs(client: TestClient) -> None:
     sample(client)
-    labels = {
-        "model": "tiny-open",
-        "version": "1.0",
-        "device": "cpu",
-        "provider": "CPUExecutionProvider",
-        "precision": "fp32",
-    }
-    assert read(client, "model_info", **labels) == 1
+    runs = {"device": "cpu", "provider": "CPUExecutionProvider", "precision": "fp32"}
+    assert read(client, "model_info", model="tiny-open", version="1.0", **runs) == 1
     assert read(client, "ready") == 1
 
 
@@ -177,9 +148,7 @@ def test_buckets_reach_from_a_millisecond_to_the_default_deadline() -> None:
     assert list(SECONDS_BUCKETS) == sorted(set(SECONDS_BUCKETS))
 
 
-def test_metrics_path_is_404_if_the_metrics_have_their_own_port(
-    tiny_bundle: Bundle,
-) -> None:
+def test_metrics_path_is_404_if_metrics_have_their_own_port(tiny_bundle: Bundle) -> None:
     with serve_app(tiny_bundle.path, metrics_port=0) as client:
         assert client.get("/metrics").status_code == 404
         assert_still_serving(client)
@@ -198,7 +167,5 @@ def test_template_of_every_route_has_its_whole_path(client: TestClient) -> None:
     templates = set(client.app.openapi()["paths"])  # type: ignore[attr-defined]
     for template in templates:
         client.get(re.sub(r"{\w+}", "x", template))
-    counted = set(
-        re.findall(r'request_seconds_count{.*path="([^"]+)"', client.get("/metrics").text)
-    )
-    assert templates - {"/metrics"} <= counted
+    counted = re.findall(r'request_seconds_count{.*path="([^"]+)"', client.get("/metrics").text)
+    assert templates - {"/metrics"} <= set(counted)

@@ -11,7 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+    InMemorySpanExporter as Exporter,
+)
 
 from service.bundle.reader import Bundle
 from service.errors import StartError
@@ -28,12 +30,12 @@ STAGES = ["decode", "queue", "encode", "head", "respond"]
 
 
 @pytest.fixture
-def exporter() -> InMemorySpanExporter:
-    return InMemorySpanExporter()
+def exporter() -> Exporter:
+    return Exporter()
 
 
 @pytest.fixture
-def client(tiny_bundle: Bundle, exporter: InMemorySpanExporter) -> Iterator[TestClient]:
+def client(tiny_bundle: Bundle, exporter: Exporter) -> Iterator[TestClient]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu", label_store="memory"))
@@ -43,7 +45,7 @@ def client(tiny_bundle: Bundle, exporter: InMemorySpanExporter) -> Iterator[Test
         yield client
 
 
-def split(exporter: InMemorySpanExporter) -> tuple[ReadableSpan, list[ReadableSpan]]:
+def split(exporter: Exporter) -> tuple[ReadableSpan, list[ReadableSpan]]:
     """Returns the only request's span, and its stages by start."""
     spans = exporter.get_finished_spans()
     (request,) = [span for span in spans if span.kind.name == "SERVER"]
@@ -52,7 +54,7 @@ def split(exporter: InMemorySpanExporter) -> tuple[ReadableSpan, list[ReadableSp
 
 
 def test_request_has_a_span_with_one_child_for_each_stage_in_order(
-    client: TestClient, exporter: InMemorySpanExporter
+    client: TestClient, exporter: Exporter
 ) -> None:
     send_image(client)
     request, stages = split(exporter)
@@ -71,18 +73,14 @@ def test_request_has_a_span_with_one_child_for_each_stage_in_order(
     assert batch_sizes == [1, 1, 1, 1]
 
 
-def test_each_photo_of_a_batch_has_its_stages(
-    client: TestClient, exporter: InMemorySpanExporter
-) -> None:
+def test_each_photo_of_a_batch_has_its_stages(client: TestClient, exporter: Exporter) -> None:
     send_images(client, [make_photo(seed) for seed in range(3)])
     _, stages = split(exporter)
     names = [span.name for span in stages]
     assert [names.count(name) for name in STAGES] == [3, 3, 3, 3, 1]
 
 
-def test_trace_of_the_client_is_continued(
-    client: TestClient, exporter: InMemorySpanExporter
-) -> None:
+def test_trace_of_the_client_is_continued(client: TestClient, exporter: Exporter) -> None:
     answer = send_image(client, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
     request, stages = split(exporter)
     assert {f"{span.context.trace_id:032x}" for span in (request, *stages)} == {TRACE_ID}
@@ -92,7 +90,7 @@ def test_trace_of_the_client_is_continued(
 
 
 def test_trace_that_the_client_does_not_sample_is_not_exported(
-    client: TestClient, exporter: InMemorySpanExporter
+    client: TestClient, exporter: Exporter
 ) -> None:
     send_image(client, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"})
     assert exporter.get_finished_spans() == ()
@@ -101,7 +99,7 @@ def test_trace_that_the_client_does_not_sample_is_not_exported(
 
 @pytest.mark.parametrize("junk", ["x", f"00-{'0' * 32}-{PARENT_ID}-01", "00-" + "f" * 5000])
 def test_invalid_traceparent_starts_a_new_trace(
-    client: TestClient, exporter: InMemorySpanExporter, junk: str
+    client: TestClient, exporter: Exporter, junk: str
 ) -> None:
     assert send_image(client, headers={"traceparent": junk}).status_code == 200
     request, _ = split(exporter)
@@ -109,7 +107,7 @@ def test_invalid_traceparent_starts_a_new_trace(
 
 
 def test_refused_request_has_its_status_and_no_stages(
-    client: TestClient, exporter: InMemorySpanExporter
+    client: TestClient, exporter: Exporter
 ) -> None:
     send_image(client, b"junk")
     request, stages = split(exporter)
@@ -118,34 +116,24 @@ def test_refused_request_has_its_status_and_no_stages(
     assert stages == []
 
 
-def test_probes_are_not_traced(client: TestClient, exporter: InMemorySpanExporter) -> None:
+def test_probes_are_not_traced(client: TestClient, exporter: Exporter) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
         client.get(path)
     assert exporter.get_finished_spans() == ()
 
 
-def test_log_lines_carry_the_trace(client: TestClient, exporter: InMemorySpanExporter) -> None:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.addFilter(TraceIdFilter())
-    handler.emit = records.append  # type: ignore[method-assign]
-    log = logging.getLogger("service.http.telemetry.access")
-    log.addHandler(handler)
-    level = log.level
-    log.setLevel(logging.INFO)
-    try:
+def test_log_lines_carry_the_trace(
+    client: TestClient, exporter: Exporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "service.http.telemetry.access")
+    with caplog.filtering(TraceIdFilter()):
         send_image(client)
-    finally:
-        log.setLevel(level)
-        log.removeHandler(handler)
     request, _ = split(exporter)
-    (record,) = records
+    (record,) = (each for each in caplog.records if each.getMessage() == "request")
     assert record.__dict__["trace_id"] == f"{request.context.trace_id:032x}"
 
 
-def test_service_name_has_a_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_service_name_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     own = open_provider()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "tagger")
     given = open_provider()
