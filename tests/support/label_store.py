@@ -1,7 +1,5 @@
 """Definitions without embeddings, and a label store that fails on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The catalogue: the sets that a request pins, the sets that may be changed, the fixed ones."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

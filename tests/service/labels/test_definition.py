@@ -1,7 +1,5 @@
 """Definitions: JSON becomes columns in one normal form, or is refused with a reason."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

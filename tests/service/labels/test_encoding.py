@@ -1,7 +1,5 @@
 """Encoding: on a thread, candidate labels cached, callers queued, failures contained."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

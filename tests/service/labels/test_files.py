@@ -1,7 +1,5 @@
 """Label set files: JSON and `.npz` become definitions or a one-line error; no pickles."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

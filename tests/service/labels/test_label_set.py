@@ -1,7 +1,5 @@
 """Label sets: columns in the order of the logits, thresholds with their fallback, read-only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the question: HTTP, the command line and Python refuse the same values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The store's sets: written durably, followed in other processes, kept while it is unavailable."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

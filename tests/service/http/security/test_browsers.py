@@ -1,7 +1,5 @@
 """Headers for browsers: our pages are closed to other sites, which need CORS to call the API."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 

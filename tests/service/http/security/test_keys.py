@@ -1,7 +1,5 @@
 """API keys: what each kind allows, in which header, from a variable or a file; never shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics: counters with a bounded number of series, and sampled gauges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Traces: the spans of a request, the client's trace continued, no import if off."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

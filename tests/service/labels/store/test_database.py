@@ -1,7 +1,5 @@
 """A location becomes a database that keeps what it commits, or one line says why not."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Iterator

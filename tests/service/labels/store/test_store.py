@@ -1,7 +1,5 @@
 """The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterator
