@@ -1,10 +1,8 @@
 """Python client of ml-decoder-serve, sync and async; imports nothing of the service.
 
-from ml_decoder_client import Client
-
 with Client("http://localhost:8000") as client:
-for label in client.predict("photo.jpg", top_k=3).labels:
-print(label.label, label.score)
+    for label in client.predict("photo.jpg", top_k=3).labels:
+        print(label.label, label.score)
 """
 
 from ml_decoder_client.answers import (

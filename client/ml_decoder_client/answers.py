@@ -1,7 +1,4 @@
-"""The service's answers as frozen pydantic models, and its errors.
-
-Unknown fields of a newer service are ignored. `docs/api.md` describes every field.
-"""
+"""The service's answers as frozen models, each field in `docs/api.md`, and its errors."""
 
 from __future__ import annotations
 
@@ -29,23 +26,15 @@ class ImageSize(_Answer):
 
 
 class ScoredLabel(_Answer):
-    """One label of an image.
-
-    Attributes:
-        score: 0..1.
-        threshold: the label counts as present from this score on.
-        calibrated: whether the threshold is the label's own.
-        map: attention, [rows][columns] of 0..1 over the image; only with `explain`.
-        overlay: the map as a data URL of a PNG; only with `explain="overlay"`.
-    """
+    """One label of an image."""
 
     label: str
-    score: float
-    threshold: float
+    score: float  # 0..1
+    threshold: float  # the label counts as present from this score on
     source: Literal["trained", "zero_shot"]
-    calibrated: bool
-    map: list[list[float]] | None = None
-    overlay: str | None = None
+    calibrated: bool  # whether the threshold is the label's own
+    map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
+    overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
 
 
 class Timings(_Answer):
@@ -70,41 +59,27 @@ class Answer(_Answer):
 
 
 class NewLabel(BaseModel):
-    """A label to register; a plain name is enough if only the name is set.
-
-    Attributes:
-        prompt: text to encode instead of the name.
-        embedding: [E] numbers to use instead of a text.
-        threshold: 0..1; None takes the open head's.
-        calibrated: False drops the threshold; see `RegisteredLabel`.
-        own_embedding: True requires an embedding; see `RegisteredLabel`.
-    """
+    """A label to register; a plain name is enough if only the name is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    prompt: str | None = None
-    embedding: list[float] | None = None
-    threshold: float | None = None
-    calibrated: bool | None = None
-    own_embedding: bool | None = None
+    prompt: str | None = None  # text to encode instead of the name
+    embedding: list[float] | None = None  # [E] numbers to use instead of a text
+    threshold: float | None = None  # 0..1; None takes the open head's
+    calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
+    own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
 
 
 class RegisteredLabel(_Answer):
-    """One label of a set.
-
-    Attributes:
-        prompt: text that was encoded instead of the name.
-        threshold: the label counts as present from this score on.
-        calibrated: whether the threshold is the label's own.
-        own_embedding: whether it was registered with an embedding, which is not returned.
-    """
+    """One label of a set."""
 
     name: str
-    prompt: str | None
-    threshold: float
-    calibrated: bool
-    own_embedding: bool = False  # older services do not send it
+    prompt: str | None  # text that was encoded instead of the name
+    threshold: float  # the label counts as present from this score on
+    calibrated: bool  # whether the threshold is the label's own
+    # Whether it was registered with an embedding, which is not returned. Older services omit it.
+    own_embedding: bool = False
 
 
 class LabelSetSummary(_Answer):
@@ -158,18 +133,12 @@ class UnreadableAnswer(ClientError):
 class ServiceProblem(ClientError):
     """An error response, in the service's shape (RFC 9457) or another.
 
-    Attributes:
-        status: HTTP status.
-        code: stable name, `queue_full` for example; empty if a proxy answered.
-        title: kind of problem.
-        detail: what is wrong in this request, or None.
-        errors: each invalid value with `where`, `name` and `reason`.
-        request_id: id in the service's log, or None.
+    `code` is a stable name, `queue_full` for example, and empty if a proxy answered. `errors` has
+    each invalid value with `where`, `name` and `reason`, `request_id` is in the service's log.
     """
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
-        """Takes the fields of `body` that have the right type and ignores the others."""
-
+        # Fields of another type are ignored.
         def read(name: str) -> str | None:
             value = body.get(name)
             return value if isinstance(value, str) else None

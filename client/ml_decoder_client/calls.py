@@ -1,4 +1,4 @@
-"""The HTTP request of each method of a client, and how to read its response."""
+"""The HTTP request of each method of `Client`, and how to read its response."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from ml_decoder_client.answers import (
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 
-Photo = bytes | str | os.PathLike[str]
-"""The content of an image file, or its path."""
+Photo = bytes | str | os.PathLike[str]  # the content of an image file, or its path
+# A name, or a label with more fields; a mapping has the keys of `NewLabel`.
 LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
-"""A name, or a label with more fields; a mapping has the keys of `NewLabel`."""
 
 # The service reads at most 2,048 text fields of a form, some of them no lists.
 _MAX_FORM_ENTRIES = 2000
@@ -44,27 +43,16 @@ _SECONDS_PER_LABEL = 0.02
 
 
 class Question(TypedDict, total=False):
-    """The parameters of `/predict`, all optional.
+    """The parameters of `/predict`, all optional."""
 
-    Attributes:
-        top_k: most labels to return; without `threshold`, exactly the k best.
-        threshold: a score 0..1 for every label, or `calibrated` for each label's own.
-        include: only these labels.
-        exclude: all labels but these.
-        label_set: label sets to choose from.
-        candidate_labels: labels for this request alone.
-        min_version: least version of the label sets.
-        explain: adds an attention map to each label; `overlay` adds a picture too.
-    """
-
-    top_k: int
-    threshold: float | Literal["calibrated"]
-    include: Sequence[str]
-    exclude: Sequence[str]
+    top_k: int  # most labels to return; without `threshold`, exactly the k best
+    threshold: float | Literal["calibrated"]  # 0..1 for every label, or each label's own
+    include: Sequence[str]  # only these labels
+    exclude: Sequence[str]  # all labels but these
     label_set: Sequence[str]
-    candidate_labels: Sequence[str]
-    min_version: int
-    explain: bool | Literal["overlay"]
+    candidate_labels: Sequence[str]  # for this request alone
+    min_version: int  # of the label sets
+    explain: bool | Literal["overlay"]  # adds an attention map, or a picture of it too, to each
 
 
 @dataclass(frozen=True)
@@ -94,30 +82,25 @@ class Call(Generic[ResultT]):
 
 
 def predict(photo: Photo, question: Question) -> Call[Answer]:
-    """Raises OSError if the file cannot be read."""
     return Call("POST", "predict", _read(Answer), _write_question(_read_photo(photo), question))
 
 
 def info() -> Call[Info]:
-    """The model card."""
     return Call("GET", "info", _read(Info))
 
 
 def list_label_sets() -> Call[list[LabelSetSummary]]:
-    """All label sets."""
     read = _read(LabelSetList)
     return Call("GET", "labels", lambda response: read(response).label_sets)
 
 
 def read_label_set(name: str) -> Call[LabelSet]:
-    """One label set."""
     return Call("GET", _set_path(name), _read(LabelSet))
 
 
 def register_label_set(
     name: str, labels: Iterable[LabelToWrite], embedding_space: str | None
 ) -> Call[LabelSet]:
-    """A new label set."""
     body = {"name": name, **_set_body(labels, embedding_space)}
     return _write_set("POST", "labels", body, {})
 
@@ -125,13 +108,11 @@ def register_label_set(
 def replace_label_set(
     name: str, labels: Iterable[LabelToWrite], embedding_space: str | None, version: str | None
 ) -> Call[LabelSet]:
-    """A new or changed label set."""
     body = _set_body(labels, embedding_space)
     return _write_set("PUT", _set_path(name), body, _if_match(version))
 
 
 def delete_label_set(name: str, version: str | None) -> Call[None]:
-    """A label set that is removed."""
     return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(version)})
 
 

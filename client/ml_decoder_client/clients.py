@@ -43,26 +43,15 @@ class Client(Connection):
         self._http.close()
 
     def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
-        """Labels one photo.
-
-        Args:
-            photo: the content of an image file, or its path.
-            question: see `Question`.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Labels one photo, or raises OSError if its file cannot be read."""
         return self._send(calls.predict(photo, question))
 
     def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
     ) -> Iterator[AnswerOrError]:
-        """Labels many photos concurrently and yields an answer or error for each, in order.
+        """Labels photos with `at_once` requests in flight; yields answers or errors in order.
 
-        Args:
-            photos: any number; read as they are needed.
-            at_once: most requests in flight.
-            question: see `Question`.
+        Photos are read as they are needed.
         """
         _check_many(photos, at_once)
         with ThreadPoolExecutor(at_once) as pool:
@@ -93,13 +82,9 @@ class Client(Connection):
     def register_label_set(
         self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
-        """Registers a label set; 409 if another set has this name.
+        """Registers a label set of at least one label; 409 if another set has this name.
 
-        Args:
-            name: of the set.
-            labels: at least one name, `NewLabel`, `RegisteredLabel` or mapping.
-            embedding_space: fingerprint of the space of the labels' embeddings; 422 if it is not
-                the model's.
+        422 if `embedding_space`, the fingerprint of the embeddings' space, is not the model's.
         """
         return self._send(calls.register_label_set(name, labels, embedding_space))
 
@@ -164,18 +149,15 @@ class AsyncClient(Connection):
         await self.close()
 
     async def close(self) -> None:
-        """See `Client.close`."""
         await self._http.aclose()
 
     async def predict(self, photo: Photo, **question: Unpack[Question]) -> Answer:
-        """See `Client.predict`."""
         # In a thread: the file's disk or network may be slow.
         return await self._send(await asyncio.to_thread(calls.predict, photo, question))
 
     async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
     ) -> AsyncIterator[AnswerOrError]:
-        """See `Client.predict_many`."""
         _check_many(photos, at_once)
         pending: deque[asyncio.Task[AnswerOrError]] = deque()
         slots = asyncio.Semaphore(at_once)
@@ -192,21 +174,17 @@ class AsyncClient(Connection):
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def info(self) -> Info:
-        """See `Client.info`."""
         return await self._send(calls.info())
 
     async def list_label_sets(self) -> list[LabelSetSummary]:
-        """See `Client.list_label_sets`."""
         return await self._send(calls.list_label_sets())
 
     async def read_label_set(self, name: str) -> LabelSet:
-        """See `Client.read_label_set`."""
         return await self._send(calls.read_label_set(name))
 
     async def register_label_set(
         self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
-        """See `Client.register_label_set`."""
         return await self._send(calls.register_label_set(name, labels, embedding_space))
 
     async def replace_label_set(
@@ -217,11 +195,9 @@ class AsyncClient(Connection):
         embedding_space: str | None = None,
         if_version: str | None = None,
     ) -> LabelSet:
-        """See `Client.replace_label_set`."""
         return await self._send(calls.replace_label_set(name, labels, embedding_space, if_version))
 
     async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
-        """See `Client.delete_label_set`."""
         await self._send(calls.delete_label_set(name, if_version))
 
     async def _try_predict(

@@ -1,9 +1,4 @@
-"""What both clients share below the calls: checked arguments, retries and errors.
-
-A response can be lost after the service has done the request. Predictions, registrations,
-replacements and deletions are sent again; a write with `if_version` is not, since its own success
-would make the second attempt fail.
-"""
+"""Below the calls of both clients: checked arguments, retries and errors."""
 
 from __future__ import annotations
 
@@ -51,20 +46,11 @@ class Connection:
         retries: int = 5,
         connections: int = 16,
     ) -> None:
-        """Checks the arguments; connects with the first call.
+        """Checks the arguments, or raises ValueError; connects with the first call.
 
-        Args:
-            url: address of the service.
-            api_key: sent with every request, if any.
-            timeout_seconds: most seconds without a byte in one attempt, at most a day; writing a
-                label set adds 20 ms a label.
-            retries: most retries of a call after 429, 502, 503 or a broken connection, after
-                `Retry-After` (at most 300 s) or exponential backoff with jitter. A write with
-                `if_version` is not retried if the service may have done it.
-            connections: most connections at a time.
-
-        Raises:
-            ValueError: an argument is invalid.
+        `timeout_seconds`, at most a day, limits the time without a byte in one attempt; writing a
+        label set adds 20 ms a label. Calls are retried after 429, 502, 503 or a broken connection,
+        after `Retry-After` (at most 300 s) or exponential backoff with jitter.
         """
         for name, number, least in (("retries", retries, 0), ("connections", connections, 1)):
             if number < least:
@@ -105,8 +91,8 @@ class Attempts:
     maybe_done = False  # whether an attempt before the last may have succeeded
 
     def __init__(self, retries: int, request: httpx.Request) -> None:
-        """Allows up to `retries` + 1 attempts."""
         self._retries = retries
+        # The own success of such a write would make the second attempt fail.
         self._is_conditional = "If-Match" in request.headers
         self._made = 0
 
@@ -129,14 +115,13 @@ class Attempts:
 
 
 class PerConnectionTransport(httpx.AsyncBaseTransport):
-    """Transport with a pool of its own for each connection; reads responses to their end.
+    """A pool for each connection; reads responses to their end.
 
-    A pool of httpcore 1.0.9 that several tasks share loses a connection if a task is cancelled at
-    the wrong moment, until none is left. Here a connection that was cancelled is closed.
+    A pool of httpcore 1.0.9 that tasks share loses a connection if a task is cancelled at the
+    wrong moment, until none is left. Here a connection that was cancelled is closed.
     """
 
     def __init__(self, connections: int, tls: ssl.SSLContext) -> None:
-        """Opens `connections` connections at most, as they are needed."""
         self._tls = tls
         self._slots = asyncio.Semaphore(connections)
         self._idle: list[httpx.AsyncHTTPTransport] = []

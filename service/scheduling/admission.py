@@ -25,7 +25,7 @@ class DrainRate:
         self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
 
     def note_start(self, now: float) -> None:
-        """Notes that work begins after an idle time, which does not count as slowness."""
+        """Begins anew: idle time does not count as slowness."""
         self._answered.clear()
         self._answered.append(now)
 
@@ -45,10 +45,7 @@ class DrainRate:
 
 
 class Admission:
-    """Refuses requests until `open`, and counts the admitted ones; belongs to one event loop.
-
-    `is_healthy` returns whether the workers live.
-    """
+    """Refuses requests until `open`, and counts the admitted ones; belongs to one event loop."""
 
     def __init__(self, is_healthy: Callable[[], bool], drain_rate: DrainRate | None = None) -> None:
         self._is_healthy = is_healthy

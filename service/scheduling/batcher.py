@@ -1,7 +1,4 @@
-"""Joins single items into batches: whenever a worker is free, it takes the items that wait.
-
-Batches grow with the load, a lone item never waits, and a busy event loop keeps no worker idle.
-"""
+"""Joins items into batches: a free worker takes those that wait, and a lone item never waits."""
 
 from __future__ import annotations
 
@@ -34,12 +31,11 @@ _MAX_TICKS = 10
 
 _log = logging.getLogger(__name__)
 
+# Whether no other batch runs or waits, so that this one may use every core.
 IsAlone = Callable[[], bool]
-"""Whether no other batch runs or waits, so that this one may use every core."""
-
+# Runs a batch in a worker's thread: one result per item, in order. An exception in the place of a
+# result fails its item; a raised one fails the batch.
 RunBatch = Callable[[Sequence[ItemT], IsAlone], Sequence[ResultT | Exception]]
-"""Runs a batch in a worker's thread: one result per item, in order. An exception in the place
-of a result fails its item; a raised one fails the batch."""
 
 
 class Batcher(Generic[ItemT, ResultT]):
@@ -86,10 +82,7 @@ class Batcher(Generic[ItemT, ResultT]):
     ) -> Done[ResultT]:
         """Returns the item's own result; a cancelled caller frees its place at once.
 
-        Args:
-            item: a worker's input.
-            deadline: second on the event loop's clock; an item still queued then is never run.
-            admitted: as in `BatchQueue.put`.
+        An item that is still queued at `deadline`, on the event loop's clock, is never run.
 
         Raises:
             BusyError: the queue is full, or the deadline passed.
@@ -249,7 +242,7 @@ class Runs(Generic[ItemT, ResultT]):
         return run
 
     def end(self, run: Run[ItemT, ResultT]) -> None:
-        """Removes it."""
+        """Removes the run."""
         self._runs.remove(run)
 
     def fail(self, error: Exception) -> None:

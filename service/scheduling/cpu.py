@@ -54,8 +54,7 @@ ANY_CORE = Core(None)
 def list_cores(workers: int, *, pin: bool) -> list[Core]:
     """Returns a core for each worker; `pin` if the workers' own threads compute.
 
-    With fewer workers than cores (another process has the rest, or the container's quota is
-    smaller) none is pinned: the system knows which cores are free.
+    With fewer workers than cores none is pinned: the system knows which cores are free.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not pin or workers == 1 or workers != len(numbers):
@@ -106,8 +105,7 @@ def _read_group(group: Path) -> float:
 def share_cores() -> None:
     """Schedules this thread, and those that it starts, as `SCHED_BATCH`; keeps another policy.
 
-    By default the event loop interrupts a model at each request and takes the core's caches. As
-    batch work it waits a few milliseconds and then serves several requests at once.
+    Otherwise the event loop interrupts a model at each request and takes the core's caches.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:

@@ -102,12 +102,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def put(
         self, item: ItemT, deadline: float, *, admitted: bool = False
     ) -> QueuedItem[ItemT, ResultT]:
-        """Adds an item, or raises QueueFull.
+        """Adds an item, to be dropped after `deadline` on the event loop's clock.
 
-        Args:
-            item: a worker's input.
-            deadline: second on the event loop's clock after which the item is dropped.
-            admitted: whether the item has passed `check_room` and occupied a place aside since.
+        Raises QueueFull unless the item was `admitted`: it has passed `check_room` and occupied a
+        place aside since.
         """
         if not admitted:
             self.check_room()
@@ -126,11 +124,9 @@ class BatchQueue(Generic[ItemT, ResultT]):
                 self._items.remove(queued)
 
     def finish(self, count: int, return_seconds: float) -> None:
-        """Notes that a worker has finished a batch of `count` items.
+        """Notes a finished batch, whose clients may send the next items within `return_seconds`.
 
-        Their clients may send the next ones within `return_seconds`. A worker that finds fewer
-        than its share waits for them, instead of running one item now and the others after it. It
-        does not wait for a lone client.
+        A worker that finds fewer than its share waits for them, but not for a lone client.
         """
         with self._changed:
             self._under_way -= count

@@ -55,13 +55,10 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
 
 
 class SideThreads:
-    """A thread pool beside the engine's workers; belongs to one event loop.
-
-    `waiting` counts the calls that are not done, the running ones included.
-    """
+    """A thread pool beside the engine's workers; belongs to one event loop."""
 
     def __init__(self, threads: int) -> None:
-        self.waiting = 0
+        self.waiting = 0  # calls that are not done, the running ones included
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="aside")
 
     async def run(

@@ -11,7 +11,7 @@ import pytest
 from multipart import MultipartParser
 from playwright.sync_api import (
     Browser,
-    BrowserContext,
+    ConsoleMessage,
     Page,
     Request,
     Route,
@@ -58,9 +58,12 @@ class Visit:
         if request.url.endswith("/predict"):
             self.asked.append(read_parameters(request))
 
+    def note_message(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
 
 def read_parameters(request: Request) -> dict[str, list[str]]:
-    """Returns the text fields of a multipart form."""
     _, _, boundary = request.headers["content-type"].partition("boundary=")
     body = io.BytesIO(request.post_data_buffer or b"")
     parameters: dict[str, list[str]] = defaultdict(list)
@@ -90,30 +93,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
+def visit(browser: Browser, address: str) -> Iterator[Visit]:
+    """A page that must log no error and load nothing from other hosts."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         context.set_default_timeout(TIMEOUT_MS)
-        yield context
-
-
-@pytest.fixture
-def visit(context: BrowserContext, address: str) -> Iterator[Visit]:
-    """A page that must log no error and load nothing from other hosts."""
-    visit = Visit(context.new_page(), address)
-    page = visit.page
-    page.on("request", visit.note)
-    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
-            visit.complaints.append(message.text)
-            if message.type == "error" and "Failed to load resource" not in message.text
-            else None
-        ),
-    )
-    page.route("**/info", lambda route: answer_info(route, visit))
-    page.route("**/predict", lambda route: answer_map(route, visit))
-    yield visit
+        visit = Visit(context.new_page(), address)
+        page = visit.page
+        page.on("request", visit.note)
+        page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        page.on("console", visit.note_message)
+        page.route("**/info", lambda route: answer_info(route, visit))
+        page.route("**/predict", lambda route: answer_map(route, visit))
+        yield visit
     assert visit.complaints == []
     assert visit.hosts == {address.split("/")[2]}
 

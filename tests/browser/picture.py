@@ -16,7 +16,6 @@ SIZE = {"width": 1200, "height": 860}
 
 
 def arrange(page: Page) -> None:
-    """Brings the page into the state of the picture."""
     page.get_by_role("button", name="Sample: cup of coffee").click()
     page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill("coffee cup, latte art, laptop")

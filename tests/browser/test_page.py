@@ -12,6 +12,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.conftest import MAP, Visit, answer_map
 from tests.e2e.server_process import ROOT
 from tests.support.photos import make_photo
+from tests.support.serving import labels_of
 
 
 def rows(page: Page, column: int = 0) -> dict[str, float]:
@@ -26,13 +27,27 @@ def ask(address: str, photo: Path, **parameters: Any) -> dict[str, float]:
     """The labels of a direct request, rounded as on the page."""
     files = {"image": photo.read_bytes()}
     response = httpx.post(f"{address}/predict", files=files, params=parameters, timeout=60)
-    assert response.status_code == 200, response.text
-    return {label["label"]: round(label["score"], 3) for label in response.json()["labels"]}
+    return {label: round(score, 3) for label, score in labels_of(response)}
 
 
 def show_best(page: Page, top_k: int = 10) -> None:
     page.check("[value=best]")
     page.fill("#top-k", str(top_k))
+
+
+def open_everyday(visit: Visit, maps: list[list[float]] = MAP) -> Page:
+    """Opens the page with the set `everyday` and maps."""
+    visit.maps = maps
+    page = visit.open()
+    page.get_by_role("checkbox", name="everyday").check()
+    show_best(page)
+    return page
+
+
+def choose(page: Page, file: Path, content: bytes) -> None:
+    """Writes a file and chooses it as a photo."""
+    file.write_bytes(content)
+    page.get_by_label("Choose photos").set_input_files(file)
 
 
 def settle(page: Page, visit: Visit, asked: int) -> None:
@@ -76,9 +91,7 @@ def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
     show_best(page)
     for row in page.locator(".label").all():
         bar, fill, mark = (row.locator(part).bounding_box() for part in (".bar", ".fill", ".mark"))
-        assert bar is not None
-        assert fill is not None
-        assert mark is not None
+        assert None not in (bar, fill, mark)
         score = float(row.locator(".score").inner_text())
         assert fill["width"] / bar["width"] == pytest.approx(score, abs=0.02)
         threshold = float(row.locator(".bar").get_attribute("title").split()[-1])  # type: ignore[union-attr]
@@ -172,10 +185,7 @@ def test_two_label_sets_are_compared_side_by_side(visit: Visit, samples: Path) -
 
 
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
-    visit.maps = MAP
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit)
     lamp = page.get_by_role("button", name="lamp")
     lamp.click()
     expect(page.locator("#map-caption")).to_contain_text("“lamp”, most of all bottom right")
@@ -195,10 +205,7 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
 
 
 def test_empty_map_shows_a_message(visit: Visit) -> None:
-    visit.maps = [[0.0, 0.0], [0.0, 0.0]]
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit, [[0.0, 0.0], [0.0, 0.0]])
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
     expect(page.locator("#map")).to_be_hidden()
@@ -236,20 +243,14 @@ def test_failed_map_shows_an_error_and_removes_the_previous_map(visit: Visit) ->
 
 def open_with_map(visit: Visit) -> Page:
     """Opens the page and shows where the lamp is."""
-    visit.maps = MAP
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit)
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map")).to_be_visible()
     return page
 
 
 def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
-    visit.maps = MAP
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit)
     expect(page.locator(".column h3")).to_have_text("trained + everyday")
     assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
     visit.maps = None
@@ -332,8 +333,7 @@ def test_dragged_text_is_ignored(visit: Visit) -> None:
 def test_copied_requests_return_the_shown_labels(visit: Visit, tmp_path: Path, name: str) -> None:
     page = visit.open()
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    (tmp_path / name).write_bytes(make_photo(3))
-    page.get_by_label("Choose photos").set_input_files(tmp_path / name)
+    choose(page, tmp_path / name, make_photo(3))
     page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill('it\'s a "yak"; newt & co')
     show_best(page, 4)
@@ -354,14 +354,9 @@ def test_copied_requests_return_the_shown_labels(visit: Visit, tmp_path: Path, n
 
 
 def run(command: list[str], folder: Path) -> str:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command,
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -371,8 +366,7 @@ def test_broken_photo_shows_an_error_and_the_next_one_is_labelled(
     visit: Visit, tmp_path: Path
 ) -> None:
     page = visit.open()
-    (tmp_path / "broken.png").write_bytes(b"junk")
-    page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
+    choose(page, tmp_path / "broken.png", b"junk")
     expect(page.get_by_role("alert")).to_have_text("The file is damaged or is not an image")
     page.get_by_role("button", name="Sample: rocket at night").click()
     expect(page.get_by_role("alert")).to_be_hidden()
@@ -382,8 +376,7 @@ def test_broken_photo_shows_an_error_and_the_next_one_is_labelled(
 
 def test_failed_photo_shows_no_results_of_the_previous_one(visit: Visit, tmp_path: Path) -> None:
     page = open_with_map(visit)
-    (tmp_path / "broken.png").write_bytes(b"junk")
-    page.get_by_label("Choose photos").set_input_files(tmp_path / "broken.png")
+    choose(page, tmp_path / "broken.png", b"junk")
     expect(page.get_by_role("alert")).to_be_visible()
     for place in ("#results", "#summary", "#map-caption", "#curl", "#python"):
         expect(page.locator(place)).to_be_empty()
@@ -392,8 +385,7 @@ def test_failed_photo_shows_no_results_of_the_previous_one(visit: Visit, tmp_pat
 
 def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
     page = visit.open()
-    (tmp_path / "own.png").write_bytes(make_photo())
-    page.get_by_label("Choose photos").set_input_files(tmp_path / "own.png")
+    choose(page, tmp_path / "own.png", make_photo())
     settle(page, visit, 2)
     (tmp_path / "own.png").unlink()
     page.get_by_role("button", name="own.png").click()
@@ -507,10 +499,7 @@ _FOCUSED = """(e => e === document.body ? '' :
 
 
 def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
-    visit.maps = MAP
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit)
     expect(page.locator("button.label")).to_have_count(3)
     reached: list[str] = []
     while len(reached) == len(set(reached)):  # once around
@@ -527,10 +516,7 @@ def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
 
 
 def test_focus_stays_in_the_column_of_the_pressed_label(visit: Visit) -> None:
-    visit.maps = MAP
-    page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
-    show_best(page)
+    page = open_everyday(visit)
     page.get_by_label("Compare with").select_option("everyday")
     expect(page.locator(".column")).to_have_count(2)
     lamps = page.get_by_role("button", name="lamp")

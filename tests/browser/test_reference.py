@@ -9,7 +9,6 @@ from tests.browser.conftest import Visit
 
 
 def open_form(visit: Visit, path: str) -> Locator:
-    """Opens the form of a POST route."""
     visit.page.goto(f"{visit.url}/docs")
     route = visit.page.locator(".opblock-post", has=visit.page.locator(f'[data-path="{path}"]'))
     route.locator(".opblock-summary").click()
@@ -18,7 +17,6 @@ def open_form(visit: Visit, path: str) -> Locator:
 
 
 def execute(route: Locator, status: int) -> None:
-    """Sends the form and checks the status."""
     route.get_by_role("button", name="Execute").click()
     expect(route.locator(".live-responses-table .response-col_status")).to_contain_text(
         [str(status)]

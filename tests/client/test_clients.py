@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,14 @@ from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 PHOTO = make_photo()
+
+
+def assert_problem(
+    status: int, code: str, call: Callable[..., Any], *arguments: Any, **options: Any
+) -> None:
+    with pytest.raises(ServiceProblem) as caught:
+        call(*arguments, **options)
+    assert (caught.value.status, caught.value.code) == (status, code)
 
 
 @pytest.fixture
@@ -164,18 +172,13 @@ def test_label_set_is_registered_replaced_and_deleted_by_version(client: Any) ->
     again = client.register_label_set("my-zoo", ["yak", NewLabel(name="newt", threshold=0.25)])
     assert again == made == client.read_label_set("my-zoo")
     assert "my-zoo" in {found.name for found in client.list_label_sets()}
-    with pytest.raises(ServiceProblem) as caught:
-        client.replace_label_set("my-zoo", ["crow"], if_version="999")
-    assert caught.value.status == 412
+    changed = (412, "label_set_changed")
+    assert_problem(*changed, client.replace_label_set, "my-zoo", ["crow"], if_version="999")
     replaced = client.replace_label_set("my-zoo", ["crow"], if_version=made.version)
     assert replaced.num_labels == 1
-    with pytest.raises(ServiceProblem) as caught:
-        client.delete_label_set("my-zoo", if_version=made.version)
-    assert caught.value.status == 412
+    assert_problem(*changed, client.delete_label_set, "my-zoo", if_version=made.version)
     client.delete_label_set("my-zoo", if_version=replaced.version)
-    with pytest.raises(ServiceProblem) as caught:
-        client.read_label_set("my-zoo")
-    assert caught.value.code == "label_set_not_found"
+    assert_problem(404, "label_set_not_found", client.read_label_set, "my-zoo")
 
 
 def test_labels_that_were_read_can_be_written(client: Any) -> None:
@@ -222,9 +225,7 @@ def test_predict_takes_lists_longer_than_a_form_allows(client: Any) -> None:
     for names in ("chair", ["chair"] * 3000):
         labels = client.predict(PHOTO, label_set="everyday", include=names, threshold=0).labels
         assert [label.label for label in labels] == ["chair"]
-    with pytest.raises(ServiceProblem) as caught:
-        client.predict(PHOTO, exclude=["unicorn"] * 3000)
-    assert caught.value.code == "unknown_label"
+    assert_problem(422, "unknown_label", client.predict, PHOTO, exclude=["unicorn"] * 3000)
 
 
 @pytest.mark.parametrize("at_once", [0, -1])

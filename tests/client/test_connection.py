@@ -135,10 +135,7 @@ def test_invalid_address_is_refused_by_the_constructor(kind: Any, fake: Fake, ur
         ({"timeout_seconds": 0}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": -1}, "timeout_seconds must be above 0"),
         ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0"),
-        (
-            {"timeout_seconds": math.inf},
-            "timeout_seconds must be above 0 and at most 86400; it is inf",
-        ),
+        ({"timeout_seconds": math.inf}, "above 0 and at most 86400; it is inf"),
     ],
 )
 def test_argument_out_of_range_is_refused_by_the_constructor(

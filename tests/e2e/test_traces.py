@@ -7,7 +7,6 @@ from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support.fake_service import run_fake
 from tests.support.photos import make_photo
 
-TIMEOUT_SECONDS = 60.0
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -25,7 +24,7 @@ def test_spans_are_exported_to_the_collector_of_the_standard_variables(tiny_bund
                 answer = client.post("/predict", files={"image": make_photo()}, headers=headers)
                 assert answer.status_code == 200
             exported = ExportTraceServiceRequest()
-            exported.ParseFromString(collector.bodies.get(timeout=TIMEOUT_SECONDS))
+            exported.ParseFromString(collector.bodies.get(timeout=60))
             server.wait_for_line(rf"request method=POST .*trace_id={TRACE_ID}")
             assert server.stop() == 0
         assert {request[:2] for request in collector.requests} == {("POST", "/v1/traces")}

@@ -104,7 +104,7 @@ def late():
     importlib.import_module("i")
     __import__("j")
 """
-    assert find_imports(source) == {*["a.b", "c.d", "c.e", "(relative)", "g", "h", "i", "j"]}
+    assert find_imports(source) == {"a.b", "c.d", "c.e", "(relative)", "g", "h", "i", "j"}
 
 
 @pytest.mark.parametrize("module", _of_part("service"))

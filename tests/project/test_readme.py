@@ -1,17 +1,18 @@
-"""README matches the settings, commands and parameters."""
+"""README and `docs/api.md` match settings, commands, parameters and the OpenAPI document."""
 
 import re
 from pathlib import Path
 
 from service.labels.question import Question
 from service.settings import Settings
+from tests.project.api_reference import read_openapi, write_reference
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs" / "api.md").read_text()
 
 
 def settings_table() -> str:
-    """The expected table of settings."""
     rows = ["| variable | meaning |", "|---|---|"]
     for name, field in Settings.model_fields.items():
         meaning = " ".join((field.description or "").split()).replace("|", "or")
@@ -40,3 +41,15 @@ def test_every_file_named_in_the_documents_exists() -> None:
     for document in (README, (ROOT / "ARCHITECTURE.md").read_text()):
         for path in re.findall(r"`((?:models|service|export|tests|deploy)/[\w./-]+)`", document):
             assert (ROOT / path).exists(), path
+
+
+def test_reference_is_current() -> None:
+    current = write_reference(read_openapi())
+    assert current == REFERENCE, "docs/api.md is old: run `make reference`"
+
+
+def test_reference_defines_every_schema_that_it_names() -> None:
+    named = set(re.findall(r"\]\(#(\w+)\)", REFERENCE))
+    assert named
+    headings = re.findall(r"^### (\w+)$", REFERENCE, re.MULTILINE)
+    assert named <= {heading.lower() for heading in headings}

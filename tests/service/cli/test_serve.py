@@ -1,4 +1,4 @@
-"""Tests of how serving starts; `tests/e2e` has those of what it serves."""
+"""How serving starts; `tests/e2e` has what it serves."""
 
 import gc
 import subprocess
@@ -17,20 +17,16 @@ from service.settings import Settings
 
 
 def list_imported(module: str, *packages: str) -> set[str]:
-    """Returns which packages a fresh process has after it has imported a module."""
     program = f"import sys, {module}; print(*{set(packages)} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     return set(done.stdout.split())
 
 
-def test_commands_import_neither_model_nor_server() -> None:
-    heavy = ("numpy", "onnxruntime", "sqlalchemy", "fastapi", "uvicorn")
-    assert list_imported("service.cli.commands", "typer", *heavy) == {"typer"}
-
-
-def test_serve_imports_store_and_server_after_the_graphs_module() -> None:
-    later = ("sqlalchemy", "fastapi", "uvicorn")
-    assert list_imported("service.cli.serve", "onnxruntime", *later) == {"onnxruntime"}
+def test_commands_import_neither_model_nor_server_and_serve_only_the_model() -> None:
+    server = ("sqlalchemy", "fastapi", "uvicorn")
+    heavy = ("typer", "numpy", "onnxruntime", *server)
+    assert list_imported("service.cli.commands", *heavy) == {"typer"}
+    assert list_imported("service.cli.serve", "onnxruntime", *server) == {"onnxruntime"}
 
 
 def test_server_gets_the_graphs_that_were_opened_during_imports(

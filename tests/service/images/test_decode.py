@@ -33,6 +33,10 @@ def decode(data: bytes, contract: InputContract = CONTRACT) -> PixelArray:
     return decode_image(data, contract, MAX_PIXELS).pixels
 
 
+def change(resize_mode: str = "crop", **changes: Any) -> InputContract:
+    return CONTRACT.model_copy(update={"resize_mode": resize_mode, **changes})
+
+
 def shrink(picture: Image.Image) -> PixelArray:
     return np.asarray(picture.resize((24, 16), Image.Resampling.BILINEAR))
 
@@ -187,7 +191,7 @@ def test_exif_that_claims_thousands_of_huge_tags_is_not_parsed() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65500, 1), (1, 65500)])
 @pytest.mark.parametrize("resize_mode", ["squash", "crop"])
 def test_extreme_shapes_are_accepted(size: tuple[int, int], resize_mode: Any) -> None:
-    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode, "crop_pct": 0.875})
+    contract = change(resize_mode, crop_pct=0.875)
 
     pixels = decode(encode_picture(Image.new("RGB", size, (10, 20, 30))), contract)
 
@@ -240,7 +244,7 @@ def test_pixel_bomb_is_refused_before_decoding() -> None:
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("resize_mode", ["squash", "crop"])
 def test_pixel_limit_is_inclusive(file_format: str, resize_mode: Any) -> None:
-    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode})
+    contract = change(resize_mode)
     data = encode_picture(Image.new("RGB", (50, 40)), file_format)
 
     assert decode_image(data, contract, 2000).width == 50
@@ -250,7 +254,7 @@ def test_pixel_limit_is_inclusive(file_format: str, resize_mode: Any) -> None:
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
 def test_nearest_copies_single_pixels_of_the_photo(file_format: str) -> None:
-    contract = CONTRACT.model_copy(update={"interpolation": "nearest"})
+    contract = change("squash", interpolation="nearest")
     data = make_photo(2, file_format)
     stored = Image.open(io.BytesIO(data)).convert("RGB")
 
@@ -329,7 +333,7 @@ def test_damaged_photo_gives_an_image_or_an_image_error(
 
 @pytest.mark.parametrize("resize_mode", ["squash", "crop"])
 def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mode: Any) -> None:
-    contract = CONTRACT.model_copy(update={"resize_mode": resize_mode, "crop_pct": 0.9})
+    contract = change(resize_mode, crop_pct=0.9)
     data = encode_picture(make_picture(8, 1203, 809), "JPEG", quality=95)
 
     full = Image.open(io.BytesIO(data)).convert("RGB")
@@ -341,7 +345,7 @@ def test_large_jpeg_decoded_at_a_fraction_stays_close_to_full_decoding(resize_mo
 
 
 def test_sideways_jpeg_is_reduced_for_its_upright_size() -> None:
-    contract = InputContract(height=16, width=96, resize_mode="crop", interpolation="bilinear")
+    contract = change(width=96)
     stored = make_picture(8, 160, 960).transpose(CAMERA_TURNS[6])
     data = encode_picture(stored, "JPEG", exif=make_exif(6))
 
@@ -353,7 +357,7 @@ def test_sideways_jpeg_is_reduced_for_its_upright_size() -> None:
 def test_long_strip_is_cut_to_its_middle_before_it_is_resized(
     turn: Image.Transpose | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contract = InputContract(height=16, width=16, resize_mode="crop", interpolation="bilinear")
+    contract = change(width=16)
     strip = np.zeros((1, 1001, 3), np.uint8)
     strip[:, 496:504] = 255
     picture = Image.fromarray(strip)
@@ -370,9 +374,7 @@ def test_long_strip_is_cut_to_its_middle_before_it_is_resized(
 
 
 def test_crop_takes_the_centre_of_the_resized_picture() -> None:
-    contract = InputContract(
-        height=20, width=20, resize_mode="crop", crop_pct=0.8, interpolation="bicubic"
-    )
+    contract = change(height=20, width=20, crop_pct=0.8, interpolation="bicubic")
     picture = make_picture(9, 100, 50)
 
     # timm: the shorter side becomes floor(20 / 0.8) = 25, then the centre 20 x 20.
@@ -384,10 +386,7 @@ def test_crop_takes_the_centre_of_the_resized_picture() -> None:
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([0.5, 0.875, 0.95, 1.0]))
 @settings(max_examples=50)
 def test_crop_fits_pictures_of_any_shape(width: int, height: int, crop_pct: float) -> None:
-    contract = InputContract(
-        height=12, width=18, resize_mode="crop", crop_pct=crop_pct, interpolation="bilinear"
-    )
-
+    contract = change(height=12, width=18, crop_pct=crop_pct)
     assert resize_image(Image.new("RGB", (width, height)), contract).shape == (12, 18, 3)
 
 
@@ -405,12 +404,8 @@ def make_golden_picture(height: int, width: int, seed: int) -> Image.Image:
 def test_squash_is_identical_to_the_official_preprocessing(interpolation: Any) -> None:
     goldens = np.load(SHARED / "goldens/visible/preprocess.npz")
     for case in json.loads(str(goldens["meta"]))["cases"]:
-        contract = InputContract(
-            height=case["size"],
-            width=case["size"],
-            resize_mode="squash",
-            interpolation=interpolation,
-        )
+        size = {"height": case["size"], "width": case["size"]}
+        contract = change("squash", **size, interpolation=interpolation)
         picture = make_golden_picture(case["h"], case["w"], case["seed"])
 
         pixels = np.ascontiguousarray(resize_image(picture, contract))

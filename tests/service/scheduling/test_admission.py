@@ -14,17 +14,9 @@ pytestmark = pytest.mark.anyio
 SECONDS = 60.0
 
 
-class Health:
-    """The health of the workers."""
-
-    lives = True
-
-    def __call__(self) -> bool:
-        return self.lives
-
-
-def open_admission(health: Health | None = None) -> Admission:
-    admission = Admission(health or Health())
+def open_admission(workers: list[str] | None = None) -> Admission:
+    """Returns an admission that fails once the list is empty."""
+    admission = Admission(lambda: workers is None or bool(workers))
     admission.open()
     return admission
 
@@ -34,7 +26,7 @@ def in_seconds(seconds: float) -> float:
 
 
 async def test_requests_are_refused_before_it_opens() -> None:
-    admission = Admission(Health())
+    admission = Admission(lambda: True)
     assert admission.state == "loading"
     with pytest.raises(NotReady, match="loading"), admission.admit():
         pass
@@ -44,10 +36,10 @@ async def test_requests_are_refused_before_it_opens() -> None:
 
 
 async def test_requests_are_refused_when_the_workers_have_died() -> None:
-    health = Health()
-    admission = open_admission(health)
+    workers = ["living"]
+    admission = open_admission(workers)
     with admission.admit():
-        health.lives = False
+        workers.clear()
     assert admission.state == "failed"
     with pytest.raises(NotReady, match="failed"), admission.admit():
         pass
@@ -82,10 +74,10 @@ async def test_failed_request_is_not_waited_for() -> None:
 
 
 async def test_state_stays_draining_when_the_workers_die() -> None:
-    health = Health()
-    admission = open_admission(health)
+    workers = ["living"]
+    admission = open_admission(workers)
     await admission.close(in_seconds(SECONDS))
-    health.lives = False
+    workers.clear()
     assert admission.state == "draining"
 
 
@@ -124,11 +116,7 @@ def test_time_so_far_counts_before_the_first_answer() -> None:
     assert rate.estimate_seconds(64, 17.0) == 7
 
 
-@given(
-    st.integers(0, 10_000),
-    st.lists(st.floats(0, 1e6), max_size=300),
-    st.floats(0, 1e6),
-)
+@given(st.integers(0, 10_000), st.lists(st.floats(0, 1e6), max_size=300), st.floats(0, 1e6))
 def test_estimate_is_always_within_bounds(items: int, steps: list[float], wait: float) -> None:
     rate, now = DrainRate(), 0.0
     rate.note_start(now)

@@ -294,30 +294,20 @@ async def test_full_queue_refuses_at_once_and_admits_later() -> None:
     await assert_still_works(batcher)
 
 
-async def test_cancelled_waiter_does_not_stall_its_batch() -> None:
-    run, batcher, first = await make_busy()
+async def test_cancelled_waiter_frees_its_place_and_does_not_stall_its_batch() -> None:
+    run, batcher, first = await make_busy(queue_size=3)
     second, third, fourth = (send(batcher, item) for item in (2, 3, 4))
     await let_tasks_run()
 
     third.cancel()
+    await let_tasks_run()
+    fifth = send(batcher, 5)
+    await let_tasks_run()
+    fourth.cancel()
     run.gate.set()
 
-    assert await asyncio.gather(first, second, fourth) == [2000, 4, 8]
-    assert run.batches == [[1000], [2, 4]]
-
-
-async def test_cancelled_waiter_frees_its_place() -> None:
-    run, batcher, first = await make_busy(queue_size=1)
-    leaves = send(batcher, 1)
-    await let_tasks_run()
-
-    leaves.cancel()
-    await let_tasks_run()
-    stays = send(batcher, 2)
-    await let_tasks_run()
-    run.gate.set()
-
-    assert await asyncio.gather(first, stays) == [2000, 4]
+    assert await asyncio.gather(first, second, fifth) == [2000, 4, 10]
+    assert run.batches == [[1000], [2, 5]]
 
 
 async def test_waiter_cancelled_while_its_batch_runs_harms_no_other_item() -> None:
@@ -401,10 +391,7 @@ async def test_wait_setting_lets_a_batch_fill_up() -> None:
 
 
 async def test_wait_setting_ends_after_its_time() -> None:
-    run = Doubler()
-    batcher = make_batcher(run, max_wait_seconds=0.001)
-
-    assert await send(batcher, 1) == 2
+    assert await send(make_batcher(Doubler(), max_wait_seconds=0.001), 1) == 2
 
 
 async def test_drain_finishes_waiting_items_and_refuses_new_ones() -> None:
@@ -462,20 +449,23 @@ async def test_batcher_refuses_when_not_started() -> None:
         await batcher.submit(1, soon())
 
 
+async def assert_dead(batcher: Batcher[int, int], tasks: list[asyncio.Task[int]]) -> None:
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [NotReady] * len(tasks)
+    assert not batcher.healthy
+    with pytest.raises(NotReady):
+        await batcher.submit(2, soon())
+
+
 async def test_dead_worker_fails_all_items() -> None:
     run, batcher, first = await make_busy(max_batch_size=2)
     tasks = [send(batcher, item) for item in (DEADLY, 1, 2)]
     await let_tasks_run()
     run.gate.set()
 
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-
+    await assert_dead(batcher, tasks)
     assert await first == 2000
     assert run.batches[1:] == [[DEADLY, 1]]
-    assert [type(result) for result in results] == [NotReady] * 3
-    assert not batcher.healthy
-    with pytest.raises(NotReady):
-        await batcher.submit(2, soon())
 
 
 async def test_hung_run_fails_all_items() -> None:
@@ -483,12 +473,7 @@ async def test_hung_run_fails_all_items() -> None:
     batcher = make_batcher(run, cores=[ANY_CORE] * 2, max_batch_size=1, max_run_seconds=0.01)
     tasks = [send(batcher, item) for item in range(3)]
 
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert [type(result) for result in results] == [NotReady] * 3
-    assert not batcher.healthy
-    with pytest.raises(NotReady):
-        await batcher.submit(2, soon())
+    await assert_dead(batcher, tasks)
     async with asyncio.timeout(SECONDS):
         await batcher.drain(math.inf)
     run.gate.set()

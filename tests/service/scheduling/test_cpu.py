@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.scheduling import cpu
-from service.scheduling.cpu import (
-    ANY_CORE,
-    Core,
-    count_cores,
-    list_cores,
-    read_cpu_quota,
-    share_cores,
-)
+from service.scheduling.cpu import ANY_CORE, Core, list_cores, read_cpu_quota, share_cores
 from tests.support.threads import needs_policies
 
 
@@ -48,27 +41,18 @@ def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> Non
     assert kept == [{number} for number in sorted(allowed)]
 
 
-def test_fewer_workers_than_cores_run_anywhere(allowed: set[int]) -> None:
-    assert list_cores(len(allowed) - 1, pin=True) == [ANY_CORE] * (len(allowed) - 1)
+@pytest.mark.parametrize(("fewer", "pin"), [(1, True), (0, False)])
+def test_workers_run_anywhere_when_cores_are_left_or_their_threads_do_not_compute(
+    allowed: set[int], fewer: int, pin: bool
+) -> None:
+    workers = len(allowed) - fewer
+    assert list_cores(workers, pin=pin) == [ANY_CORE] * workers
 
 
-def test_workers_run_anywhere_when_their_threads_do_not_compute(allowed: set[int]) -> None:
-    assert list_cores(len(allowed), pin=False) == [ANY_CORE] * len(allowed)
-
-
-def test_any_core_pins_nothing(allowed: set[int]) -> None:
-    ANY_CORE.keep()
-    ANY_CORE.leave()
-
-    assert os.sched_getaffinity(0) == allowed
-
-
-def test_missing_core_is_ignored(allowed: set[int]) -> None:
-    gone = Core(10_000, {10_000})
-
-    gone.keep()
-    gone.leave()
-
+@pytest.mark.parametrize("core", [ANY_CORE, Core(10_000, {10_000})], ids=["any", "missing"])
+def test_any_core_pins_nothing_and_a_missing_core_is_ignored(allowed: set[int], core: Core) -> None:
+    core.keep()
+    core.leave()
     assert os.sched_getaffinity(0) == allowed
 
 
@@ -88,7 +72,7 @@ def test_container_quota_limits_the_cores(
 ) -> None:
     monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
-    assert count_cores() == cores
+    assert cpu.count_cores() == cores
 
 
 @pytest.fixture
@@ -159,19 +143,14 @@ def keep_switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def read_policies() -> tuple[int, int]:
-    """Returns how this thread is scheduled, and one that it starts."""
-    with ThreadPoolExecutor(1) as thread:
-        return os.sched_getscheduler(0), thread.submit(os.sched_getscheduler, 0).result()
-
-
 def share_from(policy: int) -> tuple[int, int]:
-    """Returns the same in a new thread that had this policy before."""
+    """Returns the policies of a new thread, after `policy`, and of one that it starts."""
 
     def share() -> tuple[int, int]:
         os.sched_setscheduler(0, policy, os.sched_param(0))  # of this thread alone
         share_cores()
-        return read_policies()
+        with ThreadPoolExecutor(1) as thread:
+            return os.sched_getscheduler(0), thread.submit(os.sched_getscheduler, 0).result()
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(share).result()
@@ -179,14 +158,9 @@ def share_from(policy: int) -> tuple[int, int]:
 
 @needs_policies
 @pytest.mark.usefixtures("keep_switch_interval")
-def test_thread_and_its_new_threads_become_batch_work() -> None:
+def test_thread_and_its_new_threads_become_batch_work_and_keep_another_policy() -> None:
     assert share_from(os.SCHED_OTHER) == (os.SCHED_BATCH, os.SCHED_BATCH)
     assert sys.getswitchinterval() < 0.001
-
-
-@needs_policies
-@pytest.mark.usefixtures("keep_switch_interval")
-def test_other_policy_is_kept() -> None:
     assert share_from(os.SCHED_IDLE) == (os.SCHED_IDLE, os.SCHED_IDLE)
 
 

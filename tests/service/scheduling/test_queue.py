@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,9 @@ ENDLESS = float("inf")
 
 
 def make_queue(
-    size: int = 5,
-    *,
-    batch_sizes: BatchSizes = ANY_SIZE,
-    workers: int = 1,
-    max_wait_seconds: float = 0.0,
+    size: int = 5, *, batch_sizes: BatchSizes = ANY_SIZE, **options: Any
 ) -> BatchQueue[int, int]:
-    return BatchQueue[int, int](
-        size, batch_sizes, workers=workers, max_wait_seconds=max_wait_seconds
-    )
+    return BatchQueue[int, int](size, batch_sizes, **options)
 
 
 def answer(queue: BatchQueue[int, int], count: int, return_seconds: float) -> None:
@@ -87,49 +82,47 @@ async def test_finished_items_do_not_count_for_the_batch_size() -> None:
     assert len(queue.take()) == 4  # of eight that wait, and one client that may come back
 
 
-async def test_batches_are_full_when_a_wait_is_set() -> None:
-    queue = make_queue(batch_sizes=BatchSizes(4, 2), workers=2, max_wait_seconds=NEVER)
-    put_all(queue, range(4))
+@pytest.mark.parametrize(
+    ("wait", "is_closed", "items"), [(NEVER, False, 4), (0.0, True, 5)], ids=["wait", "closed"]
+)
+async def test_batches_are_full_when_a_wait_is_set_or_the_queue_is_closed(
+    wait: float, is_closed: bool, items: int
+) -> None:
+    queue = make_queue(batch_sizes=BatchSizes(4, 2), workers=2, max_wait_seconds=wait)
+    put_all(queue, range(items))
+    if is_closed:
+        queue.close()
 
     assert items_of(queue.take()) == [0, 1, 2, 3]
 
 
-async def test_closed_queue_is_emptied_in_full_batches() -> None:
-    queue = make_queue(batch_sizes=BatchSizes(4, 2), workers=2)
-    put_all(queue, range(5))
-
-    queue.close()
-
-    assert items_of(queue.take()) == [0, 1, 2, 3]
-
-
-async def test_item_whose_client_left_is_not_taken() -> None:
-    queue = make_queue()
-    waiting = put_all(queue, range(3))
-
-    waiting[1].future.cancel()
-
-    assert items_of(queue.take()) == [0, 2]
-
-
-async def test_item_past_its_deadline_is_not_taken() -> None:
+async def test_item_past_its_deadline_or_without_a_client_is_not_taken() -> None:
     queue = make_queue()
     now = asyncio.get_running_loop().time()
-    for item, deadline in enumerate((NEVER, now, NEVER)):
-        queue.put(item, deadline)
+    waiting = [
+        queue.put(item, deadline) for item, deadline in enumerate((NEVER, now, NEVER, NEVER))
+    ]
 
-    assert items_of(queue.take()) == [0, 2]
+    waiting[2].future.cancel()
+
+    assert items_of(queue.take()) == [0, 3]
 
 
-async def test_worker_waits_for_the_first_item() -> None:
+@pytest.mark.parametrize("answered", [0, 3], ids=["first item", "answered clients"])
+async def test_worker_waits_for_the_first_item_or_the_next_items_of_answered_clients(
+    answered: int,
+) -> None:
     queue = make_queue()
+    if answered:
+        answer(queue, answered, SECONDS)
     taking = asyncio.create_task(asyncio.to_thread(queue.take))
+    put_all(queue, range(1, answered))
     await asyncio.sleep(0.01)
     assert not taking.done()
 
     queue.put(7, NEVER)
 
-    assert items_of(await taking) == [7]
+    assert items_of(await taking) == [*range(1, answered), 7]
 
 
 async def test_closed_queue_returns_its_items_and_then_ends_the_workers() -> None:
@@ -141,19 +134,6 @@ async def test_closed_queue_returns_its_items_and_then_ends_the_workers() -> Non
 
     assert items_of(await waits) == [1]
     assert queue.take() == []
-
-
-async def test_worker_waits_for_the_next_items_of_answered_clients() -> None:
-    queue = make_queue()
-    answer(queue, 3, SECONDS)
-    taking = asyncio.create_task(asyncio.to_thread(queue.take))
-    put_all(queue, (1, 2))
-    await asyncio.sleep(0.01)
-    assert not taking.done()
-
-    queue.put(3, NEVER)
-
-    assert items_of(await taking) == [1, 2, 3]
 
 
 async def test_worker_waits_no_longer_than_the_return_time() -> None:
@@ -169,12 +149,15 @@ async def test_worker_waits_no_longer_than_the_return_time() -> None:
     assert items_of(queue.take()) == [2]  # the time is over for this one too
 
 
-async def test_lone_client_is_not_waited_for() -> None:
-    queue = make_queue()
-    answer(queue, 1, ENDLESS)
-    queue.put(1, NEVER)
+@pytest.mark.parametrize(("count", "most"), [(1, 9), (2, 2)], ids=["lone client", "full batch"])
+async def test_worker_does_not_wait_for_a_lone_client_or_when_the_batch_is_full(
+    count: int, most: int
+) -> None:
+    queue = make_queue(batch_sizes=BatchSizes(most, most), workers=count)
+    answer(queue, count, ENDLESS)
+    put_all(queue, range(count))
 
-    assert items_of(queue.take()) == [1]
+    assert items_of(queue.take()) == [*range(count)]
 
 
 async def test_each_of_two_workers_waits_for_its_share_of_answered_clients() -> None:
@@ -190,14 +173,6 @@ async def test_each_of_two_workers_waits_for_its_share_of_answered_clients() -> 
     assert items_of(first.result()) == [1]
     queue.close()
     assert sorted(len(batch) for batch in await asyncio.gather(*taking)) == [1, 1]
-
-
-async def test_worker_does_not_wait_when_the_batch_is_full() -> None:
-    queue = make_queue(batch_sizes=BatchSizes(2, 2), workers=2)
-    answer(queue, 2, ENDLESS)
-    put_all(queue, (1, 2))
-
-    assert items_of(queue.take()) == [1, 2]
 
 
 async def test_worker_does_not_wait_again_for_clients_that_came_back() -> None:
