@@ -1,4 +1,4 @@
-"""The model card of a bundle: its model, input and labels, as frozen records."""
+"""The model card and the labels of a bundle, as frozen records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from pydantic import (
 )
 
 Precision = Literal["fp32", "fp16", "int8"]
-"""Number formats of stored graphs."""
 RunPrecision = Literal[Precision, "bf16"]
-"""Number formats of runs; `bf16` is an fp32 graph whose products take bfloat16."""
+"""`bf16` runs an fp32 graph with products of bfloat16."""
 Device = Literal["cpu", "openvino", "cuda", "tensorrt"]
 """`openvino` is the CPU with OpenVINO's kernels."""
 CPU_DEVICES: frozenset[Device] = frozenset({"cpu", "openvino"})
-"""Devices that use the cores and the memory of the service."""
 ResizeMode = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Activation = Literal["sigmoid", "softmax"]
@@ -46,17 +44,10 @@ def format_first_error(error: ValidationError) -> str:
 
 
 class InputContract(Record):
-    """How an upright RGB photo becomes the encoder's uint8 [B, H, W, 3] input.
+    """How an upright RGB photo becomes the encoder's uint8 [B, height, width, 3] input.
 
-    The encoder graph scales to floats, mean and std.
-
-    Attributes:
-        height: H, pixels.
-        width: W, pixels.
-        resize_mode: `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes
-            the shorter side to size / crop_pct and takes the centre (timm's evaluation).
-        crop_pct: (0, 1], for `crop` only.
-        interpolation: Pillow's resampling filter (antialiased except `nearest`).
+    `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes the shorter side to
+    size / crop_pct and takes the centre (timm's evaluation). `interpolation` is Pillow's filter.
     """
 
     height: int = Field(ge=1, le=4096)
@@ -67,7 +58,7 @@ class InputContract(Record):
 
 
 class TrainedHead(Record):
-    """The head with a fixed list of labels; `kind` is its architecture, such as `ml_decoder`."""
+    """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`."""
 
     kind: str
     num_labels: int = Field(ge=1)
@@ -75,12 +66,9 @@ class TrainedHead(Record):
 
 
 class EmbeddingSpace(Record):
-    """The space of label embeddings; embeddings of two spaces must not be mixed.
+    """The space of label embeddings of width E; embeddings of two spaces must not be mixed.
 
-    Attributes:
-        encoder: name of the text encoder, such as `all-MiniLM-L6-v2`.
-        width: E.
-        template: text to encode for a label; `{}` is its name.
+    `template` is the text to encode for a label; `{}` is its name.
     """
 
     encoder: str = Field(min_length=1, max_length=200)
@@ -89,7 +77,7 @@ class EmbeddingSpace(Record):
 
     @property
     def fingerprint(self) -> str:
-        """Sha256 of all three attributes, in hex."""
+        """Sha256 in hex."""
         text = json.dumps([self.encoder, self.width, self.template])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -97,11 +85,7 @@ class EmbeddingSpace(Record):
 class OpenHead(Record):
     """The head that scores any label, given its text embedding, by the sigmoid of the logit.
 
-    Attributes:
-        kind: architecture, such as `ml_decoder`.
-        embedding_space: of the embeddings that it takes.
-        threshold: 0..1, of labels without one of their own: a label is predicted at and above it.
-            Measured on labels that were not trained; None if not measured.
+    `threshold` is for labels without one of their own, measured on labels that were not trained.
     """
 
     kind: str
@@ -110,50 +94,28 @@ class OpenHead(Record):
 
 
 class Provenance(Record):
-    """Where the weights came from.
+    """Where the weights came from."""
 
-    Attributes:
-        backbone: its name in timm.
-        checkpoint_sha256: of the exported checkpoint file.
-        training_data: data set and number of images, or `unknown`.
-        tools: package -> version, of the tools that wrote the bundle.
-    """
-
-    backbone: str
+    backbone: str  # timm's name
     checkpoint_sha256: Sha256
-    training_data: str
-    tools: dict[str, str]
+    training_data: str  # data set and number of images, or `unknown`
+    tools: dict[str, str]  # package -> version, of the tools that wrote the bundle
 
 
 class Metric(Record):
-    """One measured figure of one precision variant.
+    """One measured figure of one precision variant."""
 
-    Attributes:
-        name: such as `mAP` (0..100, percent).
-        value: finite.
-        precision: measured variant.
-        dataset: data set and split, such as `coco18/test`.
-        images: number of images.
-    """
-
-    name: str
+    name: str  # such as `mAP`, in percent
     value: float = Field(allow_inf_nan=False)
     precision: Precision
-    dataset: str
+    dataset: str  # and split, such as `coco18/test`
     images: int = Field(ge=1)
 
 
 class Label(Record):
-    """One trained label.
+    """One trained label, predicted at and above its threshold, that of the best F1 on validation.
 
-    Attributes:
-        name: unique.
-        description: optional longer text.
-        threshold: 0..1, of the best F1 on validation: the label is predicted at and above it; None
-            if not calibrated.
-        precision: 0..1, at the threshold on validation.
-        recall: 0..1, at the threshold on validation.
-        positives: number of validation images with the label.
+    `precision` and `recall` are at the threshold; `positives` counts validation images.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -165,28 +127,16 @@ class Label(Record):
 
 
 class ModelCard(Record):
-    """Everything about a model but its files; it has a trained head, an open head or both.
+    """Everything about a model but its files; it has a trained head, an open head or both."""
 
-    Attributes:
-        name: also the name of the bundle's folder.
-        version: without white space.
-        license: SPDX identifier or free text.
-        provenance: of the weights.
-        input: of the encoder.
-        trained_head: for trained labels.
-        open_head: for any label.
-        default_precision: precision `auto` of each device; `fp32` if absent.
-        metrics: measured figures of the variants.
-    """
-
-    name: ModelName
+    name: ModelName  # of the bundle's folder too
     version: Annotated[str, StringConstraints(pattern=r"^\S{1,64}$")]
-    license: str
+    license: str  # SPDX identifier or free text
     provenance: Provenance
     input: InputContract
     trained_head: TrainedHead | None = None
     open_head: OpenHead | None = None
-    default_precision: dict[Device, Precision] = Field(default_factory=dict)
+    default_precision: dict[Device, Precision] = Field(default_factory=dict)  # `auto`
     metrics: tuple[Metric, ...] = ()
 
     @model_validator(mode="after")

@@ -49,11 +49,11 @@ FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "text_encoder": ("int8", "fp32"),  # int8 is faster on a CPU, which encodes texts
     **dict.fromkeys(MAP_GRAPHS, ("fp32",)),
 }
-"""Graphs that run in the same precision on every device: their precisions, best first."""
+"""Precisions, best first, of graphs that run in the same one on every device."""
 
 
 class FileRecord(Record):
-    """Size in bytes and sha256 of one file of the bundle."""
+    """One file of the bundle."""
 
     bytes: int = Field(ge=0)
     sha256: Sha256
@@ -68,13 +68,13 @@ class Manifest(Record):
     files: dict[str, FileRecord]
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns the precisions of the encoder, fp32 first."""
+        """Returns those of the encoder, fp32 first; heads may have fewer."""
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
         return tuple(p for p in order if p in self.graphs["encoder"])
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest alone; raises `BundleError` if it is missing or of another schema."""
+    """Reads the manifest alone; raises `BundleError` if missing, invalid or of another schema."""
     try:
         text = read_plain(path / MANIFEST_FILE)
     except OSError as error:
@@ -115,8 +115,7 @@ def check_graphs(path: Path, manifest: Manifest) -> None:
         raise BundleError(f"{path.name}: default_precision names a variant that is absent")
 
 
-def _list_graphs(card: ModelCard) -> dict[GraphName, bool]:
-    """Returns the graphs of the model's heads and whether each is required."""
+def _list_graphs(card: ModelCard) -> dict[GraphName, bool]:  # and whether each is required
     graphs: dict[GraphName, bool] = {"encoder": True}
     if card.trained_head is not None:
         graphs |= {"trained_head": True, "trained_head_maps": False}

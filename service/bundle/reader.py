@@ -1,4 +1,4 @@
-"""Reads and verifies a bundle, the folder with everything that serves one model."""
+"""Reads a bundle and verifies all of its files."""
 
 from __future__ import annotations
 
@@ -44,23 +44,20 @@ class Bundle:
 
     @property
     def card(self) -> ModelCard:
-        """The model card in the manifest."""
+        """The model card."""
         return self.manifest.card
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns the precisions of the encoder, fp32 first; heads may have fewer."""
+        """See `Manifest.precisions`."""
         return self.manifest.precisions()
 
     def image_precision(self, graph: GraphName, precision: RunPrecision) -> Precision:
-        """Returns the stored variant to run: fp32 if the graph lacks the precision, or for bf16."""
+        """Returns the stored variant: fp32 for bf16, or if the graph lacks the precision."""
         variants = self.manifest.graphs.get(graph, {})
         return next((variant for variant in variants if variant == precision), "fp32")
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
-        """Returns the precision of a graph of labels; None if the bundle lacks the graph.
-
-        It is the same on every device, so that all replicas compute the same queries.
-        """
+        """Returns one precision for all devices, so that all replicas compute the same queries."""
         variants = self.manifest.graphs.get(graph, {})
         return next((p for p in FIXED_PRECISIONS[graph] if p in variants), None)
 
@@ -85,10 +82,7 @@ class Bundle:
         return _read_verified(self.path, TOKENIZER_FILE, record)
 
     def read_label_sets(self) -> dict[str, bytes]:
-        """Returns the label sets as stored: file name, such as `everyday.npz` -> content.
-
-        Raises `BundleError` if a file has changed.
-        """
+        """Returns file name, such as `everyday.npz` -> content; `BundleError` if changed."""
         return {
             file.removeprefix(SET_PREFIX): _read_verified(self.path, file, record)
             for file, record in sorted(self.manifest.files.items())
@@ -97,13 +91,10 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Reads a bundle and verifies schema, sizes, hashes and label counts.
+    """Verifies schema, sizes, hashes and label counts; `BundleError` has a one-line reason.
 
     The engine verifies the graphs, `labels.opening.read_bundle_sets` the label sets. A bundle that
     is replaced meanwhile is read again.
-
-    Raises:
-        BundleError: with a one-line reason.
     """
     manifest = read_manifest(path)
     try:

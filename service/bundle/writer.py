@@ -35,19 +35,14 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 class BundleDraft:
     """The content of a bundle to write.
 
-    Attributes:
-        card: the model card.
-        labels: one for each logit of the trained head, in order.
-        graphs: graph -> precision -> ONNX model.
-        tokenizer: the text encoder's `tokenizer.json`.
-        label_sets: file name, such as `everyday.npz` -> content as `labels.files` reads it. The
-            caller checks that they fit the open head.
+    `label_sets` maps a file name, such as `everyday.npz`, to content as `labels.files` reads it;
+    the caller checks that they fit the open head.
     """
 
     card: ModelCard
-    labels: Sequence[Label] = ()
+    labels: Sequence[Label] = ()  # one for each logit of the trained head, in order
     graphs: Mapping[GraphName, Mapping[Precision, bytes]] = field(default_factory=dict)
-    tokenizer: bytes | None = None
+    tokenizer: bytes | None = None  # `tokenizer.json` of the text encoder
     label_sets: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -58,13 +53,10 @@ def check_target(path: Path) -> None:
 
 
 def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
-    """Writes a bundle beside `path`, verifies it and swaps it in.
+    """Writes a bundle beside `path`, verifies it and swaps it in, or raises `BundleError`.
 
     The last part of `path` must be the model's name. On Linux the swap is atomic; if the system or
     the file system does not support that, readers may find no bundle for a moment.
-
-    Raises:
-        BundleError: the draft is inconsistent, or `path` is something else; nothing was written.
     """
     check_target(path)
     if path.name != draft.card.name:

@@ -107,9 +107,7 @@ class Engine:
     def warm_up(self, query_width: int | None = None) -> None:
         """Runs every batch size once, with queries [L, query_width] if there is an open head.
 
-        Raises:
-            BundleError: the graphs do not run, or return logits of a wrong shape.
-            StartError: the memory is too small for the largest batch.
+        Raises `BundleError` if the graphs do not run or fit, `StartError` if memory is short.
         """
         heads, widest = self._list_fixed_heads(), self._list_fixed_heads()
         if query_width is not None:
@@ -167,11 +165,8 @@ def open_engine(
     """Opens a bundle's image graphs.
 
     Device `auto` is CUDA if it works, else the CPU with a warning in the log; `max_batch_size` 0 is
-    the device's default; `threads` are those of all parallel runs together.
-
-    Raises:
-        StartError: the device does not work here, or the bundle lacks the precision.
-        BundleError: a graph is damaged, or does not fit the manifest.
+    the device's default; `threads` are those of all parallel runs together. Raises `StartError` if
+    device or precision do not work here, `BundleError` if a graph is damaged or does not fit.
     """
 
     def open_on(device: Device) -> Engine:

@@ -21,22 +21,17 @@ runs of the open head would recompute keys and values from the tokens more often
 
 @dataclass(frozen=True, eq=False)
 class SomeQueries:
-    """Rows of a query matrix; only slices copy them, so that a queued request holds no copy.
-
-    Attributes:
-        queries: float32 [L, K], the whole matrix.
-        chosen: indices of the n rows.
-    """
+    """The `chosen` rows of a matrix [L, K]; only slices copy, so a queued request has no copy."""
 
     queries: QueryArray
     chosen: NDArray[np.intp]
 
     def __len__(self) -> int:
-        """The number of rows, n."""
+        """The number of rows."""
         return len(self.chosen)
 
     def __getitem__(self, rows: slice) -> QueryArray:
-        """Returns a copy of some of the rows, float32 [m, K]."""
+        """Returns a copy."""
         return self.queries[self.chosen[rows]]
 
 
@@ -45,12 +40,7 @@ Head: TypeAlias = QueryArray | SomeQueries | None
 
 
 class HeadResults(NamedTuple):
-    """Results of one image, in the order of its heads.
+    """Results of one image, in the order of its heads."""
 
-    Attributes:
-        logits: float32 [L] or [N] of each head.
-        memories: float32 [S, D] of each head if the image is explained, else empty.
-    """
-
-    logits: tuple[LogitsArray, ...]
-    memories: tuple[NDArray[np.float32], ...] = ()
+    logits: tuple[LogitsArray, ...]  # [L] or [N]
+    memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained

@@ -165,13 +165,10 @@ def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
 
 
 class MapGraphs:
-    """The graphs that draw attention maps from a head's memory, on the CPU; thread-safe.
-
-    `trained` and `open` say which labels have maps.
-    """
+    """Draws attention maps on the CPU; thread-safe. `trained`, `open`: which labels have maps."""
 
     def __init__(self, bundle: Bundle) -> None:
-        """Opens the graphs that the bundle has; raises `BundleError` for a damaged one."""
+        """Raises `BundleError` for a damaged graph."""
         self._trained = _open_maps(bundle, "trained_head_maps", labels=("int64", ()))
         self._open = _open_maps(bundle, "open_head_maps", queries=("float", (None,)))
         self.trained = self._trained is not None
@@ -180,11 +177,10 @@ class MapGraphs:
     def draw(
         self, memory: NDArray[np.float32], labels: NDArray[np.int64] | QueryArray
     ) -> NDArray[np.float32]:
-        """Returns the maps of L labels, float32 [L, rows, columns], or raises `InferenceFailed`.
+        """Returns maps [L, rows, columns], or raises `InferenceFailed`.
 
-        Args:
-            memory: float32 [S, D], of the head that scored the labels.
-            labels: positions of trained labels [L], or queries of open labels [L, K].
+        `memory` [S, D] is that of the head that scored the labels, `labels` the positions of
+        trained labels [L] or the queries of open ones [L, K].
         """
         trained = labels.ndim == 1
         session = self._trained if trained else self._open

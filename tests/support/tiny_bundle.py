@@ -105,9 +105,7 @@ def tiny_encoder(seed: int = 0, *, side: int = SIDE, output: str = "tokens") -> 
         helper.make_node("Transpose", ["columns"], [output], perm=[0, 2, 1]),
     ]
     image = helper.make_tensor_value_info("images", TensorProto.UINT8, ["B", side, side, 3])
-    tokens = helper.make_tensor_value_info(
-        output, TensorProto.FLOAT, ["B", (side // PATCH) ** 2, WIDTH]
-    )
+    tokens = _floats(output, ["B", (side // PATCH) ** 2, WIDTH])
     return serialize_graph(nodes, image, tokens, constants)
 
 
@@ -124,8 +122,8 @@ def tiny_head(seed: int = 1, *, num_labels: int = len(TINY_LABELS), width: int =
         helper.make_node("MatMul", ["pooled", "weight"], ["product"]),
         helper.make_node("Add", ["product", "bias"], ["logits"]),
     ]
-    tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", width])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", num_labels])
+    tokens = _floats("tokens", ["B", "S", width])
+    logits = _floats("logits", ["B", num_labels])
     return serialize_graph(nodes, tokens, logits, constants)
 
 
@@ -133,9 +131,7 @@ def add_memory(head: bytes) -> bytes:
     """Returns a head that gives its tokens as `memory` too."""
     model = onnx.load_model_from_string(head)
     model.graph.node.append(helper.make_node("Identity", ["tokens"], ["memory"]))
-    model.graph.output.append(
-        helper.make_tensor_value_info("memory", TensorProto.FLOAT, ["B", "S", WIDTH])
-    )
+    model.graph.output.append(_floats("memory", ["B", "S", WIDTH]))
     return bytes(model.SerializeToString())
 
 
@@ -150,7 +146,7 @@ def tiny_trained_maps(seed: int = 1, *, num_labels: int = len(TINY_LABELS)) -> b
 
 def tiny_open_maps() -> bytes:
     """Returns the open labels' maps: memory [B, S, C] and queries [L, K] -> maps [B, L, 4, 4]."""
-    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", QUERY_WIDTH])
+    queries = _floats("queries", ["L", QUERY_WIDTH])
     return _tiny_maps([helper.make_node("Identity", ["queries"], ["rows"])], queries, {})
 
 
@@ -168,8 +164,8 @@ def _tiny_maps(
         helper.make_node("Div", ["found", "divisor"], ["shares"]),
         helper.make_node("Reshape", ["shares", "shape"], ["maps"]),
     ]
-    memory = helper.make_tensor_value_info("memory", TensorProto.FLOAT, ["B", TOKENS, WIDTH])
-    maps = helper.make_tensor_value_info("maps", TensorProto.FLOAT, ["B", "L", side, side])
+    memory = _floats("memory", ["B", TOKENS, WIDTH])
+    maps = _floats("maps", ["B", "L", side, side])
     shape = np.array([0, 0, side, side], np.int64)
     last, tiny = np.array([-1], np.int64), np.float32(1e-30)
     return serialize_graph(
@@ -185,9 +181,9 @@ def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
         helper.make_node("ReduceMax", ["products", "axis"], ["best"], keepdims=0),
         helper.make_node("Sub", ["best", "one"], ["logits"]),
     ]
-    tokens = helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["B", "S", WIDTH])
-    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", query_width])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "L"])
+    tokens = _floats("tokens", ["B", "S", WIDTH])
+    queries = _floats("queries", ["L", query_width])
+    logits = _floats("logits", ["B", "L"])
     constants: dict[str, ArrayLike] = {"axis": np.array([1], np.int64), "one": np.float32(1)}
     return serialize_graph(nodes, [tokens, queries], logits, constants)
 
@@ -200,8 +196,8 @@ def tiny_label_encoder(seed: int = 3, *, width: int = EMBEDDING_WIDTH) -> bytes:
         helper.make_node("MatMul", ["embeddings", "weight"], ["product"]),
         helper.make_node("Tanh", ["product"], ["queries"]),
     ]
-    embeddings = helper.make_tensor_value_info("embeddings", TensorProto.FLOAT, ["L", width])
-    queries = helper.make_tensor_value_info("queries", TensorProto.FLOAT, ["L", QUERY_WIDTH])
+    embeddings = _floats("embeddings", ["L", width])
+    queries = _floats("queries", ["L", QUERY_WIDTH])
     return serialize_graph(nodes, embeddings, queries, {"weight": weight})
 
 
@@ -226,9 +222,7 @@ def tiny_text_encoder(seed: int = 4) -> bytes:
         helper.make_tensor_value_info(name, TensorProto.INT64, ["L", "T"])
         for name in ("input_ids", "attention_mask")
     )
-    embeddings = helper.make_tensor_value_info(
-        "embeddings", TensorProto.FLOAT, ["L", EMBEDDING_WIDTH]
-    )
+    embeddings = _floats("embeddings", ["L", EMBEDDING_WIDTH])
     return serialize_graph(nodes, [ids, mask], embeddings, constants)
 
 
@@ -241,6 +235,10 @@ def tiny_tokenizer() -> bytes:
     # As the files of real encoders do, which pad everything to one length.
     tokenizer.enable_padding(length=16)
     return tokenizer.to_str().encode()
+
+
+def _floats(name: str, sizes: list[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
 
 def serialize_graph(
@@ -291,6 +289,16 @@ def open_draft(
         tokenizer=tiny_tokenizer() if encodes_text else None,
         label_sets={"everyday.json": EVERYDAY} if encodes_text else {},
     )
+
+
+def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs: bytes) -> Bundle:
+    """Writes a tiny bundle with an open head, some of its files replaced, into `parent`."""
+    draft = open_draft()
+    for name, content in graphs.items():
+        (precision,) = draft.graphs[name]  # type: ignore[index]
+        draft = replace(draft, graphs={**draft.graphs, name: {precision: content}})
+    draft = replace(draft, tokenizer=tokenizer or draft.tokenizer)
+    return write_bundle(parent / draft.card.name, draft)
 
 
 def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:

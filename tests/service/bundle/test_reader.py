@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,20 @@ def test_any_changed_byte_of_a_listed_file_is_refused(
         load_bundle(path)
 
 
-def test_truncated_file_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"has \d+ bytes, manifest says"),
+        (Path.unlink, "cannot be read"),
+    ],
+)
+def test_truncated_or_missing_file_is_refused(
+    tiny_bundle: Bundle, tmp_path: Path, damage: Callable[[Path], object], reason: str
+) -> None:
     path = copy_bundle(tiny_bundle, tmp_path)
-    file = path / "encoder.fp32.onnx"
-    file.write_bytes(file.read_bytes()[:-1])
+    damage(path / "encoder.fp32.onnx")
 
-    with pytest.raises(BundleError, match=r"has \d+ bytes, manifest says"):
+    with pytest.raises(BundleError, match=reason):
         load_bundle(path)
 
 
@@ -79,14 +88,6 @@ def test_file_that_changes_after_loading_is_refused(tiny_bundle: Bundle, tmp_pat
 
     with pytest.raises(BundleError, match="sha256"):
         bundle.read_graph("encoder", "fp32")
-
-
-def test_missing_file_is_refused(tiny_bundle: Bundle, tmp_path: Path) -> None:
-    path = copy_bundle(tiny_bundle, tmp_path)
-    (path / "trained_head.fp32.onnx").unlink()
-
-    with pytest.raises(BundleError, match="cannot be read"):
-        load_bundle(path)
 
 
 def test_label_named_twice_is_refused(tmp_path: Path) -> None:

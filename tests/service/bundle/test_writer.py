@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,30 +43,17 @@ def test_new_bundle_replaces_the_old_one_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
 
 
-def put_file(path: Path) -> None:
-    path.write_text("kept")
-
-
-def put_folder(path: Path) -> None:
-    path.mkdir()
-    (path / "model.safetensors").write_text("kept")
-
-
-def put_bundle_and_more(path: Path) -> None:
-    write_tiny_bundle(path.parent)
-    (path / "notes.txt").write_text("kept")
-
-
-def put_link(path: Path) -> None:
-    write_tiny_bundle(path.parent / "elsewhere").path.rename(path.parent / "other")
-    path.symlink_to(path.parent / "other")
-
-
-@pytest.mark.parametrize("put", [put_file, put_folder, put_bundle_and_more, put_link])
-def test_something_else_than_a_bundle_is_not_replaced(
-    tmp_path: Path, put: Callable[[Path], None]
-) -> None:
-    put(tmp_path / "tiny")
+@pytest.mark.parametrize("kind", ["file", "folder", "bundle and more", "link"])
+def test_something_else_than_a_bundle_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tiny"
+    if kind == "link":
+        path.symlink_to(write_tiny_bundle(tmp_path / "elsewhere").path)
+    elif kind == "bundle and more":
+        write_tiny_bundle(tmp_path)
+    elif kind == "folder":
+        path.mkdir()
+    if kind != "link":
+        (path if kind == "file" else path / "notes.txt").write_text("kept")
     before = sorted(tmp_path.rglob("*"))
 
     with pytest.raises(BundleError, match="tiny exists and is not a bundle"):

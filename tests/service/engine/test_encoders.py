@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from service.bundle.reader import Bundle
-from service.bundle.writer import write_bundle
 from service.engine import encoders
 from service.engine.encoders import (
     MAX_TOKENS,
@@ -25,11 +24,10 @@ from service.errors import BundleError
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,
-    open_draft,
-    open_graphs,
     serialize_graph,
     tiny_head,
     tiny_label_encoder,
+    write_changed_bundle,
     write_open_bundle,
 )
 
@@ -77,20 +75,15 @@ def test_bundle_without_text_encoder_has_none(tiny_bundle: Bundle, tmp_path: Pat
     assert open_text_encoder(write_open_bundle(tmp_path, encodes_text=False), 1) is None
 
 
-def test_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
-    draft = open_draft()
-    object.__setattr__(draft, "tokenizer", b'{"version": "1.0"}')
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
-    with pytest.raises(BundleError, match="tokenizer"):
-        open_text_encoder(bundle, 1)
-
-
-def test_text_encoder_with_other_tensors_is_refused(tmp_path: Path) -> None:
-    draft = open_draft()
-    graphs = {**open_graphs(), "text_encoder": {"int8": tiny_label_encoder()}}
-    object.__setattr__(draft, "graphs", graphs)
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
-    with pytest.raises(BundleError, match="text_encoder"):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("tokenizer", b'{"version": "1.0"}'), ("text_encoder", tiny_label_encoder())],
+)
+def test_text_encoder_with_a_damaged_tokenizer_or_other_tensors_is_refused(
+    tmp_path: Path, file: str, content: bytes
+) -> None:
+    bundle = write_changed_bundle(tmp_path, **{file: content})
+    with pytest.raises(BundleError, match=file):
         open_text_encoder(bundle, 1)
 
 
@@ -144,8 +137,6 @@ def odd_encoder(operation: str, other: str, **attributes: int) -> bytes:
 def test_label_encoder_with_other_tensors_is_refused(
     tmp_path: Path, graph: bytes, reason: str
 ) -> None:
-    draft = open_draft()
-    object.__setattr__(draft, "graphs", {**open_graphs(), "label_encoder": {"fp32": graph}})
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    bundle = write_changed_bundle(tmp_path, label_encoder=graph)
     with pytest.raises(BundleError, match=reason):
         open_label_encoder(bundle, 1)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Precision
 from service.bundle.reader import Bundle
-from service.bundle.writer import write_bundle
 from service.engine import session_set
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import Head, SomeQueries
@@ -24,13 +23,11 @@ from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
 from tests.support.tiny_bundle import (
     QUERY_WIDTH,
-    open_card,
-    open_draft,
-    open_graphs,
     random_images,
     random_queries,
     tiny_head,
     tiny_open_head,
+    write_changed_bundle,
 )
 
 # Runs over other numbers of images or labels may sum in another order.
@@ -90,19 +87,19 @@ def test_mixed_batch_gives_each_image_the_logits_of_its_heads(
 
 
 def test_tokens_that_stay_in_device_memory_give_the_same_logits(open_bundle: Bundle) -> None:
-    lane = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
+    sessions = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
     # ONNX Runtime binds the memory of the CPU as it does that of a GPU.
-    bound = replace(lane, token_device="cpu")
+    bound = replace(sessions, token_device="cpu")
     images, queries = random_images(5, 3), random_queries(5, 4)
     asked: list[list[Head]] = [[None], [queries], [None, queries]]
 
-    for plain, found in zip(lane.run(images, asked), bound.run(images, asked), strict=True):
+    for plain, found in zip(sessions.run(images, asked), bound.run(images, asked), strict=True):
         for wanted, logits in zip(plain.logits, found.logits, strict=True):
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, rtol=0)
 
 
-class CountingHead:
-    """A head that records the batch size of each run."""
+class CountingSession:
+    """A session that records the batch size of each run."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.sizes: list[int] = []
@@ -115,13 +112,18 @@ class CountingHead:
         self._session.run_with_iobinding(binding)
         self.sizes.append(binding.get_outputs()[0].shape()[0])
 
+    def run(self, outputs: list[str], inputs: dict[str, PixelArray]) -> list[NDArray[np.float32]]:
+        self.sizes.append(len(inputs["images"]))
+        found: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
+        return found
+
 
 def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(
     open_bundle: Bundle,
 ) -> None:
-    lane = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
-    trained, opened = CountingHead(lane.trained_head), CountingHead(lane.open_head)
-    bound = replace(lane, token_device="cpu", trained_head=trained, open_head=opened)
+    sessions = open_session_set(open_bundle, SessionConfig("cpu", "fp32"))
+    trained, opened = CountingSession(sessions.trained_head), CountingSession(sessions.open_head)
+    bound = replace(sessions, token_device="cpu", trained_head=trained, open_head=opened)
     images, (a, b, c) = random_images(6, 8), (random_queries(seed, 4) for seed in range(3))
     asked: list[list[Head]] = [[None], [a], [None, b], [None], [b], [b], [c], []]
 
@@ -129,37 +131,24 @@ def test_heads_on_a_gpu_run_from_the_first_to_the_last_row_that_asks(
 
     assert trained.sizes == [4]
     assert opened.sizes == [1, 4, 1]
-    for wanted, results in zip(lane.run(images, asked), found, strict=True):
+    for wanted, results in zip(sessions.run(images, asked), found, strict=True):
         for theirs, ours in zip(wanted.logits, results.logits, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
-
-
-class CountingEncoder:
-    """An encoder that records the batch size of each run."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self.sizes: list[int] = []
-        self._session = session
-
-    def run(self, outputs: list[str], inputs: dict[str, PixelArray]) -> list[NDArray[np.float32]]:
-        self.sizes.append(len(inputs["images"]))
-        found: list[NDArray[np.float32]] = self._session.run(outputs, inputs)
-        return found
 
 
 @pytest.mark.parametrize(("precision", "sizes"), [("fp32", [1, 1, 1]), ("int8", [3])])
 def test_fp32_encoder_runs_image_by_image_and_int8_in_batches(
     tiny_bundle: Bundle, precision: Precision, sizes: list[int]
 ) -> None:
-    lane = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
-    counting = CountingEncoder(lane.encoder)
+    sessions = open_session_set(tiny_bundle, SessionConfig("cpu", precision))
+    counting = CountingSession(sessions.encoder)
     images, asked = random_images(7, 3), [[None]] * 3
 
-    results = replace(lane, encoder=counting).run(images, asked)
+    results = replace(sessions, encoder=counting).run(images, asked)
 
     assert counting.sizes == sizes
     for image, together in zip(images, results, strict=True):
-        (alone,) = lane.run(image[None], [[None]])
+        (alone,) = sessions.run(image[None], [[None]])
         np.testing.assert_allclose(together.logits, alone.logits, atol=TOLERANCE, rtol=0)
 
 
@@ -207,18 +196,14 @@ def test_failure_of_the_open_head_fails_one_batch_only(engine: Engine) -> None:
 
 
 def test_warm_up_refuses_an_open_head_with_another_query_width(tmp_path: Path) -> None:
-    draft = open_draft()
-    graphs = {**open_graphs(), "open_head": {"fp32": tiny_open_head(query_width=QUERY_WIDTH + 1)}}
-    object.__setattr__(draft, "graphs", graphs)
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    head = tiny_open_head(query_width=QUERY_WIDTH + 1)
+    bundle = write_changed_bundle(tmp_path, open_head=head)
     # ONNX Runtime finds it while loading or while running, depending on its version.
     with pytest.raises(BundleError, match=r"do not run|not a usable ONNX graph"):
         open_engine(bundle, device="cpu").warm_up(QUERY_WIDTH)
 
 
 def test_open_head_with_other_inputs_is_refused(tmp_path: Path) -> None:
-    draft = open_draft(open_card())
-    object.__setattr__(draft, "graphs", {**open_graphs(), "open_head": {"fp32": tiny_head()}})
-    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    bundle = write_changed_bundle(tmp_path, open_head=tiny_head())
     with pytest.raises(BundleError, match="open_head has tokens where it should have only"):
         open_engine(bundle, device="cpu")
