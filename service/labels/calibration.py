@@ -5,8 +5,6 @@ small deviations of another precision or device seldom cross it. Of several with
 highest is taken (fewest predictions).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +24,7 @@ class OperatingPoint:
 
 
 def find_best_f1(scores: NDArray[np.float64], targets: NDArray[np.int64]) -> OperatingPoint:
-    """Returns the point of best F1 of one label.
-
-    Args:
-        scores: [n], 0..1.
-        targets: 0/1 [n], at least one 1.
-    """
+    """Returns the point of best F1, from scores 0..1 [n] and targets 0/1 [n], at least one 1."""
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     hits = np.cumsum(targets[order])

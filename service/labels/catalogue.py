@@ -1,10 +1,4 @@
-"""The catalogue: all label sets of a process, pinned by requests from their start to their end.
-
-The sets of the model, the bundle and a folder never change; those of the store may be changed by
-any process.
-"""
-
-from __future__ import annotations
+"""The catalogue: all label sets of a process; only those of the store change, by any process."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -138,10 +132,8 @@ class Catalogue:
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
         """Returns the sets that a request asks for as they are now, candidates first.
 
-        Raises:
-            UnknownLabelSet: the question or the default names a missing set.
-            StoreUnavailable: the store may have the set or `min_version`, but does not answer.
-            LabelSetError: the candidate labels cannot be used, or `min_version` is not reached.
+        Raises a `LabelSetError`, or `StoreUnavailable` if the store may have a missing set or
+        `min_version`, but does not answer.
         """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:

@@ -99,12 +99,10 @@ class OpenLabel(Record):
 
 
 class LabelSetRecord(Record):
-    """A label set as JSON, in a request or in a file.
+    """A label set as JSON, in a request or in a file; an answer of the service is valid too.
 
-    An answer of the service is valid too, so that clients can change it and send it back.
-
-    Its `version`, `origin`, `read_only` and `num_labels` are ignored. `embedding_space` is the
-    fingerprint of the space of the given embeddings; None trusts them.
+    The excluded fields are ignored. `embedding_space` is the fingerprint of the space of the given
+    embeddings; None trusts them.
     """
 
     name: LabelSetName
@@ -188,13 +186,7 @@ def check_candidates(names: Sequence[object], limit: int) -> None:
 
 
 def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:
-    """Checks that the set can be used in an embedding space.
-
-    Raises:
-        OtherEmbeddings: its embeddings are of another space.
-        InvalidLabelSet: its embeddings are invalid.
-        TextNotEncodable: without `encodes_text`, a label has no embedding.
-    """
+    """Raises a `LabelSetError`; without `encodes_text`, also if a label has no embedding."""
     if definition.embedding_space not in (None, space.fingerprint):
         raise OtherEmbeddings("embeddings of another space than the bundle's")
     check_embeddings(definition.embeddings, space.width)
@@ -203,10 +195,7 @@ def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bo
 
 
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
-    """Checks embeddings [M, E].
-
-    Raises `InvalidLabelSet` if E is not `width`, or a value or length is out of range.
-    """
+    """Raises `InvalidLabelSet` if E of [M, E] is not `width`, or a value or length is invalid."""
     if len(embeddings) and embeddings.shape[1:] != (width,):
         raise InvalidLabelSet(f"An embedding needs {width} values")
     _refuse_rows(~np.isfinite(embeddings).all(axis=-1), "has a value that is not finite")

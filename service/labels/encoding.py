@@ -4,8 +4,6 @@ Texts are encoded a few at a time, so that long and short lists take turns, and 
 stops its own work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -142,16 +140,9 @@ class Encoding:
 def open_encoding(
     bundle: Bundle, *, threads: int, cache_size: int, queue_size: int
 ) -> Encoding | None:
-    """Opens the encoders of a bundle; None without an open head.
+    """Opens the encoders of a bundle, or raises `BundleError`; None without an open head.
 
-    Args:
-        bundle: the model.
-        threads: of ONNX Runtime, for each run.
-        cache_size: most candidate labels whose queries are cached.
-        queue_size: most callers that wait for the text encoder; more are refused.
-
-    Raises:
-        BundleError: a graph or the tokenizer is invalid.
+    `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
     """
     labels = open_label_encoder(bundle, threads)
     if labels is None or bundle.card.open_head is None:

@@ -5,8 +5,6 @@ JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` ha
 `thresholds` (float [L], NaN for none) and `embedding_space` (one text). Pickles are never read.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

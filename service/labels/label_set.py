@@ -1,7 +1,5 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

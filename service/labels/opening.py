@@ -1,7 +1,5 @@
 """Opens the catalogue of a bundle as configured by the settings."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -22,11 +20,8 @@ _log = logging.getLogger(__name__)
 def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None) -> Catalogue:
     """Reads the label sets of bundle and folder, and prepares the store.
 
-    The catalogue closes `encoding`, the bundle's encoders; None without an open head.
-
-    Raises:
-        BundleError: a label set of the bundle is invalid.
-        StartError: the folder or the store cannot be used as configured.
+    The catalogue closes `encoding`. Raises `BundleError` for an invalid set of the bundle, and
+    `StartError` if the folder or the store cannot be used as configured.
     """
     fixed = [FixedSet(found, bundle.card.version, "bundle") for found in read_bundle_sets(bundle)]
     if settings.label_sets is not None:
@@ -48,10 +43,9 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
-    """Reads the label sets of a bundle and checks that they fit its open head; ordered by name.
+    """Reads the label sets of a bundle, ordered by name.
 
-    Raises:
-        BundleError: a set is invalid, does not fit, or its file has changed.
+    Raises `BundleError` if a set is invalid, does not fit the open head, or its file has changed.
     """
     definitions = []
     head = bundle.card.open_head

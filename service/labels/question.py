@@ -1,7 +1,5 @@
 """What a client asks about an image, checked here for HTTP, the command line and Python alike."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, LiteralString, TypeVar
 
 from pydantic import (

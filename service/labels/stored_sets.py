@@ -4,8 +4,6 @@ Readers take the mapping `by_name`, which is replaced as a whole, never changed.
 the store. While the store is unavailable, the loaded sets stay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -123,9 +121,7 @@ class StoredSets:
     async def reach(self, version: int, names: Sequence[str]) -> None:
         """Returns when the sets called `names` are at least of `version`.
 
-        Raises:
-            VersionNotReached: the store has no such version.
-            StoreUnavailable: the store may have it, but does not answer.
+        Raises `VersionNotReached`, or `StoreUnavailable` if the store may have it.
         """
         if not self._has_reached(version, names):
             await self.refresh()

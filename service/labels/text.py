@@ -1,7 +1,5 @@
 """Field types for the texts of a label set: normalised (Unicode NFC) and limited in length."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable
 from typing import Annotated

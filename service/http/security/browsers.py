@@ -1,7 +1,5 @@
 """Headers for browsers: a content security policy for our pages, CORS for other sites' pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

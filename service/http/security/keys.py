@@ -3,8 +3,6 @@
 Routes depend on `PREDICT` or `ADMINISTRATE`; a route with neither is public.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

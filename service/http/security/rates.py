@@ -3,8 +3,6 @@
 A bucket is stored as one number: the time at which it is full again.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import OrderedDict

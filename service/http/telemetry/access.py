@@ -1,7 +1,5 @@
 """Access: the outermost middleware: request ids, access log, metrics, unexpected exceptions."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

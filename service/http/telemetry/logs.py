@@ -3,8 +3,6 @@
 The data of an event are fields (`extra={"status": 200}`), not parts of its message.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

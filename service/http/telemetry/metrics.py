@@ -4,8 +4,6 @@ Counting takes a few microseconds a request; gauges are sampled, which costs req
 `PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -71,8 +69,7 @@ class _Children(dict[tuple[object, ...], MetricT]):
 class Metrics:
     """The metrics of one app; a `Watcher` of its pipeline.
 
-    The modes of the gauges say how several processes are combined: queues add up, a state is that
-    of the worst. A missing or read-only folder is a `StartError`.
+    Of several processes, queues add up, and a state is that of the worst (`multiprocess_mode`).
     """
 
     def __init__(self) -> None:
@@ -118,18 +115,14 @@ class Metrics:
     def end_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts the end of a started request; arguments as of `count_request`."""
+        """Counts the end of a started request, as `count_request` does."""
         self._in_flight.dec()
         self.count_request(method, path, status, seconds, problem)
 
     def count_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a finished request that was never started.
-
-        `path` is the route's template, empty without one; `status` may be `CLIENT_LEFT`; `problem`
-        is the stable code of an error.
-        """
+        """Counts a request that was never started; `path` is its route's template, or empty."""
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
         if status == CLIENT_LEFT:
@@ -230,7 +223,6 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
 
 
 def _mark_dead_processes() -> None:
-    """Removes the gauges of workers that have ended, killed ones too."""
     folder = os.environ.get(_FOLDER_VARIABLE)
     if folder is None:
         return

@@ -3,8 +3,6 @@
 Imported only if traces are on.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import MutableMapping, Sequence
@@ -32,10 +30,7 @@ _inferred: ContextVar[list[float] | None] = ContextVar("inferred", default=None)
 
 
 class Traces:
-    """A `Watcher` that makes a span of each stage of each photo.
-
-    An app has to be made with `telemetry`, which makes FastAPI trace requests.
-    """
+    """A `Watcher` that makes a span of each stage of each photo; FastAPI takes `telemetry`."""
 
     def __init__(self, provider: trace.TracerProvider) -> None:
         self._tracer = provider.get_tracer("ml-decoder-serve")

@@ -3,8 +3,6 @@
 A SQLite file may be deleted, or replaced by a backup, while the service runs.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3
@@ -29,12 +27,7 @@ _WRITING = "label_store_writing"  # execution option
 
 
 class Database:
-    """Connections to one database.
-
-    Attributes:
-        connections: number of connections that were made; behind another one may be another
-            database, restored from a backup.
-    """
+    """One database; `connections` counts those made: each may be to another, restored one."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.connections = 0
@@ -102,15 +95,10 @@ def format_address(url: sa.URL) -> str:
 
 
 def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Database:
-    """Prepares a database; `Database.connect` opens it.
+    """Prepares a database; raises `StartError` if the location is invalid.
 
-    Args:
-        location: a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
-            `memory`; None takes `find_default_path()`.
-        timeout_seconds: of waiting for a lock or a connection.
-
-    Raises:
-        StartError: the location is invalid.
+    The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
+    `memory`; None takes `find_default_path()`. The timeout is of a lock or a connection.
     """
     if location == MEMORY:
         return Database(_open_sqlite(":memory:", timeout_seconds))

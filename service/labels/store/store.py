@@ -4,8 +4,6 @@ Every write raises one revision number, which becomes the version of the written
 processes detect changes with one small query. All methods block.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,9 +58,7 @@ _SETS = sa.Table(
 class Mark(NamedTuple):
     """The state of the store: while it is equal, so are the sets.
 
-    Attributes:
-        revision: raised by every write of any process.
-        connections: as of `Database`; a backup may have another content at the same revision.
+    `connections` is the `Database`'s: a backup may have another content at the same revision.
     """
 
     revision: int
@@ -85,13 +81,7 @@ class StoredSet(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The result of a write.
-
-    Attributes:
-        version: of the set now; not above `previous` if the same set was there already.
-        previous: revision of the store before.
-        created: whether the name is new.
-    """
+    """The set's version, which is above the store's previous revision if it was written now."""
 
     version: int
     previous: int
@@ -169,14 +159,10 @@ class LabelStore:
         Args:
             definition: the set.
             embeddings: of all labels, float32 [L, E].
-            replace: whether another set of the name may be replaced.
-            if_version: required version of the set of the name, or `ABSENT` or `PRESENT`.
+            replace: without it, another set of the name raises `LabelSetExists`.
+            if_version: a version, `ABSENT` or `PRESENT`; another one raises `LabelSetChanged`.
 
-        Raises:
-            LabelSetExists: another set has the name, without `replace`.
-            LabelSetChanged: the set is not in the version `if_version`.
-            InvalidLabelSet: the set has too many labels.
-            TooManyLabelSets: the store would have too many sets or labels.
+        Raises `InvalidLabelSet` or `TooManyLabelSets` over the limits.
         """
         with self._connect(writing=True) as connection:
             previous = self._lock(connection)
