@@ -1,9 +1,11 @@
 """Averaging checkpoints: the mean of the weights, of one network only."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from models import average
 from models.average import main
@@ -12,49 +14,62 @@ from models.checkpoints.checkpoint import read_checkpoint, write_checkpoint
 from models.config import GapConfig, InputConfig, NetworkConfig
 from models.network import Network
 
+Paths = tuple[Path, Path, Path]
+
 LABELS = ("cat", "dog")
 
 
 def write_network(
     path: Path, seed: int, labels: tuple[str, ...] = LABELS, **changes: object
-) -> Network:
-    """Writes a tiny network with random weights, its configuration changed."""
+) -> None:
     torch.manual_seed(seed)
     config = NetworkConfig(
         backbone="test_efficientnet",
         input=InputConfig(height=32, width=32),
         head=GapConfig(num_classes=len(labels), encoder_width=256),
-    ).model_copy(update=changes)
-    network = Network(config).eval()
+    )
+    network = Network(config.model_copy(update=changes)).eval()
     write_checkpoint(path, network, labels, {"seed": str(seed)})
-    return network
 
 
-def test_average_has_the_weighted_mean_of_every_weight(tmp_path: Path) -> None:
-    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
-    first, second = write_network(a, 1), write_network(b, 2)
-    assert main(["--out", str(out), f"{a}=0.25", f"{b}=0.75"]) == 0
-    averaged = read_checkpoint(out)
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """Returns the files of two networks with different weights, and a free name."""
+    a, b, out = (tmp_path / f"{name}.safetensors" for name in ("a", "b", "out"))
+    write_network(a, 1)
+    write_network(b, 2)
+    return a, b, out
+
+
+def run(out: Path, *arguments: str) -> int:
+    return main(["--out", str(out), *arguments])
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    return read_checkpoint(path).network.state_dict()
+
+
+def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
+    a, b, out = paths
+    assert run(out, f"{a}=0.25", f"{b}=0.75") == 0
+    first, second, averaged = read_state(a), read_state(b), read_checkpoint(out)
     for key, found in averaged.network.state_dict().items():
         if found.is_floating_point():
-            expected = 0.25 * first.state_dict()[key] + 0.75 * second.state_dict()[key]
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(found, 0.25 * first[key] + 0.75 * second[key])
     assert averaged.label_names == LABELS
     assert averaged.notes["average"].startswith("0.25 ")
 
 
-def test_share_of_1_keeps_the_weights(tmp_path: Path) -> None:
-    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
-    first = write_network(a, 1)
-    write_network(b, 2)
-    assert main(["--out", str(out), f"{b}=0", f"{a}=1"]) == 0
-    found = read_checkpoint(out).network.state_dict()
-    for key, expected in first.state_dict().items():
+def test_share_of_1_keeps_the_weights(paths: Paths) -> None:
+    a, b, out = paths
+    assert run(out, f"{b}=0", f"{a}=1") == 0
+    found = read_state(out)
+    for key, expected in read_state(a).items():
         torch.testing.assert_close(found[key], expected, rtol=0, atol=0)
 
 
 def test_share_of_the_untouched_backbone_leaves_the_head_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untouched: list[Backbone] = []
 
@@ -64,119 +79,100 @@ def test_share_of_the_untouched_backbone_leaves_the_head_alone(
         untouched.append(backbone)
 
     monkeypatch.setattr(average, "load_pretrained", load_ones)
-    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
-    first = write_network(a, 1)
-    assert average.main(["--out", str(out), "--untouched", "0.25", f"{a}=1"]) == 0
+    a, _, out = paths
+    assert run(out, "--untouched", "0.25", f"{a}=1") == 0
     assert [backbone.name for backbone in untouched] == ["test_efficientnet"]
-    for key, found in read_checkpoint(out).network.state_dict().items():
-        expected = first.state_dict()[key]
+    first = read_state(a)
+    for key, found in read_state(out).items():
+        expected = first[key]
         if key.startswith("backbone.") and found.is_floating_point():
             expected = 0.75 * expected + 0.25
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("share", ["1.5", "-0.1", "nan", "much"])
-def test_invalid_share_is_refused(tmp_path: Path, share: str) -> None:
-    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
-    write_network(a, 1)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(f"--untouched={share}", "a.safetensors=1") for share in ("1.5", "-0.1", "nan", "much")],
+        *[(part,) for part in ("a.safetensors", "a.safetensors=half", "=1")],
+    ],
+)
+def test_invalid_share_is_refused(
+    paths: Paths, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, out = paths
+    monkeypatch.chdir(a.parent)
     with pytest.raises(SystemExit):
-        main(["--out", str(out), f"--untouched={share}", f"{a}=1"])
-    assert main(["--out", str(out), "--untouched", "0", f"{a}=1"]) == 0
+        run(out, *arguments)
+    assert run(out, "--untouched", "0", "a.safetensors=1") == 0
+
+
+DIFFERENT, SUM = "different networks, inputs or labels", "do not sum to 1"
+GREY = InputConfig(height=32, width=32, mean=(0.5, 0.5, 0.5))
+CROPPED = InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)
 
 
 @pytest.mark.parametrize(
-    ("labels", "shares", "message"),
+    ("changes", "shares", "message"),
     [
-        (("cat", "cow"), (0.5, 0.5), "different networks, inputs or labels"),
-        (("cat", "dog", "cow"), (0.5, 0.5), "different networks, inputs or labels"),
-        (LABELS, (0.5, 0.6), "do not sum to 1"),
-        (LABELS, (float("nan"), 0.5), "do not sum to 1"),
-        (LABELS, (float("inf"), -float("inf")), "do not sum to 1"),
+        ({"labels": ("cat", "cow")}, (0.5, 0.5), DIFFERENT),
+        ({"labels": ("cat", "dog", "cow")}, (0.5, 0.5), DIFFERENT),
+        ({"activation": "softmax"}, (0.5, 0.5), DIFFERENT),
+        ({"input": GREY}, (0.5, 0.5), DIFFERENT),
+        ({"input": CROPPED}, (0.5, 0.5), DIFFERENT),
+        ({}, (0.5, 0.6), SUM),
+        ({}, (float("nan"), 0.5), SUM),
+        ({}, (float("inf"), -float("inf")), SUM),
     ],
 )
-def test_average_refuses_other_labels_and_shares_in_one_line(
-    tmp_path: Path,
+def test_average_refuses_other_networks_and_shares_in_one_line(
+    paths: Paths,
     capsys: pytest.CaptureFixture[str],
-    labels: tuple[str, ...],
+    changes: dict[str, Any],
     shares: tuple[float, float],
     message: str,
 ) -> None:
-    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
-    write_network(a, 1)
-    write_network(b, 2, labels)
-    assert main(["--out", str(out), f"{a}={shares[0]}", f"{b}={shares[1]}"]) == 2
+    a, b, out = paths
+    write_network(b, 2, **changes)
+    assert run(out, f"{a}={shares[0]}", f"{b}={shares[1]}") == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
-    assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"activation": "softmax"},
-        {"input": InputConfig(height=32, width=32, mean=(0.5, 0.5, 0.5))},
-        {"input": InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)},
-    ],
-)
-def test_average_refuses_other_inputs_and_activations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object]
-) -> None:
-    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
-    write_network(a, 1)
-    write_network(b, 2, **changes)
-    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 2
-    assert "different networks, inputs or labels" in capsys.readouterr().err
-    write_network(b, 2, input=InputConfig(height=64, width=64))  # which no weight is bound to
-    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 0
+    write_network(b, 2, input=InputConfig(height=64, width=64))  # no weight depends on the size
+    assert run(out, f"{a}=0.5", f"{b}=0.5") == 0
 
 
 def test_average_refuses_networks_bound_to_other_image_sizes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    paths: Paths, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    a, b, out = paths
+    head = GapConfig(num_classes=2, encoder_width=64)
     for path, size in ((a, 96), (b, 160)):
-        config = NetworkConfig(
-            backbone="test_vit",
-            input=InputConfig(height=size, width=size),
-            head=GapConfig(num_classes=2, encoder_width=64),
-        )
-        write_checkpoint(path, Network(config), LABELS, {})
-    assert main(["--out", str(out), f"{a}=0.5", f"{b}=0.5"]) == 2
+        photos = InputConfig(height=size, width=size)
+        write_network(path, 1, backbone="test_vit", input=photos, head=head)
+    assert run(out, f"{a}=0.5", f"{b}=0.5") == 2
     assert "bound to different image sizes" in capsys.readouterr().err
-    assert main(["--out", str(out), f"{a}=0.5", f"{a}=0.5"]) == 0
+    assert run(out, f"{a}=0.5", f"{a}=0.5") == 0
 
 
-def test_out_must_end_in_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, out = tmp_path / "a.safetensors", tmp_path / "out.safetensors"
-    write_network(a, 1)
+def test_out_must_end_in_safetensors(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, out = paths
     with pytest.raises(SystemExit):
-        main(["--out", str(tmp_path / "out.pt"), f"{a}=1"])
-    assert list(tmp_path.iterdir()) == [a]
+        run(out.with_suffix(".pt"), f"{a}=1")
+    assert set(out.parent.iterdir()) == {a, b}
     out.mkdir()
     capsys.readouterr()
-    assert main(["--out", str(out), f"{a}=1"]) == 2
+    assert run(out, f"{a}=1") == 2
     assert capsys.readouterr().err.count("\n") == 1
     out.rmdir()
-    assert main(["--out", str(out), f"{a}=1"]) == 0
+    assert run(out, f"{a}=1") == 0
 
 
-@pytest.mark.parametrize("part", ["model.safetensors", "model.safetensors=half", "=1"])
-def test_part_without_a_share_is_refused(tmp_path: Path, part: str) -> None:
-    out, good = tmp_path / "out.safetensors", tmp_path / "good.safetensors"
-    with pytest.raises(SystemExit):
-        main(["--out", str(out), part])
-    write_network(good, 1)
-    assert main(["--out", str(out), f"{good}=1"]) == 0
-
-
-def test_average_makes_the_folder_of_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, out = tmp_path / "a.safetensors", tmp_path / "runs" / "mean" / "out.safetensors"
-    write_network(a, 1)
-    assert main(["--out", str(a / "out.safetensors"), f"{a}=1"]) == 2
+def test_average_makes_the_folder_of_out(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    a, _, out = paths
+    assert run(a / "out.safetensors", f"{a}=1") == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert main(["--out", str(out), f"{a}=1"]) == 0
+    out = out.parent / "runs" / "mean" / "out.safetensors"
+    assert run(out, f"{a}=1") == 0
     assert read_checkpoint(out).label_names == LABELS

@@ -1,5 +1,7 @@
 """Average precision against its definition."""
 
+import math
+
 import pytest
 import torch
 
@@ -13,37 +15,32 @@ from models.metrics import (
 from models.report import report_single_label, report_zero_shot
 
 
-def test_average_precision_is_the_mean_precision_at_each_positive() -> None:
-    scores = torch.tensor([[9.0], [7.0], [5.0], [3.0], [1.0]])
-    targets = torch.tensor([[1], [0], [1], [0], [1]])
-    wanted = 100 * (1 / 1 + 2 / 3 + 3 / 5) / 3
-    assert float(average_precisions(scores, targets)) == pytest.approx(wanted)
+@pytest.mark.parametrize(
+    ("scores", "targets", "expected"),
+    [
+        # The mean of the precision at each positive.
+        ([9.0, 7.0, 5.0, 3.0, 1.0], [1, 0, 1, 0, 1], 100 * (1 / 1 + 2 / 3 + 3 / 5) / 3),
+        ([900.0, 901.0], [0, 1], 100.0),
+        ([-900.0, -901.0], [1, 0], 100.0),
+        ([0.0, 0.0, 0.0, 0.0], [1, 0, 0, 0], 25.0),  # ties have one rank
+        ([0.3, 0.1], [0, 0], math.nan),
+        ([0.3, 0.1, 0.2], [1, -1, 1], math.nan),  # no negative is known
+    ],
+)
+def test_average_precision_of_a_label(
+    scores: list[float], targets: list[int], expected: float
+) -> None:
+    found = average_precisions(torch.tensor(scores)[:, None], torch.tensor(targets)[:, None])
+    assert found.tolist() == pytest.approx([expected], nan_ok=True)
 
 
-def test_large_logits_keep_their_order() -> None:
-    scores = torch.tensor([[900.0, -900.0], [901.0, -901.0]])
-    targets = torch.tensor([[0, 1], [1, 0]])
-    assert mean_average_precision(scores, targets) == pytest.approx(100.0)
-
-
-def test_tied_scores_have_one_rank() -> None:
-    scores = torch.zeros(4, 1)
-    targets = torch.tensor([[1], [0], [0], [0]])
-    assert float(average_precisions(scores, targets)) == pytest.approx(25.0)
-
-
-def test_label_without_positives_is_left_out_of_the_mean() -> None:
-    scores = torch.tensor([[2.0, 0.3], [1.0, 0.1]])
-    targets = torch.tensor([[1, 0], [0, 0]])
-    assert average_precisions(scores, targets).isnan().tolist() == [False, True]
-    assert mean_average_precision(scores, targets) == pytest.approx(100.0)
-
-
-def test_label_without_a_known_negative_is_left_out_of_the_mean() -> None:
-    scores = torch.tensor([[2.0, 0.3], [1.0, 0.1], [0.0, 0.2]])
-    targets = torch.tensor([[1, 1], [0, -1], [1, 1]])
-    assert average_precisions(scores, targets).isnan().tolist() == [False, True]
+def test_mean_average_precision_leaves_out_labels_without_a_value() -> None:
+    scores = torch.tensor([[2.0, 0.3, 0.3], [1.0, 0.1, 0.1], [0.0, 0.2, 0.2]])
+    targets = torch.tensor([[1, 0, 1], [0, 0, -1], [1, 0, 1]])
+    assert average_precisions(scores, targets).isnan().tolist() == [False, True, True]
     assert mean_average_precision(scores, targets) == pytest.approx(100 * (1 + 2 / 3) / 2)
+    far = torch.tensor([[900.0, -900.0], [901.0, -901.0]])  # large logits keep their order
+    assert mean_average_precision(far, torch.tensor([[0, 1], [1, 0]])) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -1,6 +1,7 @@
 """Labelled folders in every layout; damaged ones are refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from models.data import DataError, check_negatives, check_photos, read_labelled_folder
+
+COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
+VECTORS, NO_TEST = "wordvec_array.pth", r"no label of data\.csv is a test class"
 
 SIMPLE: dict[str, Any] = {
     "name": "pets",
@@ -33,6 +37,12 @@ def write_simple(folder: Path, index: Any = SIMPLE) -> Path:
     return folder
 
 
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
 def write_coco(folder: Path) -> Path:
     (folder / "annotations").mkdir(parents=True)
     categories = [{"id": 18, "name": "dog"}, {"id": 1, "name": "person"}]
@@ -48,6 +58,21 @@ def write_coco(folder: Path) -> Path:
         }
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(index))
     return folder
+
+
+def write_nus_wide(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "data.csv").write_text(
+        'filepath,label,split_name\na.jpg,"[sky, cat]",train\nb.jpg,[dog],val\n'
+    )
+    (folder / "benchmark_81_v0.json").write_text(json.dumps({"test class": ["dog"]}))
+    vectors = torch.arange(6.0).view(1, 2, 3)  # [1, E, N]: the columns are cat, dog, sky
+    torch.save(vectors, folder / "wordvec_array.pth")
+    return folder
+
+
+def replace_text(old: str, new: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
 def test_simple_layout_is_read(tmp_path: Path) -> None:
@@ -88,10 +113,33 @@ def test_damaged_index_is_refused(tmp_path: Path, index: Any, reason: str) -> No
     assert read_labelled_folder(write_simple(tmp_path / "good")).name == "pets"
 
 
-def test_unknown_layout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"neither labels\.json nor annotations"):
-        read_labelled_folder(tmp_path)
-    assert read_labelled_folder(write_simple(tmp_path)).name == "pets"
+@pytest.mark.parametrize(
+    ("write", "file", "damage", "reason"),
+    [
+        (write_simple, "labels.json", Path.unlink, r"neither labels\.json nor annotations"),
+        (write_coco, COCO, replace_text('"person"', '"dog"'), "two labels named 'dog'"),
+        (write_coco, COCO, replace_text('"image_id": 7', '"image_id": "7"'), NO_ID),
+        # As pandas writes lists: the name has quotes, so it would be trained.
+        (write_nus_wide, "data.csv", replace_text("dog", "'dog'"), NO_TEST),
+        (write_nus_wide, VECTORS, lambda p: torch.save(torch.zeros(2, 4), p), "each of 3 labels"),
+        (write_nus_wide, VECTORS, lambda p: p.write_bytes(b"junk"), "not a plain tensor"),
+        (write_nus_wide, VECTORS, Path.unlink, r"no wordvec_array\.pth"),
+    ],
+)
+def test_damaged_layout_is_refused(
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    file: str,
+    damage: Callable[[Path], object],
+    reason: str,
+) -> None:
+    folder = write(tmp_path / "x")
+    names, good = read_labelled_folder(folder).label_names, (folder / file).read_bytes()
+    damage(folder / file)
+    with pytest.raises(DataError, match=reason):
+        read_labelled_folder(folder)
+    (folder / file).write_bytes(good)
+    assert read_labelled_folder(folder).label_names == names
 
 
 def test_empty_split_is_refused(tmp_path: Path) -> None:
@@ -99,17 +147,6 @@ def test_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no photo in split 'val'"):
         folder.split("val")
     assert folder.split("test")
-
-
-def write_nus_wide(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "data.csv").write_text(
-        'filepath,label,split_name\na.jpg,"[sky, cat]",train\nb.jpg,[dog],val\n'
-    )
-    (folder / "benchmark_81_v0.json").write_text(json.dumps({"test class": ["dog"]}))
-    vectors = torch.arange(6.0).view(1, 2, 3)  # [1, E, N]: the columns are cat, dog, sky
-    torch.save(vectors, folder / "wordvec_array.pth")
-    return folder
 
 
 def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
@@ -122,9 +159,7 @@ def test_nus_wide_layout_is_read(tmp_path: Path) -> None:
     assert folder.split("test")[0].path == folder.split("val")[0].path
 
 
-def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(
-    tmp_path: Path,
-) -> None:
+def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     classes = {"train class": ["sky", "dog"], "test class": ["dog"]}
     (folder / "benchmark_81_v0.json").write_text(json.dumps(classes))
@@ -133,22 +168,6 @@ def test_nus_wide_labels_in_neither_list_are_neither_seen_nor_unseen(
     assert found.word_vectors is not None
     # `test class` wins over `train class`.
     assert (found.word_vectors.seen, found.word_vectors.unseen) == (("sky",), ("dog",))
-
-
-def test_nus_wide_without_word_vectors_is_refused(tmp_path: Path) -> None:
-    folder = write_nus_wide(tmp_path / "nus")
-    good = (folder / "wordvec_array.pth").read_bytes()
-    torch.save(torch.zeros(2, 4), folder / "wordvec_array.pth")
-    with pytest.raises(DataError, match="each of 3 labels"):
-        read_labelled_folder(folder)
-    (folder / "wordvec_array.pth").write_bytes(b"junk")
-    with pytest.raises(DataError, match="not a plain tensor"):
-        read_labelled_folder(folder)
-    (folder / "wordvec_array.pth").unlink()
-    with pytest.raises(DataError, match=r"no wordvec_array\.pth"):
-        read_labelled_folder(folder)
-    (folder / "wordvec_array.pth").write_bytes(good)
-    assert read_labelled_folder(folder)
 
 
 def test_nus_wide_photo_may_have_no_label(tmp_path: Path) -> None:
@@ -160,18 +179,6 @@ def test_nus_wide_photo_may_have_no_label(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
 
 
-def test_nus_wide_is_refused_when_no_label_is_a_test_class(tmp_path: Path) -> None:
-    folder = write_nus_wide(tmp_path / "nus")
-    index = folder / "data.csv"
-    good = index.read_text()
-    # As pandas writes lists: every name would have quotes, and none would be kept from training.
-    index.write_text(good.replace("[sky, cat]", "['sky', 'cat']").replace("[dog]", "['dog']"))
-    with pytest.raises(DataError, match=r"no label of data\.csv is a test class"):
-        read_labelled_folder(folder)
-    index.write_text(good)
-    assert read_labelled_folder(folder)
-
-
 def test_word_vectors_may_be_a_parameter(tmp_path: Path) -> None:
     folder = write_nus_wide(tmp_path / "nus")
     torch.save(torch.nn.Parameter(torch.ones(2, 3)), folder / "wordvec_array.pth")
@@ -181,45 +188,37 @@ def test_word_vectors_may_be_a_parameter(tmp_path: Path) -> None:
 
 
 def test_class_folders_are_read_as_single_label(tmp_path: Path) -> None:
-    for name in ("train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jfif"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    touch(tmp_path, "train/dog/1.jpg", "train/cat/2.PNG", "train/cat/notes.txt", "val/dog/3.jfif")
     folder = read_labelled_folder(tmp_path)
     assert (folder.single_label, folder.label_names) == (True, ("cat", "dog"))
     np.testing.assert_array_equal(folder.targets(folder.split("train")), [[1, 0], [0, 1]])
     np.testing.assert_array_equal(folder.targets(folder.split("val")), [[0, 1]])
-    (tmp_path / "val" / "cow").mkdir()
-    (tmp_path / "val" / "cow" / "4.jpg").touch()
+    touch(tmp_path, "val/cow/4.jpg")
     with pytest.raises(DataError, match="does not name: 'cow'"):
         read_labelled_folder(tmp_path)
 
 
-def test_pairs_are_refused_without_their_columns(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("file,tag\na,b\n")
-    with pytest.raises(DataError, match=r"train\.csv has no column image or ImageID"):
-        read_labelled_folder(tmp_path)
-    (tmp_path / "train.csv").write_text("image,label,confidence\na,b,much\n")
-    with pytest.raises(DataError, match="damaged"):
-        read_labelled_folder(tmp_path)
-    (tmp_path / "train.csv").write_text("image,label,confidence\na,b,0.7\n")
-    assert read_labelled_folder(tmp_path).split("train")[0].labels == ("b",)
-
-
 @pytest.mark.parametrize(
-    ("rows", "reason"),
+    ("content", "reason"),
     [
-        ("a\nb\n", "a label without a name: None"),
-        ("a,\n", "a label without a name: ''"),
-        ('a,"cat\n' + "b,dog\n" * 30_000, "damaged: field larger than field limit"),
+        ("file,tag\na,b\n", r"train\.csv has no column image or ImageID"),
+        ("image,label,confidence\na,b,much\n", "damaged"),
+        ("image,label\na\nb\n", "a label without a name: None"),
+        ("image,label\na,\n", "a label without a name: ''"),
+        (
+            'image,label\na,"cat\n' + "b,dog\n" * 30_000,
+            "damaged: field larger than field limit",
+        ),
     ],
 )
-def test_truncated_rows_are_refused(tmp_path: Path, rows: str, reason: str) -> None:
-    (tmp_path / "train.csv").write_text("image,label\n" + rows)
+def test_pairs_are_refused_when_a_column_or_value_is_missing(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    (tmp_path / "train.csv").write_text(content)
     with pytest.raises(DataError, match=reason):
         read_labelled_folder(tmp_path)
-    (tmp_path / "train.csv").write_text("image,label\na,cat\n")
-    assert read_labelled_folder(tmp_path).label_names == ("cat",)
+    (tmp_path / "train.csv").write_text("image,label,confidence\na,cat,0.7\n")
+    assert read_labelled_folder(tmp_path).split("train")[0].labels == ("cat",)
 
 
 def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:
@@ -231,41 +230,21 @@ def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:
     (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(index))
 
 
-def test_a_photo_that_two_years_of_coco_split_differently_is_refused(tmp_path: Path) -> None:
+def test_coco_photo_is_refused_when_two_years_split_it_differently(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco")
     add_coco_year(folder, "val2014", [5, 3])
     with pytest.raises(DataError, match="photo 3 is in train2017 and in val2014"):
         read_labelled_folder(folder)
     add_coco_year(folder, "val2014", [5, 9])
     assert len(read_labelled_folder(folder).split("val")) == 3
-
-
-def test_within_a_year_each_split_may_count_its_photos_anew(tmp_path: Path) -> None:
-    folder = write_coco(tmp_path / "coco")
-    add_coco_year(folder, "test2017", [3, 7])
+    add_coco_year(folder, "test2017", [3, 7])  # within a year each split may count anew
     assert len(read_labelled_folder(folder).split("test")) == 2
 
 
-def test_two_coco_categories_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_coco_annotation_of_a_removed_photo_is_ignored(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "coco")
-    path = folder / "annotations" / "instances_train2017.json"
-    good = path.read_text()
-    path.write_text(good.replace('"person"', '"dog"'))
-    with pytest.raises(DataError, match="two labels named 'dog'"):
-        read_labelled_folder(folder)
-    path.write_text(good)
-    assert read_labelled_folder(folder).label_names == ("person", "dog")
-
-
-def test_coco_annotations_of_unknown_photos_are_refused(tmp_path: Path) -> None:
-    folder = write_coco(tmp_path / "coco")
-    path = folder / "annotations" / "instances_train2017.json"
-    good = path.read_text()
-    path.write_text(good.replace('"image_id": 7', '"image_id": "7"'))
-    with pytest.raises(DataError, match=r"instances_train2017\.json: no image_id"):
-        read_labelled_folder(folder)
-    one_of_a_removed_photo = '"annotations": [{"image_id": 8, "category_id": 1}, '
-    path.write_text(good.replace('"annotations": [', one_of_a_removed_photo))
+    removed = '"annotations": [{"image_id": 8, "category_id": 1}, '
+    replace_text('"annotations": [', removed)(folder / COCO)
     train = read_labelled_folder(folder)
     np.testing.assert_array_equal(train.targets(train.split("train")), [[0, 0], [1, 1]])
 
@@ -310,9 +289,7 @@ def test_label_is_unknown_when_equally_sure_rows_contradict_each_other(tmp_path:
     np.testing.assert_array_equal(folder.targets(folder.images), [[-1, -1], [-1, 1], [1, -1]])
 
 
-def test_photos_are_in_the_folder_of_their_split_if_there_is_one(
-    tmp_path: Path,
-) -> None:
+def test_photos_are_in_the_folder_of_their_split_if_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "train2.csv").write_text("image,label\na,cat\n")
     assert read_labelled_folder(tmp_path).images[0].path == tmp_path / "images" / "a.jpg"
     (tmp_path / "train").mkdir()
@@ -335,10 +312,7 @@ def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
 
 
 def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
-    for name in ("train/dog/1.jpg", "train/dog/._1.jpg", "train/.ipynb_checkpoints/1.jpg"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    touch(tmp_path, "train/dog/1.jpg", "train/dog/._1.jpg", "train/.ipynb_checkpoints/1.jpg")
     folder = read_labelled_folder(tmp_path)
     assert folder.label_names == ("dog",)
     assert [image.path.name for image in folder.images] == ["1.jpg"]
@@ -346,13 +320,11 @@ def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
 
 def test_missing_photo_is_named(tmp_path: Path) -> None:
     folder = read_labelled_folder(write_simple(tmp_path))
-    (tmp_path / "images").mkdir()
-    for name in ("a.jpg", "c.jpg"):
-        (tmp_path / "images" / name).touch()
+    touch(tmp_path, "images/a.jpg", "images/c.jpg")
     with pytest.raises(DataError, match=r"b\.jpg is missing"):
         check_photos(folder.images)
     check_photos(folder.split("test"))
-    (tmp_path / "images" / "b.jpg").touch()
+    touch(tmp_path, "images/b.jpg")
     check_photos(folder.images)
 
 

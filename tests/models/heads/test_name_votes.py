@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from models.config import ZeroShotMLDecoderConfig
 from models.heads.name_votes import NameVotes
-from models.heads.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
 
 WIDTHS = {"encoder_width": 12, "embedding_width": 5, "decoder_width": 16, "num_heads": 4}
 
@@ -22,34 +22,26 @@ def make_head(num_prototypes: int) -> ZeroShotMLDecoder:
     return head
 
 
-def test_the_module_classifies_the_mean_of_the_tokens() -> None:
+def test_votes_classify_the_mean_of_the_tokens() -> None:
     torch.manual_seed(0)
     votes, tokens = NameVotes(12, 7, 5), torch.randn(3, 9, 12)
     torch.testing.assert_close(votes.classify(tokens), votes.classifier(tokens.mean(dim=1)))
     assert votes(tokens, votes.weigh(torch.randn(2, 5))).shape == (3, 2)
 
 
-def test_a_label_has_the_probability_of_the_name_that_it_is() -> None:
+def test_label_has_the_mean_probability_of_the_nearest_names() -> None:
     torch.manual_seed(0)
     votes, tokens = NameVotes(12, 5, 5), torch.randn(3, 9, 12)
     votes.names.copy_(torch.eye(5))
     votes.sharpness.fill_(200)
+    between = functional.normalize(torch.tensor([[1.0, 1.0, 0, 0, 0]]), dim=1)
     with torch.inference_mode():
-        ratios = votes(tokens, votes.weigh(votes.names)).exp()
         # Until it is centred, every name is as probable as any other.
-        torch.testing.assert_close(ratios / 5, votes.classify(tokens).softmax(dim=1))
-
-
-def test_a_label_between_two_names_has_the_mean_of_both() -> None:
-    torch.manual_seed(0)
-    votes, tokens = NameVotes(12, 5, 5), torch.randn(3, 9, 12)
-    votes.names.copy_(torch.eye(5))
-    votes.sharpness.fill_(200)
-    label = functional.normalize(torch.tensor([[1.0, 1.0, 0, 0, 0]]), dim=1)
-    with torch.inference_mode():
-        ratios = votes(tokens, votes.weigh(label)).exp() / 5
-        both = votes.classify(tokens).softmax(dim=1)[:, :2]
-    torch.testing.assert_close(ratios, both.mean(dim=1, keepdim=True))
+        expected = votes.classify(tokens).softmax(dim=1)
+        ratios = votes(tokens, votes.weigh(votes.names)).exp()
+        torch.testing.assert_close(ratios / 5, expected)
+        ratios = votes(tokens, votes.weigh(between)).exp()
+        torch.testing.assert_close(ratios / 5, expected[:, :2].mean(dim=1, keepdim=True))
 
 
 def test_centred_votes_are_one_in_the_mean_and_rank_photos_as_before() -> None:
@@ -66,7 +58,7 @@ def test_centred_votes_are_one_in_the_mean_and_rank_photos_as_before() -> None:
     assert float((before.exp().mean(dim=0) - 1).abs().max()) > 1e-3
 
 
-def test_a_label_that_no_probable_name_is_near_to_keeps_a_finite_score() -> None:
+def test_score_is_finite_when_no_probable_name_is_near() -> None:
     votes, tokens = NameVotes(12, 5, 5), torch.randn(3, 9, 12)
     votes.names.copy_(torch.eye(5))
     votes.sharpness.fill_(1e4)
@@ -78,7 +70,7 @@ def test_a_label_that_no_probable_name_is_near_to_keeps_a_finite_score() -> None
     assert float(found.min()) > -14
 
 
-def test_the_decoder_learns_alone() -> None:
+def test_decoder_learns_without_votes() -> None:
     head = make_head(6)
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(4, 5)
     with torch.no_grad():
@@ -87,7 +79,7 @@ def test_the_decoder_learns_alone() -> None:
         torch.testing.assert_close(head.eval()(tokens, embeddings), trained_on)
 
 
-def test_the_head_adds_the_votes_to_the_decoders_logit() -> None:
+def test_head_adds_the_votes_to_the_decoders_logit() -> None:
     whole, plain = make_head(6), make_head(0)
     plain.load_state_dict({k: v for k, v in whole.state_dict().items() if "votes" not in k})
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(4, 5)
@@ -97,16 +89,6 @@ def test_the_head_adds_the_votes_to_the_decoders_logit() -> None:
         expected = plain(tokens, embeddings) + votes
         torch.testing.assert_close(whole(tokens, embeddings), expected)
     assert float(votes.abs().max()) > 0.1
-
-
-def test_encoded_once_and_scored_equals_the_whole() -> None:
-    head = make_head(6)
-    tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
-    with torch.inference_mode():
-        queries = LabelEncoder(head)(embeddings)
-        assert queries.shape == (7, head.config.query_width) == (7, 2 * 16 + 6)
-        split = LabelScorer(head)(tokens, queries)
-        torch.testing.assert_close(split, head(tokens, embeddings), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -4,26 +4,32 @@ import pytest
 import torch
 
 from models.config import InputConfig, NetworkConfig, ZeroShotMLDecoderConfig
-from models.heads.zero_shot import LabelEncoder, LabelScorer, ZeroShotMLDecoder
+from models.heads.zero_shot import ZeroShotMLDecoder
 from models.train.queries import QueryAugmentation
+
+
+def make_head(num_prototypes: int = 0) -> ZeroShotMLDecoder:
+    torch.manual_seed(0)
+    widths = {"encoder_width": 12, "embedding_width": 5, "decoder_width": 16, "num_heads": 4}
+    fields = {"feedforward_width": 24, "num_prototypes": num_prototypes, **widths}
+    return ZeroShotMLDecoder(ZeroShotMLDecoderConfig.model_validate(fields)).eval()
 
 
 @pytest.fixture
 def head() -> ZeroShotMLDecoder:
-    torch.manual_seed(0)
-    config = ZeroShotMLDecoderConfig(
-        encoder_width=12, embedding_width=5, decoder_width=16, num_heads=4, feedforward_width=24
-    )
-    return ZeroShotMLDecoder(config).eval()
+    return make_head()
 
 
-def test_encoding_then_scoring_equals_the_whole_head(head: ZeroShotMLDecoder) -> None:
+@pytest.mark.parametrize("num_prototypes", [0, 6])
+def test_encoding_then_scoring_equals_the_whole_head(num_prototypes: int) -> None:
+    head = make_head(num_prototypes)
+    if head.votes is not None:
+        head.votes.names.copy_(torch.nn.functional.normalize(torch.randn(6, 5), dim=1))
     tokens, embeddings = torch.randn(3, 9, 12), torch.randn(7, 5)
     with torch.inference_mode():
-        queries = LabelEncoder(head)(embeddings)
-        split = LabelScorer(head)(tokens, queries)
-        whole = head(tokens, embeddings)
-    assert queries.shape == (7, 32)
+        queries, whole = head.encode_labels(embeddings), head(tokens, embeddings)
+        split = head.score(tokens, queries)
+    assert queries.shape == (7, head.config.query_width) == (7, 2 * 16 + num_prototypes)
     assert whole.shape == (3, 7)
     torch.testing.assert_close(split, whole, rtol=0, atol=0)
 
