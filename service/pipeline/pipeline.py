@@ -112,15 +112,8 @@ class Pipeline:
     async def select(self, question: Question, deadline: float | None = None) -> Selection:
         """Pins the label sets of a request until its last photo is answered.
 
-        `deadline` is from `make_deadline`; None sets one now.
-
-        Raises:
-            QuestionError: the question does not fit the label sets, or there are no maps.
-            LabelSetError: candidate labels cannot be used, or `min_version` is not reached.
-            BusyError: too many requests encode labels, or the deadline passed.
-            UnavailableError: the pipeline is not taking requests.
-            StoreUnavailable: the label store does not answer.
-            InferenceFailed: the candidate labels could not be encoded.
+        `deadline` is from `make_deadline`; None sets one now. Raises QuestionError, LabelSetError,
+        BusyError, UnavailableError, StoreUnavailable, or InferenceFailed if the encoder fails.
         """
         with self.admit():
             deadline = deadline or self.make_deadline()
@@ -157,13 +150,8 @@ class Pipeline:
     ) -> Prediction:
         """Predicts the labels of one photo: a file's content, a parsed JPEG, or pixels.
 
-        `deadline` is from `make_deadline`; None sets one now.
-
-        Raises:
-            ImageError: the photo cannot be used.
-            BusyError: the queue is full, or the deadline passed.
-            UnavailableError: the pipeline is not taking requests.
-            InferenceFailed: the engine failed on this photo's batch.
+        `deadline` is from `make_deadline`; None sets one now. Raises ImageError, BusyError,
+        UnavailableError, or InferenceFailed if the photo's batch fails.
         """
         with self.admit():
             deadline = deadline or self.make_deadline()

@@ -33,11 +33,7 @@ class Prediction:
     explanations: tuple[Explanation, ...] = ()  # of the first labels, if the question asks
 
     def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
-        """Returns image size, labels with their maps, and timings as read-only JSON values.
-
-        Args:
-            overlays: path or URL of each explanation's overlay.
-        """
+        """Returns read-only JSON values; `overlays` are paths or URLs of the overlays."""
         # Writing dataclasses, or `asdict`, takes three times as long.
         labels = [vars(label) for label in self.labels]
         for i, explanation in enumerate(self.explanations):

@@ -56,9 +56,7 @@ class Selection:
 def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     """Chooses the labels that may be in the answer; the first set with a name answers it.
 
-    Raises:
-        UnknownLabel: no set has a name in `include` or `exclude`.
-        ConflictingLabels: a name is in both.
+    Raises UnknownLabel or ConflictingLabels for names in `include` and `exclude`.
     """
     if len(sets) == 1 and not question.include and not question.exclude:
         return Selection(

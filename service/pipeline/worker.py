@@ -60,13 +60,9 @@ class Inference:
         self._watchers = watchers
 
     def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Result | Exception]:
-        """Returns for each item its result or its `ImageError`.
+        """Returns for each item its result or its `ImageError`; calls `is_alone` after decoding.
 
-        `is_alone` is called after decoding.
-
-        Raises:
-            InferenceFailed: the engine failed on this batch.
-            ServiceBroken: the engine fails on every batch.
+        Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
         good = [(item, *each) for item, each in zip(items, decoded, strict=True)

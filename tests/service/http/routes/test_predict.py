@@ -55,6 +55,13 @@ def test_batch_rows_equal_single_answers(client: TestClient) -> None:
         assert together == pytest.approx(alone, abs=1e-5)
 
 
+def test_second_image_and_contradicting_parameters_are_422(client: TestClient) -> None:
+    two = client.post("/predict", files=[("image", PHOTO), ("image", PHOTO)])
+    assert_problem(two, 422, "too_many_images")
+    both = send_image(client, params={"top_k": 1}, data={"top_k": "2"})
+    assert_problem(both, 422, "repeated_field")
+
+
 def test_bad_image_of_a_batch_fails_alone(client: TestClient) -> None:
     good = send_images(client, [PHOTO, b"junk", PHOTO]).json()["results"]
     assert good[0]["labels"] == good[2]["labels"] != []
