@@ -50,7 +50,8 @@ class Connection:
 
         `timeout_seconds`, at most a day, limits the time without a byte in one attempt; writing a
         label set adds 20 ms a label. Calls are retried after 429, 502, 503 or a broken connection,
-        after `Retry-After` (at most 300 s) or exponential backoff with jitter.
+        after `Retry-After` (at most 300 s) or exponential backoff with jitter; writes with
+        `if_version` are not if the service may have done them.
         """
         for name, number, least in (("retries", retries, 0), ("connections", connections, 1)):
             if number < least:
