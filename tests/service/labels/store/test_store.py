@@ -1,7 +1,6 @@
 """The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
 import re
-import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,23 +202,6 @@ def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str)
         stores[0].delete(name)
     for store in stores:
         store.close()
-
-
-def test_locked_file_is_unavailable_until_it_is_free(path: Path) -> None:
-    store = open_store(str(path), timeout_seconds=0.2)
-    version = put(store, "pets", "cat")
-    locker = sqlite3.connect(path, isolation_level=None)
-    locker.execute("BEGIN EXCLUSIVE")
-
-    with pytest.raises(StoreUnavailable):
-        put(store, "cars", "van")
-
-    locker.execute("ROLLBACK")
-    locker.close()
-    assert find_versions(store) == {"pets": version}
-    assert store.read_mark().revision == version
-    assert put(store, "cars", "van") == version + 1
-    store.close()
 
 
 def test_full_disk_raises_store_full_and_changes_nothing(file_store: LabelStore) -> None:
