@@ -54,16 +54,11 @@ class DecoderConfig(_Config):
 
 
 class MLDecoderConfig(DecoderConfig):
-    """ML-Decoder head (arXiv 2111.12933, section 3).
-
-    Attributes:
-        num_classes: N, number of logits.
-        num_groups: largest number of label queries; None is full decoding, one query a class.
-    """
+    """ML-Decoder head (arXiv 2111.12933, section 3)."""
 
     kind: Literal["ml_decoder"] = "ml_decoder"
-    num_classes: int = Field(ge=1)
-    num_groups: int | None = Field(default=None, ge=1)
+    num_classes: int = Field(ge=1)  # N
+    num_groups: int | None = Field(default=None, ge=1)  # most label queries; None: one a class
 
     @property
     def group_size(self) -> int:
@@ -74,30 +69,18 @@ class MLDecoderConfig(DecoderConfig):
 
     @property
     def num_queries(self) -> int:
-        """Q: ceil(N / group size).
-
-        Less than `num_groups` if rounding the group size up leaves the last groups without a
-        class: 9,605 classes in 200 groups need 197.
-        """
+        """Q: ceil(N / group size), at most `num_groups`: 9,605 classes in 200 groups need 197."""
         return math.ceil(self.num_classes / self.group_size)
 
 
 class ZeroShotMLDecoderConfig(DecoderConfig):
-    """Zero-shot ML-Decoder (arXiv 2111.12933, section 3.4): label queries from text.
-
-    Attributes:
-        embedding_width: E, width of a label's text embedding.
-        embedding_encoder: name of the text encoder.
-        embedding_template: the text to embed, `{}` for the label's name.
-        num_prototypes: P, names that vote beside the decoder (`name_votes.py`); the paper's head
-            has 0.
-    """
+    """Zero-shot ML-Decoder (arXiv 2111.12933, section 3.4): label queries from text."""
 
     kind: Literal["zero_shot_ml_decoder"] = "zero_shot_ml_decoder"
-    embedding_width: int = Field(ge=1)
+    embedding_width: int = Field(ge=1)  # E
     embedding_encoder: str = "unknown"
-    embedding_template: str = "{}"
-    num_prototypes: int = Field(default=0, ge=0)
+    embedding_template: str = "{}"  # the text to embed, {} for the label's name
+    num_prototypes: int = Field(default=0, ge=0)  # P of `name_votes.py`; the paper's head has 0
 
     @property
     def query_width(self) -> int:
@@ -117,7 +100,6 @@ class Query2LabelConfig(DecoderConfig):
     """Query2Label head (arXiv 2107.10834).
 
     Attributes:
-        num_classes: N, number of logits; one learned query each.
         grid: rows and columns of tokens; the positions are bound to it.
         self_attention: for each decoder layer, whether its queries attend to each other.
         input_projection: a linear layer maps tokens from C to D; without it C must be D.
@@ -161,17 +143,12 @@ HeadConfig = Annotated[
 
 
 class NetworkConfig(_Config):
-    """A whole network.
+    """A whole network."""
 
-    Attributes:
-        backbone: a name that `Backbone` knows.
-        activation: of the logits: `sigmoid`, or `softmax` if a photo has exactly one label.
-    """
-
-    backbone: str
+    backbone: str  # a name that `Backbone` knows
     input: InputConfig
     head: HeadConfig
-    activation: Activation = "sigmoid"
+    activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:

@@ -30,19 +30,12 @@ _BATCH = 8
 
 @dataclass(frozen=True, eq=False)
 class OpenScores:
-    """Average precision of each label of a data set, percent, float [L]; NaN if undefined.
-
-    Attributes:
-        head: of the open head.
-        conse: of the untouched backbone's classifier.
-        chance: of a random ranking: the share of photos with the label.
-        positives: number of photos with the label.
-    """
+    """Average precision of each label of a data set, percent, float [L]; NaN if undefined."""
 
     head: Tensor
-    conse: Tensor
-    chance: Tensor
-    positives: Tensor
+    conse: Tensor  # of the untouched backbone's classifier
+    chance: Tensor  # of a random ranking: the share of photos with the label
+    positives: Tensor  # number of photos with the label
 
     def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
         """Returns the mean of each over the labels that a bool [L] chooses, without NaN."""
@@ -98,15 +91,8 @@ def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
     """Scores labels by ConSE (arXiv 1312.5650), but with all names instead of the ten best.
 
     The classifier's probabilities average the embeddings of its names into one of the photo; a
-    label scores by its cosine with that.
-
-    Args:
-        logits: of the classifier, float [B, P].
-        names: embeddings of its names, float [P, E] of length 1.
-        labels: embeddings of the labels, float [L, E] of length 1.
-
-    Returns:
-        Cosines float [B, L].
+    label scores by its cosine with that. Maps the classifier's logits [B, P], embeddings of its
+    names [P, E] and of labels [L, E], of length 1, to cosines [B, L].
     """
     return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T
 

@@ -22,13 +22,7 @@ def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     """Returns the average precision of each label, 0..100, float [N].
 
     NaN for a label without a positive or without a negative: every order ranks its photos alike.
-
-    Args:
-        scores: float [n, N]; only their order within a label matters.
-        targets: [n, N].
-
-    Raises:
-        MetricError: a score is not finite.
+    Raises MetricError if a score is not finite.
     """
     if not scores.isfinite().all():
         raise MetricError("the scores of the network are not finite numbers")
@@ -75,11 +69,7 @@ def class_and_overall_rates(
 ) -> tuple[Rates, Rates]:
     """Computes CP, CR, CF1 and OP, OR, OF1 (arXiv 1904.03582, section 4.1).
 
-    Args:
-        scores: float [n, N].
-        targets: [n, N].
-        threshold: lowest score of a predicted label.
-        top_k: predict only the k best labels of a photo; None sets no limit.
+    Predicts, of a photo's `top_k` best labels, those that score at least `threshold`.
 
     Returns:
         Rates averaged over the labels with a positive (precision is 0 for a label that is never

@@ -21,16 +21,9 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 
 
 class Network(nn.Module):
-    """A backbone (images -> tokens) and a head (tokens -> logits).
+    """A backbone (images -> tokens [B, S, C]) and a head (tokens -> logits [B, N]).
 
-    Attributes:
-        config: its description.
-        backbone: normalised images float [B, 3, H, W] -> tokens [B, S, C].
-        head: tokens [B, S, C] -> logits [B, N]; one for open labels takes their embeddings [L, E]
-            too and returns [B, L].
-
-    Raises:
-        ValueError: the backbone is unknown, or its width is not the head's.
+    Raises ValueError if the backbone is unknown, or its width is not the head's.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -45,7 +38,7 @@ class Network(nn.Module):
         self.head = build_head(config.head)
 
     def forward(self, images: Tensor, *embeddings: Tensor) -> Tensor:
-        """Maps images [B, 3, H, W] (an open head: and embeddings [L, E]) to logits."""
+        """Maps normalised images [B, 3, H, W] (and embeddings [L, E]) to logits [B, N or L]."""
         logits: Tensor = self.head(self.backbone(images), *embeddings)
         return logits
 

@@ -18,10 +18,7 @@ from models.metrics import (
 def report_multi_label(scores: Tensor, targets: Tensor, names: Sequence[str]) -> Iterator[str]:
     """Yields each label's average precision, then mAP, CF1, OF1 and the top-3 figures.
 
-    Args:
-        scores: float [n, N], 0..1; a label is predicted from 0.5 on.
-        targets: 1, 0 or -1 (unknown), [n, N].
-        names: N names.
+    Scores [n, N] are 0..1, predicted from 0.5 on; targets [n, N] are 1, 0 or -1 (unknown).
     """
     values = average_precisions(scores, targets)
     for name, value in zip(names, values.tolist(), strict=True):
@@ -48,12 +45,7 @@ def report_zero_shot(
 ) -> Iterator[str]:
     """Yields mAP, P, R and F1@3, @5 over the unseen labels (ZSL), and with the seen ones (GZSL).
 
-    Args:
-        scores: float [n, N].
-        targets: 1 or 0, [n, N].
-        names: N names; those neither seen nor unseen are ignored.
-        seen: trained labels.
-        unseen: labels that were not trained.
+    Scores and targets (1 or 0) are [n, N]; names neither seen nor unseen are ignored.
     """
     for kind, counted in (("ZSL", {*unseen}), ("GZSL", {*seen, *unseen})):
         chosen = [i for i, name in enumerate(names) if name in counted]

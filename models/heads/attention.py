@@ -1,4 +1,4 @@
-"""What every head shares: tokens [B, S, C], and multi-head attention over them.
+"""Shared by all heads: tokens [B, S, C], and multi-head attention over them.
 
 Unlike torch's `MultiheadAttention`, query, key and value have separate projections, and queries may
 have batch 1: what depends on them alone is computed once, and an exporter folds it to constants.
@@ -19,13 +19,7 @@ def to_tokens(features: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, D].
-
-    Args:
-        width: D.
-        num_heads: divides D.
-        dropout: rate on the attention weights in training, 0..1.
-    """
+    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, D]."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder.
-
-Query2Label, another one, has its own module.
-"""
+"""Heads that ML-Decoder is compared with: average pooling and a plain transformer decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from models.heads.query2label import QueryLayer, decode
 
 
 class Gap(nn.Module):
-    """Global average pooling: the mean over the tokens, then one linear layer."""
+    """Global average pooling and one linear layer."""
 
     def __init__(self, config: GapConfig) -> None:
         super().__init__()

@@ -24,11 +24,10 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 
 
 class TrainedMaps(nn.Module):
-    """Maps of trained labels: each label attends with the query of its group.
+    """Maps of trained labels; copies the weights of a head in eval mode.
 
-    Args:
-        head: in eval mode; the weights are copied.
-        grid: rows and columns of the S tokens.
+    Each label attends with the query of its group. The maximum of a map is 1, or 0 if no token
+    contributes.
     """
 
     queries: Tensor
@@ -47,22 +46,14 @@ class TrainedMaps(nn.Module):
             self.register_buffer("readout", _carry_back(layer, weights[: config.num_classes]))
 
     def forward(self, memory: Tensor, labels: Tensor) -> Tensor:
-        """Maps memory [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns].
-
-        The maximum of a map is 1, or 0 if no token contributes.
-        """
+        """Maps memory [B, S, D] and labels int64 [L], 0..N-1, to maps [B, L, rows, columns]."""
         queries = self.queries[labels // self.group_size]  # [L, D]
         maps: Tensor = self.draw(self.contributions(memory, queries, self.readout[labels]))
         return maps
 
 
 class OpenMaps(nn.Module):
-    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`.
-
-    Args:
-        head: in eval mode; the weights are copied.
-        grid: rows and columns of the S tokens.
-    """
+    """Maps of open labels: of the decoder's logit, without the votes of `name_votes.py`."""
 
     readout: Tensor
 
@@ -75,10 +66,7 @@ class OpenMaps(nn.Module):
             self.register_buffer("readout", _carry_back(head.layer, head.pool.weight))  # [1, D]
 
     def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
-        """Maps memory [B, S, D] and label queries [L, K] to maps [B, L, rows, columns].
-
-        The maximum of a map is 1, or 0 if no token contributes.
-        """
+        """Maps memory [B, S, D] and label queries [L, K] to maps [B, L, rows, columns]."""
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
         maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
         return maps
@@ -109,10 +97,8 @@ class Contributions(nn.Module):
     def forward(self, memory: Tensor, queries: Tensor, readout: Tensor) -> Tensor:
         """Returns contributions [B, L, S], up to a positive factor for each image.
 
-        Args:
-            memory: [B, S, D].
-            queries: of `Attention.project`, [L, D].
-            readout: what a value adds to the logit, [L, D], or [1, D] for all labels.
+        Queries are those of `Attention.project`, [L, D]. The readout, [L or 1, D], maps a value to
+        its part of the logit.
         """
         # A few labels are multiplied with the projections, instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]
@@ -156,10 +142,7 @@ class Drawing(nn.Module):
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
-    """Returns rows and columns of `num_tokens` square patches in a picture of these pixels.
-
-    None if no size of a patch gives that number.
-    """
+    """Returns rows and columns of square patches; None if no size of a patch gives the number."""
     for stride in range(1, max(height, width) + 1):
         rows, columns = math.ceil(height / stride), math.ceil(width / stride)
         if rows * columns == num_tokens:

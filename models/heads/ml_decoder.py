@@ -92,13 +92,9 @@ class DecoderLayer(nn.Module):
 
 
 class GroupLinear(nn.Module):
-    """Group fully-connected pooling (section 3.3): query q gives the logits of group q.
+    """Group fully-connected pooling (section 3.3): query q gives the logits of its G classes.
 
-    Args:
-        num_queries: Q.
-        width: D.
-        group_size: G, classes of a group; Q * G is at least N.
-        num_classes: N; logits from N on are padding and cut off.
+    Q * G is at least N; logits from N on are padding and cut off.
     """
 
     def __init__(self, num_queries: int, width: int, group_size: int, num_classes: int) -> None:

@@ -19,18 +19,11 @@ _MIN_RATIO = 1e-6
 
 
 class NameVotes(nn.Module):
-    """A linear classifier of P names over pooled tokens, and the names' embeddings.
+    """A linear classifier of P names over pooled tokens, and the names' embeddings."""
 
-    Attributes:
-        classifier: pooled tokens [B, C] -> logits [B, P].
-        names: embeddings of the names, float [P, E] of length 1, to be filled in.
-        prior: mean probability of each name over photos, float [P]; see `center`.
-        sharpness: scales the cosines before the softmax; at higher values fewer, nearer names vote.
-    """
-
-    names: Tensor
-    prior: Tensor
-    sharpness: Tensor
+    names: Tensor  # embeddings [P, E] of length 1, to be filled in
+    prior: Tensor  # mean probability of each name over photos, [P]; see `center`
+    sharpness: Tensor  # scales the cosines; at higher values fewer, nearer names vote
 
     def __init__(self, encoder_width: int, num_names: int, embedding_width: int) -> None:
         super().__init__()

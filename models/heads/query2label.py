@@ -62,13 +62,7 @@ class EncoderLayer(nn.Module):
 
 
 class QueryLayer(nn.Module):
-    """A decoder layer: queries attend to each other (optional), then to the tokens.
-
-    Args:
-        config: widths and dropout.
-        self_attention: queries attend to each other.
-        pre_norm: norms come before the attentions.
-    """
+    """A decoder layer: queries attend to each other (optional), then to the tokens."""
 
     def __init__(self, config: DecoderConfig, self_attention: bool, pre_norm: bool) -> None:
         super().__init__()
@@ -85,14 +79,10 @@ class QueryLayer(nn.Module):
     def forward(
         self, target: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *, fixed: bool = False
     ) -> Tensor:
-        """Returns the next target [B, N, D].
+        """Maps a target [1 or B, N, D] and queries [1, N, D] to the next target [B, N, D].
 
-        Args:
-            target: gathered by earlier layers, [1 or B, N, D].
-            queries: [1, N, D].
-            keys: tokens with their positions, [B, S, D].
-            values: tokens, [B, S, D].
-            fixed: `target` is the same for all images.
+        Keys are tokens with their positions, values tokens, [B, S, D]; `fixed` if the target is the
+        same for all images.
         """
         if self.self_attention is not None and self.norm1 is not None:
             normed = self.norm1(target) if self.pre_norm else target

@@ -11,13 +11,8 @@ def weak_negative_loss(logits: Tensor, positives: Tensor, weight: float, focus: 
     """Cross-entropy with unknown labels as weak negatives.
 
     "Weak assume negative" of Cole et al. (arXiv 2106.09708, section 4), with the focal loss's
-    focus (arXiv 1708.02002) on unknown labels that score high.
-
-    Args:
-        logits: float [B, M].
-        positives: 0/1 float [B, M]; a 0 is unknown.
-        weight: of the unknown, 0..1.
-        focus: exponent, 0 for none.
+    focus (arXiv 1708.02002), an exponent, on unknown labels that score high. Logits and positives
+    are [B, M]; a 0 is unknown and has the weight, 0..1.
     """
     present = positives * functional.logsigmoid(logits)
     absent = (1 - positives) * functional.logsigmoid(-logits) * logits.sigmoid().pow(focus)
@@ -35,12 +30,8 @@ def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
 
     Each name's teacher logits, standardised over the photos, become a distribution over the
     photos; the loss is the Kullback-Leibler divergence from the student's. It also informs about
-    names that no photo shows clearly, whose probabilities are all near 0.
-
-    Args:
-        logits: float [B, P], B at least 2.
-        teacher: the teacher's logits, float [B, P].
-        sharpness: of the distributions; higher means that only the first photos count.
+    names that no photo shows clearly, whose probabilities are all near 0. Logits are [B, P] both, B
+    at least 2; with a higher sharpness only the first photos count.
     """
     deviation, mean = torch.std_mean(teacher, dim=0)
     wanted = (sharpness * (teacher - mean) / (deviation + 1e-5)).softmax(dim=0)
@@ -56,12 +47,8 @@ def classifier_loss(logits: Tensor, probabilities: Tensor) -> Tensor:
 def matching_loss(logits: Tensor, matches: Tensor) -> Tensor:
     """Symmetric cross-entropy of CLIP (arXiv 2103.00020, section 2.3) between captions and photos.
 
-    Args:
-        logits: float [B, T].
-        matches: 0/1 float [B, T], one 1 in each column; a row of zeros has no caption.
-
-    Returns:
-        Mean over the captions and both directions; 0 without captions.
+    A mean over the captions and both directions, 0 without captions. Matches are 0/1 float [B, T],
+    one 1 in each column; a row of zeros has no caption.
     """
     if not matches.any():
         return logits.sum() * 0
@@ -71,15 +58,10 @@ def matching_loss(logits: Tensor, matches: Tensor) -> Tensor:
 
 
 def choose_columns(probabilities: Tensor, count: int) -> Tensor:
-    """Chooses names of the teacher's to train a step on.
+    """Chooses at most `count` names to train a step on, by the teacher's probabilities [B, P].
 
-    Args:
-        probabilities: of the teacher over the batch, float [B, P].
-        count: at most this many; all P if there are fewer.
-
-    Returns:
-        Ascending columns int64 [<= count]: half are the most probable names in any photo, half
-        are random; a name that is both appears once.
+    Returns ascending columns int64: half are the most probable names in any photo, half are random;
+    a name that is both appears once.
     """
     total = probabilities.shape[1]
     likely = probabilities.amax(dim=0).topk(min(count // 2, total)).indices

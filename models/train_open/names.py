@@ -15,27 +15,18 @@ from models.data import DataError, LabelledFolder, LabelledImage, read_labelled_
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names of a run.
+    """The names of a run."""
 
-    Attributes:
-        labels: N names, known to be present or absent in every photo.
-        concepts: M names, known to be present in some photos; elsewhere unknown.
-        held_out: H concepts that are not trained on; they measure how well the head generalises.
-    """
-
-    labels: tuple[str, ...]
-    concepts: tuple[str, ...]
-    held_out: tuple[str, ...]
+    labels: tuple[str, ...]  # N, known to be present or absent in every photo
+    concepts: tuple[str, ...]  # M, known to be present in some photos; elsewhere unknown
+    held_out: tuple[str, ...]  # H concepts that only measure how well the head generalises
 
 
 def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabulary:
     """Sorts a data set's names into those to train on and those held out.
 
-    Args:
-        folder: the data set; a concept that is also a label counts as a label.
-        hold_out: names whose concepts are not trained on. A concept counts as one of them if the
-            words of one name contain the words of the other: a `computer mouse` is a `mouse`, a
-            `table` may be a `dining table`.
+    A concept that is also a label counts as a label. One is held out if its words contain the words
+    of a name in `hold_out` or the reverse: a `computer mouse` is a `mouse`.
     """
     found = {_clean(name) for image in folder.split("train") for name in image.concepts}
     concepts = sorted(found - set(folder.label_names))

@@ -54,21 +54,13 @@ class NameEmbeddings:
 
 @dataclass(frozen=True, eq=False)
 class OpenPhotos:
-    """n photos of a split in V views, and what is known of them.
+    """n photos of a split in V views; targets are 0/1 float."""
 
-    Attributes:
-        tokens: of the encoder, float16 [V, n, S, C], on disk.
-        logits: of the teacher, float16 [V, n, P], on disk.
-        labels: 0/1 float [n, N], complete.
-        concepts: 0/1 float [n, M]; a 0 is unknown.
-        held_out: 0/1 float [n, H]; a 0 is unknown.
-    """
-
-    tokens: Array
-    logits: Array
-    labels: Tensor
-    concepts: Tensor
-    held_out: Tensor
+    tokens: Array  # of the encoder, float16 [V, n, S, C], on disk
+    logits: Array  # of the teacher, float16 [V, n, P], on disk
+    labels: Tensor  # [n, N], complete
+    concepts: Tensor  # [n, M]; a 0 is unknown
+    held_out: Tensor  # [n, H]; a 0 is unknown
 
     def read(self, view: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (tokens [B, S, C], teacher's logits [B, P]), float32, of some photos."""
@@ -87,22 +79,14 @@ class TrainedLabels:
 
 @dataclass(eq=False)
 class OpenTask(Task[Batch]):
-    """Trains an open head on cached tokens.
+    """Trains an open head on cached tokens."""
 
-    Attributes:
-        network: the head; its voting classifier starts as the teacher's.
-        train: training photos; view 0 is the served one.
-        captions: embeddings of their captions, float [n, E]; 0 without one.
-        val: validation photos in the served view.
-        trained: the encoder's own head, to distil; None if it knows no label of the run.
-    """
-
-    network: ZeroShotMLDecoder
+    network: ZeroShotMLDecoder  # its voting classifier starts as the teacher's
     names: NameEmbeddings
-    train: OpenPhotos
-    captions: Tensor
-    val: OpenPhotos
-    trained: TrainedLabels | None
+    train: OpenPhotos  # view 0 is the served one
+    captions: Tensor  # embeddings of the training photos' captions, [n, E]; 0 without one
+    val: OpenPhotos  # in the served view
+    trained: TrainedLabels | None  # to distil; None if the encoder's head knows no label of the run
     recipe: OpenRecipe
     device: torch.device
 

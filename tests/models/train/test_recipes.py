@@ -3,7 +3,6 @@
 Each checkpoint is measured, exported and served.
 """
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from models.evaluate import main as evaluate
 from models.train.__main__ import main
 from models.train.recipe import Recipe
 from service.bundle.reader import load_bundle
+from tests.models.colours import read_losses
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.small_datasets import (
     Pictures,
@@ -54,22 +54,14 @@ LITE = [
 ]
 
 
-def losses(run: Path) -> list[float]:
-    with (run / "metrics.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
+TWO_GROUPS = ["--num-groups", "2"]
 CASES: dict[str, tuple[Callable[[Path, Pictures], None], list[str], str]] = {
     "coco_tresnet_l": (write_coco, [], "mAP"),
     "coco_query2label": (write_coco, [], "mAP"),
     "nus_wide_zero_shot": (write_nus_wide, ["--random-queries", "4"], "ZSL mAP"),
-    "imagenet_resnet50": (write_classes, ["--num-groups", "2"], "top-1 accuracy"),
+    "imagenet_resnet50": (write_classes, TWO_GROUPS, "top-1 accuracy"),
     # Partial labels and strong focusing leave little to learn from in an epoch.
-    "open_images": (
-        write_pairs,
-        ["--num-groups", "2", "--epochs", "16", "--cutout", "0.2"],
-        "mAP",
-    ),
+    "open_images": (write_pairs, [*TWO_GROUPS, "--epochs", "16", "--cutout", "0.2"], "mAP"),
 }
 
 
@@ -97,7 +89,7 @@ def run_recipe(
     assert measured[0] == pytest.approx(measured[1], abs=0.5, nan_ok=True)
     with serve_app(bundle, label_store="memory") as client:
         assert_serves(client, bundle, pictures)
-    return losses(run)
+    return read_losses(run)
 
 
 def assert_serves(client: TestClient, bundle: Path, pictures: Pictures) -> None:
@@ -140,12 +132,8 @@ def test_recipe_lowers_the_loss_on_real_photos(
 
 
 def test_every_shipped_recipe_is_tested() -> None:
-    others = {
-        "lite0",
-        "lite0_gap",
-        "lite0_refine",
-        "lite0_settle",
-    }  # the default bundle's, in test_train.py
+    # The default bundle's are in test_train.py.
+    others = {"lite0", "lite0_gap", "lite0_refine", "lite0_settle"}
     assert {path.stem for path in RECIPES.glob("*.toml")} - others == set(CASES)
 
 
@@ -168,7 +156,7 @@ def test_accumulated_batches_take_fewer_steps_and_lower_the_loss(tmp_path: Path)
         assert main([*arguments, "--mixed-precision", "bf16", "--out", str(tmp_path / "run")]) == 0
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
-    history = losses(tmp_path / "run")
+    history = read_losses(tmp_path / "run")
     assert history[-1] < history[0]
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
     assert state["schedule"]["last_epoch"] == 4 * 3  # 8 batches an epoch: 3 + 3 + 2

@@ -1,31 +1,31 @@
 """Training of an open head on generated photos, with a tiny encoder and tiny texts."""
 
-import csv
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 
 from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head, write_open_head
 from models.data import DataError, read_labelled_folder
-from models.evaluate_open import evaluate_open
+from models.evaluate_open import evaluate_open, score_conse
 from models.text import read_text_encoder
 from models.train.command import Place
 from models.train.recipe import OpenRecipe, RecipeError
-from models.train.run import Run, make_accelerator
+from models.train.run import make_accelerator
 from models.train_open.__main__ import main, train
 from models.train_open.names import Vocabulary, choose_captions, choose_names, read_hold_out
 from models.train_open.task import match_labels
 from models.train_open.teacher import Sources, Teacher, TrainedHead, share_stages
+from tests.models.colours import read_log, stop_in_second_epoch, write_colours
 from tests.models.tiny_text import write_text_encoder
 
 
@@ -41,7 +41,6 @@ class PooledHead(nn.Module):
         return logits
 
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 230)}
 OPEN_RECIPES = Path(__file__).parents[3] / "models" / "recipes" / "open"
 RECIPE = OpenRecipe(
     template="a photo of {}",
@@ -60,26 +59,9 @@ RECIPE = OpenRecipe(
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 photos with squares of up to three colours; blue is only known from some captions."""
+    """Blue is only known from captions."""
     folder = tmp_path_factory.mktemp("colours")
-    (folder / "images").mkdir()
-    stream, images = np.random.default_rng(0), {}
-    for i in range(96):
-        present = [name for name in COLOURS if stream.random() < 0.5]
-        picture = stream.integers(90, 130, (40, 40, 3)).astype(np.uint8)
-        for column, name in enumerate(COLOURS):
-            if name in present:
-                picture[5:25, 13 * column : 13 * column + 13] = COLOURS[name]
-        Image.fromarray(picture).save(folder / "images" / f"{i:03d}.png")
-        images[f"{i:03d}.png"] = {
-            "split": "train" if i < 64 else "val",
-            "labels": [name for name in present if name != "blue"],
-            "caption_concepts": [*present, "grey", "large (size)", "dark circle"],
-            "caption": f"A photo with {' and '.join(present)} squares." if present else "",
-        }
-    index = {"name": "colours", "label_names": ["red", "green"], "images": images}
-    (folder / "labels.json").write_text(json.dumps(index))
-    return folder
+    return write_colours(folder, {"train": 64, "val": 32}, ("red", "green"), move=False)
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +83,41 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     )
 
 
-def make_place(photos: Path, out: Path) -> Place:
-    cache = out.parent / "cache"
-    for folder in (out, cache):
-        folder.mkdir(parents=True, exist_ok=True)
-    accelerator = make_accelerator(cpu=True)
-    return Place(read_labelled_folder(photos), out, cache, accelerator, accelerator.device, 0)
+@dataclass
+class Runs:
+    """Runs in one folder, with one cache."""
+
+    folder: Path
+    photos: Path
+    sources: Sources
+
+    def fit(
+        self,
+        name: str,
+        hold_out: tuple[str, ...] = (),
+        init: OpenHeadCheckpoint | None = None,
+        **changes: Any,
+    ) -> dict[str, float]:
+        """Trains for an epoch, if the changes of the recipe give no other number."""
+        out, cache = self.folder / name, self.folder / "cache"
+        for folder in (out, cache):
+            folder.mkdir(exist_ok=True)
+        accelerator = make_accelerator(cpu=True)
+        data = read_labelled_folder(self.photos)
+        place = Place(data, out, cache, accelerator, accelerator.device, 0)
+        recipe = RECIPE.model_copy(update={"epochs": 1, **changes})
+        return train(place, recipe, self.sources, hold_out, init)
+
+    def read(self, name: str) -> OpenHeadCheckpoint:
+        return read_open_head(self.folder / name / "open.safetensors")
+
+    def read_log(self, name: str) -> list[dict[str, str]]:
+        return read_log(self.folder / name)
 
 
-def read_log(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+@pytest.fixture
+def runs(photos: Path, sources: Sources, tmp_path: Path) -> Runs:
+    return Runs(tmp_path, photos, sources)
 
 
 WEIGHTS = {
@@ -125,19 +131,12 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("loss", WEIGHTS)
-def test_each_loss_falls_on_its_own(
-    loss: str, photos: Path, sources: Sources, tmp_path: Path
-) -> None:
+def test_each_loss_falls_on_its_own(loss: str, runs: Runs) -> None:
     others = {weight: 0.0 for name, weight in WEIGHTS.items() if name != loss}
-    recipe = RECIPE.model_copy(
-        update={
-            **others,
-            # Twice the teacher's names chooses all of them, so that the sums can be compared.
-            **{"epochs": 12, "lr": 0.02, "random_queries": 0, "views": 1, "teacher_names": 10},
-        }
-    )
-    train(make_place(photos, tmp_path / "run"), recipe, sources, ())
-    values = [float(row[loss]) for row in read_log(tmp_path / "run")]
+    # Twice the teacher's names chooses all of them, so that the sums can be compared.
+    options = {"epochs": 12, "lr": 0.02, "random_queries": 0, "views": 1, "teacher_names": 10}
+    runs.fit("run", **others, **options)
+    values = [float(row[loss]) for row in runs.read_log("run")]
     assert len(values) == 12
     # Photos with squares of the same colours have the same caption: which is whose stays open.
     assert values[-1] < (0.96 if loss == "captions" else 0.9) * values[0]
@@ -158,15 +157,12 @@ def test_trained_labels_are_matched_by_name(sources: Sources) -> None:
     assert match_labels(replace(sources, trained=None), names) is None
 
 
-def test_training_writes_a_checkpoint_bound_to_its_encoders(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
-    found = train(make_place(photos, tmp_path / "run"), RECIPE, sources, ("blue",))
-    log = read_log(tmp_path / "run")
+def test_training_writes_a_checkpoint_bound_to_its_encoders(runs: Runs, sources: Sources) -> None:
+    found, log = runs.fit("run", ("blue",), epochs=3), runs.read_log("run")
     assert [row["epoch"] for row in log] == ["1", "2", "3"]
     for name, value in found.items():
         assert float(log[-1][name]) == pytest.approx(value, rel=1e-4)
-    opened = read_open_head(tmp_path / "run" / "open.safetensors")
+    opened = runs.read("run")
     assert opened.origin.label_names == ("red", "green")
     assert opened.origin.concept_names == ("dark circle", "grey", "large")
     assert opened.head.config.embedding_template == "a photo of {}"
@@ -178,127 +174,93 @@ def test_training_writes_a_checkpoint_bound_to_its_encoders(
         opened.check_text_encoder(replace(sources.text, sha256="0"))
 
 
-def test_evaluation_measures_head_and_baselines_on_the_same_photos(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
-    place = make_place(photos, tmp_path / "run")
-    recipe = RECIPE.model_copy(update={"votes": False, "epochs": 1})
-    found = train(place, recipe, sources, ())
-    opened = read_open_head(tmp_path / "run" / "open.safetensors")
-    scores = evaluate_open(opened, sources, place.data, "val")
+def test_evaluation_measures_head_and_baselines_on_the_same_photos(runs: Runs) -> None:
+    found, data = runs.fit("run", votes=False), read_labelled_folder(runs.photos)
+    scores = evaluate_open(runs.read("run"), runs.sources, data, "val")
     # The run measured itself on cached float16 tokens.
     mean = float(scores.head.mean())
     assert mean == pytest.approx(found["val_labels_mAP_percent"], abs=1.0)
-    share = place.data.targets(place.data.split("val")).mean(axis=0) * 100
+    share = data.targets(data.split("val")).mean(axis=0) * 100
     assert scores.chance.tolist() == pytest.approx(share.tolist())
     assert scores.conse.shape == (2,)
-    partly = replace(place.data, complete=False)
     with pytest.raises(DataError, match="complete"):
-        evaluate_open(opened, sources, partly, "val")
+        evaluate_open(runs.read("run"), runs.sources, replace(data, complete=False), "val")
 
 
-class _Stopped(Exception):
-    pass
+def test_conse_is_the_cosine_with_the_mean_of_the_probable_names() -> None:
+    names = functional.normalize(torch.randn(4, 5), dim=1)
+    logits = torch.tensor([[0.0, 90.0, 0.0, 0.0], [90.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(score_conse(logits, names, names), names[[1, 0]] @ names.T)
+    found = score_conse(torch.tensor([[50.0, 50.0, 0.0]]), torch.eye(3), torch.eye(3))
+    torch.testing.assert_close(found, torch.tensor([[0.5**0.5, 0.5**0.5, 0.0]]))
 
 
-def test_resumed_run_equals_an_unbroken_one(
-    photos: Path, sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(make_place(photos, tmp_path / "unbroken"), RECIPE, sources, ())
-    real_epoch = Run._train_epoch
-
-    def stop_in_the_second(run: Run) -> dict[str, float]:
-        if run.epoch == 1:
-            raise _Stopped
-        return real_epoch(run)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Run, "_train_epoch", stop_in_the_second)
-        with pytest.raises(_Stopped):
-            train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
-    train(make_place(photos, tmp_path / "broken"), RECIPE, sources, ())
-    assert read_log(tmp_path / "broken") == read_log(tmp_path / "unbroken")
-    first, second = (
-        read_open_head(tmp_path / run / "open.safetensors").head.state_dict()
-        for run in ("unbroken", "broken")
-    )
-    for key, tensor in first.items():
-        torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-6)
+def test_resumed_run_equals_an_unbroken_one(runs: Runs) -> None:
+    runs.fit("unbroken", epochs=3)
+    with stop_in_second_epoch():
+        runs.fit("broken", epochs=3)
+    runs.fit("broken", epochs=3)
+    assert runs.read_log("broken") == runs.read_log("unbroken")
+    first, second = (runs.read(run).head.state_dict() for run in ("unbroken", "broken"))
+    torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-6)
     # Both runs read the same two files for each split.
-    assert len(list((tmp_path / "cache").iterdir())) == 4
+    assert len(list((runs.folder / "cache").iterdir())) == 4
 
 
-def test_finished_run_is_measured_again_and_not_resumed_with_other_options(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
-    recipe = RECIPE.model_copy(update={"epochs": 1})
-    place = make_place(photos, tmp_path / "run")
-    found = train(place, recipe, sources, ("blue",))
-    first = read_open_head(tmp_path / "run" / "open.safetensors")
-    for field, change in {
-        "epochs 1, not 2": {"epochs": 2},
-        "votes True, not": {"votes": False},
-    }.items():
-        with pytest.raises(RecipeError, match=f"begun with {field}"):
-            train(place, recipe.model_copy(update=change), sources, ("blue",))
+def test_finished_run_is_measured_again_and_not_resumed_with_other_options(runs: Runs) -> None:
+    found, first = runs.fit("run", ("blue",)), runs.read("run")
+    with pytest.raises(RecipeError, match="begun with epochs 1, not 2"):
+        runs.fit("run", ("blue",), epochs=2)
+    with pytest.raises(RecipeError, match="begun with votes True, not"):
+        runs.fit("run", ("blue",), votes=False)
     with pytest.raises(RecipeError, match="begun with concept_names "):
-        train(place, recipe, sources, ())
+        runs.fit("run")
     with pytest.raises(RecipeError, match="begun with init '', not "):
-        train(place, recipe, sources, ("blue",), first)
-    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["epochs"] == 1
-    assert train(place, recipe, sources, ("blue",)) == found
-    assert len(read_log(tmp_path / "run")) == 1
+        runs.fit("run", ("blue",), first)
+    assert json.loads((runs.folder / "run" / "recipe.json").read_text())["epochs"] == 1
+    assert runs.fit("run", ("blue",)) == found
+    assert len(runs.read_log("run")) == 1
 
 
-def test_changed_photo_is_encoded_again(photos: Path, sources: Sources, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(photos, data)
-    recipe = RECIPE.model_copy(update={"epochs": 1})
-    train(make_place(data, tmp_path / "a"), recipe, sources, ())
-    shutil.copyfile(data / "images" / "001.png", data / "images" / "000.png")
-    train(make_place(data, tmp_path / "b"), recipe, sources, ())
-    assert len(list((tmp_path / "cache").iterdir())) == 6
+def test_changed_photo_is_encoded_again(runs: Runs) -> None:
+    runs.photos = Path(shutil.copytree(runs.photos, runs.folder / "data"))
+    runs.fit("a")
+    images = runs.photos / "images"
+    shutil.copyfile(images / "001.png", images / "000.png")
+    runs.fit("b")
+    assert len(list((runs.folder / "cache").iterdir())) == 6
 
 
-def test_run_starts_from_the_weights_of_another_head(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
-    recipe = RECIPE.model_copy(update={"epochs": 1})
-    train(make_place(photos, tmp_path / "first"), recipe, sources, ("grey",))
-    first = read_open_head(tmp_path / "first" / "open.safetensors")
+def test_run_starts_from_the_weights_of_another_head(runs: Runs) -> None:
+    runs.fit("first", ("grey",))
+    first = runs.read("first")
     # So small a step leaves the weights where they start.
-    still = recipe.model_copy(update={"lr": 1e-12, "classifier_lr": 1e-12, "seed": 1})
-    train(make_place(photos, tmp_path / "second"), still, sources, (), first)
-    second = read_open_head(tmp_path / "second" / "open.safetensors")
+    runs.fit("second", (), first, lr=1e-12, classifier_lr=1e-12, seed=1)
+    second = runs.read("second")
     assert second.origin.concept_names == ("blue", "dark circle", "grey", "large")
-    for key, tensor in first.head.state_dict().items():
-        torch.testing.assert_close(second.head.state_dict()[key], tensor, rtol=1e-5, atol=1e-7)
+    expected = first.head.state_dict()
+    torch.testing.assert_close(second.head.state_dict(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_init_refuses_a_head_of_another_build(
-    photos: Path, sources: Sources, tmp_path: Path
-) -> None:
-    place = make_place(photos, tmp_path / "run")
-    recipe = RECIPE.model_copy(update={"epochs": 1})
-    train(place, recipe, sources, ())
-    first = read_open_head(tmp_path / "run" / "open.safetensors")
-    for change, reason in (
-        ({"decoder_width": 8}, "decoder_width 16, not 8"),
-        ({"votes": False}, "num_prototypes 5, not 0"),
-        ({"template": "{}"}, "embedding_template 'a photo of {}', not '{}'"),
-    ):
-        other = recipe.model_copy(update=change)
+def test_init_refuses_a_head_of_another_build(runs: Runs, sources: Sources) -> None:
+    runs.fit("run")
+    first = runs.read("run")
+    changes: dict[str, dict[str, Any]] = {
+        "decoder_width 16, not 8": {"decoder_width": 8},
+        "num_prototypes 5, not 0": {"votes": False},
+        "embedding_template 'a photo of {}', not '{}'": {"template": "{}"},
+    }
+    for reason, change in changes.items():
         with pytest.raises(CheckpointError, match=re.escape(reason)):
-            train(make_place(photos, tmp_path / "other"), other, sources, (), first)
-    foreign = replace(sources, text=replace(sources.text, sha256="0"))
+            runs.fit("other", (), first, **change)
+    runs.sources = replace(sources, text=replace(sources.text, sha256="0"))
     with pytest.raises(CheckpointError, match="another text encoder"):
-        train(make_place(photos, tmp_path / "other"), recipe, foreign, (), first)
-    assert train(make_place(photos, tmp_path / "other"), recipe, sources, (), first)
+        runs.fit("other", (), first)
+    runs.sources = sources
+    assert runs.fit("other", (), first)
 
 
-def test_shared_stages_give_the_tokens_of_both_backbones(
-    sources: Sources,
-) -> None:
+def test_shared_stages_give_the_tokens_of_both_backbones(sources: Sources) -> None:
     shared, own, others = share_stages(sources.encoder, sources.teacher.backbone)
     assert sum(p.numel() for p in shared.parameters()) > 0
     images = torch.randn(2, 3, 32, 32)
@@ -363,7 +325,7 @@ def test_folder_without_concepts_is_refused(photos: Path) -> None:
     assert choose_names(folder, ()).concepts
 
 
-def test_a_recipe_is_checked(tmp_path: Path) -> None:
+def test_recipe_is_checked_when_read(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('template = "a {}"\nepochs = 2\n')
     recipe = OpenRecipe.read(file, {"epochs": "7"})
@@ -372,11 +334,9 @@ def test_a_recipe_is_checked(tmp_path: Path) -> None:
         OpenRecipe.read(None, {"template": "no name"})
 
 
-def test_damaged_open_head_is_refused(photos: Path, sources: Sources, tmp_path: Path) -> None:
-    place = make_place(photos, tmp_path / "run")
-    train(place, RECIPE.model_copy(update={"epochs": 1}), sources, ())
-    path = tmp_path / "run" / "open.safetensors"
-    opened = read_open_head(path)
+def test_damaged_open_head_is_refused(runs: Runs) -> None:
+    runs.fit("run")
+    path, opened = runs.folder / "run" / "open.safetensors", runs.read("run")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="damaged"):
