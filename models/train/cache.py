@@ -37,7 +37,7 @@ def cache_outputs(
 
     Args:
         encode: images float [B, 3, H, W], on the CPU -> one or more outputs [B, ...].
-        photos: the photos; their own transform is not used.
+        photos: their own transform is not used.
         views: one transform a view; random ones give another view each time.
         paths: a `.npy` file for each output; the names must change with everything that the
             outputs depend on.

@@ -48,14 +48,7 @@ def make_loss(recipe: Recipe) -> Loss:
 def asymmetric_loss(
     gamma_neg: float, gamma_pos: float, clip: float, focal_gradient: bool = True
 ) -> Loss:
-    """Returns timm's asymmetric loss (arXiv 2009.14119), summed over labels, a mean over photos.
-
-    Args:
-        gamma_neg: focus on negatives.
-        gamma_pos: focus on positives.
-        clip: probability margin.
-        focal_gradient: the focusing weight passes gradients.
-    """
+    """Returns timm's asymmetric loss (arXiv 2009.14119), summed over labels, a mean over photos."""
     known = inspect.signature(AsymmetricLossMultiLabel).parameters
     # Newer versions of timm take the mean over the batch by default; older ones always sum.
     reduction: dict[str, Any] = {"reduction": "sum"} if "reduction" in known else {}

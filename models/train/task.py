@@ -85,24 +85,15 @@ class TrainedPart(nn.Sequential):
 
 @dataclass(eq=False)
 class LabelTask(Task[Batch]):
-    """Trains a network on labelled photos.
+    """Trains a network on labelled photos, or on features of the frozen stages."""
 
-    Attributes:
-        network: inputs [B, ...] -> logits [B, N]; a zero-shot one takes label embeddings too.
-        backbone: the part of `network` with the backbone's learning rate.
-        train: photos, or features of the frozen stages.
-        val: the same in the served preparation.
-        workers: processes that load training data.
-        zero_shot: embeddings of the labels for a zero-shot network.
-    """
-
-    network: nn.Module
-    backbone: nn.Module
+    network: nn.Module  # inputs [B, ...] -> logits [B, N]; a zero-shot one takes embeddings too
+    backbone: nn.Module  # the part of `network` with the backbone's learning rate
     train: Photos | CachedFeatures
-    val: Photos | CachedFeatures
+    val: Photos | CachedFeatures  # in the served preparation
     recipe: Recipe
     accelerator: Accelerator
-    workers: int = 0
+    workers: int = 0  # processes that load training data
     zero_shot: ZeroShotLabels | None = None
 
     def __post_init__(self) -> None:

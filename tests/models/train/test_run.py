@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.train.recipe import BaseRecipe
 from models.train.run import LossError, Run, RunFolder, Task, make_accelerator
+from tests.models.colours import read_log
 
 
 class ConstantTask(Task[float]):
@@ -72,10 +73,8 @@ def test_run_killed_between_its_row_and_its_state_has_one_row_an_epoch(
         patched.setattr(RunFolder, "write_state", stop_in_the_second)
         with pytest.raises(_Stopped):
             run().fit()
-    epochs = [line.partition(",")[0] for line in (tmp_path / "metrics.csv").read_text().split()]
-    assert epochs == ["epoch", "1", "2"]
+    assert [row["epoch"] for row in read_log(tmp_path)] == ["1", "2"]
     resumed = run()
     assert resumed.epoch == 1
     resumed.fit()
-    epochs = [line.partition(",")[0] for line in (tmp_path / "metrics.csv").read_text().split()]
-    assert epochs == ["epoch", "1", "2", "3"]
+    assert [row["epoch"] for row in read_log(tmp_path)] == ["1", "2", "3"]
