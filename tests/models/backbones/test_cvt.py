@@ -109,7 +109,7 @@ def make_state() -> State:
     }
 
 
-def test_query2label_on_a_cvt_computes_what_its_authors_code_does(tmp_path: Path) -> None:
+def test_query2label_on_a_cvt_equals_the_authors_code(tmp_path: Path) -> None:
     network = make_query2label("cvt_13", (4, 6), stride=16)
     state = make_state()
     network.backbone.body.load_state_dict(rename_cvt(state), strict=False)

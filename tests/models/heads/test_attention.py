@@ -20,7 +20,7 @@ def build() -> Attention:
 
 @given(queries=st.integers(1, 12), tokens=st.integers(1, 9), batch=st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
-def test_fixed_queries_gather_what_each_images_own_would(
+def test_fixed_queries_gather_the_same_as_each_images_own(
     queries: int, tokens: int, batch: int
 ) -> None:
     attention = build()

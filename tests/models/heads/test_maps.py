@@ -69,7 +69,7 @@ def test_contributions_equal_the_attentions_own(seed: int, batch: int, labels: i
     torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_contributions_sum_to_what_the_attention_adds_along_the_residual_path() -> None:
+def test_contributions_sum_to_the_attention_along_the_residual_path() -> None:
     head = make_trained(num_groups=None)
     layer, memory = head.layer, head.remember(torch.randn(2, 6, 12))
     hidden = layer.prepare(head.queries)
