@@ -1,17 +1,17 @@
 """A tiny network, its graphs and a labelled folder of coloured pictures, made once."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from export.graphs.graph import Graphs
+from export.graphs.graph import Chain, Graphs
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_encoder, trace_head
 from export.graphs.verify import make_noise
+from export.int8.quantise import Quantiser
 from models.checkpoints.checkpoint import write_checkpoint
 from models.network import Network
 from service.images.decode import PixelArray
@@ -54,6 +54,25 @@ def graphs(network: Network) -> Graphs:
 def pixels() -> PixelArray:
     """Sixteen pictures, uint8 [16, 32, 48, 3]."""
     return make_noise(16, INPUT)
+
+
+@pytest.fixture(scope="session")
+def quantiser(
+    graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
+) -> Quantiser:
+    """Quantises the encoder."""
+    feeds = ({"images": picture[np.newaxis]} for picture in pixels)
+    return Quantiser(graphs["encoder"], feeds, tmp_path_factory.mktemp("int8"))
+
+
+@pytest.fixture(scope="session")
+def head_quantiser(
+    graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
+) -> Quantiser:
+    """Quantises the head."""
+    tokens = Chain(graphs).encode(pixels[:1])
+    folder = tmp_path_factory.mktemp("int8_head")
+    return Quantiser(graphs["trained_head"], [{"tokens": tokens}], folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,13 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from export.accuracy import (
-    MIN_POSITIVES,
-    calibrate_labels,
-    measure_map,
-    predict_logits,
-    to_scores,
-)
+from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
 from export.graphs.graph import Chain, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
 from service.bundle.card import InputContract
+from service.labels.calibration import MIN_POSITIVES
 from tests.export.tiny_network import INPUT, LABELS
 
 CONTRACT = InputContract(

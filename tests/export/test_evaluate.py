@@ -1,6 +1,8 @@
 """A bundle's figures equal its checkpoint's, and mistakes are one line."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +18,31 @@ from models.network import Network
 from tests.export.graphs.test_heads import OPEN, make_network
 from tests.export.tiny_network import LABELS, write_folder
 
+Evaluate = Callable[..., dict[str, float]]
 
-def _read(text: str) -> dict[str, float]:
-    return {line[:20].strip(): float(line[20:]) for line in text.splitlines()}
+
+@pytest.fixture
+def evaluate(capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """Runs the command and reads its figures."""
+
+    def run(kind: str, path: Path, folder: Path, *flags: str) -> dict[str, float]:
+        capsys.readouterr()
+        assert main([kind, str(path), "--data", str(folder), *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:20].strip(): float(line[20:]) for line in lines}
+
+    return run
 
 
 @pytest.mark.parametrize("order", [LABELS, LABELS[::-1]])
 def test_bundle_has_the_figures_of_its_checkpoint(
-    network: Network, order: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, order: tuple[str, ...], tmp_path: Path, evaluate: Evaluate
 ) -> None:
     folder = write_folder(tmp_path / "photos", order)
-    checkpoint = tmp_path / "own.safetensors"
-    write_checkpoint(checkpoint, network, LABELS, {})
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
-    assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
-    expected = _read(capsys.readouterr().out)
-    assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
-    found = _read(capsys.readouterr().out)
+    found = evaluate("--bundle", bundle, folder)
     assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
-    assert found == pytest.approx(expected, abs=0.01)
+    assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
 
 
 @pytest.mark.parametrize("flag", [["--image-size", "32"], ["--plain-pixels"], ["--no-pre-norm"]])
@@ -49,21 +57,14 @@ def test_flags_of_checkpoints_are_refused_beside_a_bundle(
 
 
 def test_hints_have_the_same_effect_on_evaluation_and_export(
-    network: Network, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, folder: Path, tmp_path: Path, evaluate: Evaluate
 ) -> None:
-    checkpoint = tmp_path / "own.safetensors"
-    write_checkpoint(checkpoint, network, LABELS, {})
     hints = Hints(plain_pixels=True, single_label=True)
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", hints=hints)).path
-    assert main(["--bundle", str(bundle), "--data", str(folder)]) == 0
-    expected = _read(capsys.readouterr().out)
-    given = ["--checkpoint", str(checkpoint), "--data", str(folder)]
-    assert main([*given, "--plain-pixels", "--single-label"]) == 0
-    assert _read(capsys.readouterr().out) == pytest.approx(expected, abs=0.01)
-    assert main([*given, "--plain-pixels"]) == 0
-    plain = _read(capsys.readouterr().out)
-    assert main(given) == 0
-    assert _read(capsys.readouterr().out) != plain
+    own = partial(evaluate, "--checkpoint", checkpoint, folder)
+    expected = evaluate("--bundle", bundle, folder)
+    assert own("--plain-pixels", "--single-label") == pytest.approx(expected, abs=0.01)
+    assert own("--plain-pixels") != own()
 
 
 def test_other_labels_are_refused_by_name(
@@ -83,13 +84,13 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    evaluate: Evaluate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint = tmp_path / "own.safetensors"
     write_checkpoint(checkpoint, make_network(OPEN), (), {})
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
-    arguments = ["--bundle", str(bundle), "--data", str(folder)]
-    assert main(arguments) == 2
+    assert main(["--bundle", str(bundle), "--data", str(folder)]) == 2
     assert "no word vectors" in capsys.readouterr().err
     embeddings = np.random.default_rng(0).normal(size=(len(LABELS), 7)).astype(np.float32)
     read = read_labelled_folder(folder)
@@ -99,10 +100,8 @@ def test_open_bundle_is_measured_on_the_data_sets_word_vectors(
 
     for module in ("models.evaluate", "export.evaluate"):
         monkeypatch.setattr(f"{module}.read_labelled_folder", with_vectors)
-    assert main(arguments) == 0
-    found = _read(capsys.readouterr().out)
-    assert main(["--checkpoint", str(checkpoint), "--data", str(folder)]) == 0
-    assert found == pytest.approx(_read(capsys.readouterr().out), abs=0.01)
+    found = evaluate("--bundle", bundle, folder)
+    assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
     assert {"ZSL mAP", "GZSL F1@3"} <= found.keys()
 
 
@@ -110,13 +109,8 @@ def test_mistakes_are_one_line(
     checkpoint: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model")).path
-    good = ["--bundle", str(bundle), "--data", str(folder)]
-    for bad in (
-        ["--bundle", str(tmp_path / "gone")],
-        ["--data", str(tmp_path / "gone")],
-        ["--split", "dev"],
-        ["--precision", "int8"],
-    ):
+    good, gone = ["--bundle", str(bundle), "--data", str(folder)], str(tmp_path / "gone")
+    for bad in ("--bundle", gone), ("--data", gone), ("--split", "dev"), ("--precision", "int8"):
         assert main([*good, *bad]) == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1

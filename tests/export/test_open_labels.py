@@ -15,7 +15,7 @@ from export import ExportError
 from export.__main__ import main
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
-from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, FloatArray, open_session
+from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, open_session
 from export.graphs.text import TextEmbedder
 from export.open_labels import calibrate_label_sets
 from export.sources.open import OpenRequest, describe_head, read_open_source
@@ -24,30 +24,33 @@ from export.sources.trained import read_source
 from models.checkpoints.checkpoint import read_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.checkpoints.open_head import Origin, fingerprint_encoder, write_open_head
-from models.config import ZeroShotMLDecoderConfig
 from models.data import DataError
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
 from models.text import TextEncoder, read_text_encoder
 from models.train_open.teacher import read_imagenet_names
+from service.bundle.card import OpenHead, Precision
+from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
-from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
-from tests.export.tiny_network import ENCODER_WIDTH, LABELS, write_folder
+from tests.export.graphs.test_heads import OPEN
+from tests.export.tiny_network import (
+    LABELS,
+    assert_close,
+    run_torch,
+    write_folder,
+)
 from tests.models.tiny_text import WIDTH, write_text_encoder
 from tests.support.tiny_bundle import run_bundle
 
 TEMPLATE = "a photo of {}"
 NAMES = ("red", "dark circle", "photo", "grey", "square")  # 3 labels are traced
-TOLERANCE = 1e-4
-"""Largest difference from torch, relative to the largest value."""
-CHUNK_TOLERANCE = 1e-5
-"""The same between labels scored together and apart, which may sum in another order."""
+CHUNK_TOLERANCE = 1e-5  # between labels scored together and apart, which may sum in another order
 
 
 @pytest.fixture(scope="module")
@@ -62,28 +65,23 @@ def text(text_folder: Path) -> TextEncoder:
 
 def make_open_head(num_prototypes: int = 6) -> ZeroShotMLDecoder:
     torch.manual_seed(0)
-    head = ZeroShotMLDecoder(
-        ZeroShotMLDecoderConfig(
-            encoder_width=ENCODER_WIDTH,
-            decoder_width=16,
-            num_heads=4,
-            feedforward_width=24,
-            embedding_width=WIDTH,
-            embedding_encoder="tiny",
-            embedding_template=TEMPLATE,
-            num_prototypes=num_prototypes,
-        )
-    ).eval()
+    space = {"embedding_width": WIDTH, "embedding_encoder": "tiny", "embedding_template": TEMPLATE}
+    config = OPEN.model_copy(update={**space, "num_prototypes": num_prototypes})
+    head = ZeroShotMLDecoder(config).eval()
     if head.votes is not None:
         head.votes.names.copy_(functional.normalize(torch.randn(num_prototypes, WIDTH), dim=1))
     return head
 
 
-def write_head(path: Path, head: ZeroShotMLDecoder, checkpoint: Path, text: TextEncoder) -> Path:
+def read_network(checkpoint: Path) -> Network:
     network = read_checkpoint(checkpoint).network
     assert isinstance(network, Network)
+    return network
+
+
+def write_head(path: Path, head: ZeroShotMLDecoder, encoder: str, text: TextEncoder) -> Path:
     origin = Origin(
-        encoder_fingerprint=fingerprint_encoder(network.backbone),
+        encoder_fingerprint=encoder,
         text_encoder_sha256=text.sha256,
         label_names=("blue", "green"),
         concept_names=("square",),
@@ -100,7 +98,8 @@ def opened(
     folder = tmp_path_factory.mktemp("open")
     label_set = folder / "shapes.json"
     label_set.write_text(json.dumps({"name": "shapes", "labels": ["red", "square", "circle"]}))
-    head = write_head(folder / "open.safetensors", make_open_head(), checkpoint, text)
+    encoder = fingerprint_encoder(read_network(checkpoint).backbone)
+    head = write_head(folder / "open.safetensors", make_open_head(), encoder, text)
     return OpenRequest(head, text_folder, (label_set,))
 
 
@@ -132,37 +131,35 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     ]  # fmt: skip
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
-    assert bundle.card.open_head is not None
-    space = bundle.card.open_head.embedding_space
+    space = card_of(bundle).embedding_space
     assert (space.encoder, space.width, space.template) == ("tiny", WIDTH, TEMPLATE)
 
 
-def test_thresholds_come_from_photos_with_the_truth(bundle: Bundle) -> None:
+def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -> onnx.ModelProto:
+    return onnx.load_from_string(bundle.read_graph(name, precision))
+
+
+def card_of(bundle: Bundle) -> OpenHead:
     assert bundle.card.open_head is not None
-    threshold = bundle.card.open_head.threshold  # over red, which the head was not trained on
-    assert threshold is not None
-    assert 0.0 < threshold < 1.0
-    (shapes,) = read_bundle_sets(bundle)
-    assert shapes.names == ("red", "square", "circle")
-    assert shapes.thresholds[0] is not None
-    assert shapes.thresholds[1:] == (None, None)
+    return bundle.card.open_head
 
 
-def test_thresholds_use_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
+def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
     val = read_splits(folder, LABELS).val
+    default = bundle.default_precision("cpu")
     served = {
-        name: onnx.load_from_string(bundle.read_graph(name, precision))
+        name: load_graph(bundle, name, bundle.image_precision(name, default))
         for name in PIXELS_TO_OPEN_LOGITS
-        for precision in [bundle.image_precision(name, bundle.default_precision("cpu"))]
     }
     logits = predict_logits(served, val, bundle.card.input, embed(bundle, ["red"]))
     targets = val.targets[:, LABELS.index("red")]
     expected = find_best_f1(compute_scores(logits, "sigmoid")[:, 0], targets).threshold
     (shapes,) = read_bundle_sets(bundle)
-    assert bundle.card.open_head is not None
-    # The head was not trained on red alone, so the set's own threshold is the one of all.
-    assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
-    assert shapes.thresholds[0] == pytest.approx(expected, abs=1e-6)
+    assert shapes.names == ("red", "square", "circle")
+    # Red is the only label that the head was not trained on, so both thresholds are the same.
+    assert 0.0 < expected < 1.0
+    assert card_of(bundle).threshold == pytest.approx(expected, abs=1e-6)
+    assert shapes.thresholds == (pytest.approx(expected, abs=1e-6), None, None)
 
 
 def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
@@ -180,13 +177,8 @@ def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
     )
     source = read_source(checkpoint)
     read = replace(read_open_source(opened, source), label_sets=records)
-    graphs = {
-        name: onnx.load_from_string(bundle.read_graph(name, "fp32"))
-        for name in PIXELS_TO_OPEN_LOGITS
-    }
-    texts = TextEmbedder(
-        read.text, onnx.load_from_string(bundle.read_graph("text_encoder", "int8"))
-    )
+    graphs = {name: load_graph(bundle, name) for name in PIXELS_TO_OPEN_LOGITS}
+    texts = TextEmbedder(read.text, load_graph(bundle, "text_encoder", "int8"))
     plain, given, prompted, embedded = (
         record.labels[0].threshold
         for record in calibrate_label_sets(read, source, read_splits(folder, LABELS), graphs, texts)
@@ -208,13 +200,10 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
     return asyncio.run(encode())
 
 
-def test_ready_sets_have_the_services_embeddings(
-    bundle: Bundle,
-) -> None:
+def test_ready_sets_have_the_services_embeddings(bundle: Bundle) -> None:
     (shapes,) = read_bundle_sets(bundle)
     assert shapes.given == (0, 1, 2)
-    assert bundle.card.open_head is not None
-    assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
+    assert shapes.embedding_space == card_of(bundle).embedding_space.fingerprint
     found = embed(bundle, list(shapes.names))
     # Stored in 16 bits.
     np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
@@ -225,45 +214,26 @@ def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
     prototypes: int, checkpoint: Path, text: TextEncoder, opened: OpenRequest, tmp_path: Path
 ) -> None:
     head = make_open_head(prototypes)
-    path = write_head(tmp_path / "open.safetensors", head, checkpoint, text)
+    whole = read_network(checkpoint)
+    encoder = fingerprint_encoder(whole.backbone)
+    path = write_head(tmp_path / "open.safetensors", head, encoder, text)
     request = replace(opened, checkpoint=path, label_sets=())
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model", opened=request))
     pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
     embeddings = text.embed_names(NAMES, TEMPLATE)
+    whole.head = head
     with torch.inference_mode():
         queries = head.encode_labels(embeddings).numpy()
-        expected = head(encode(checkpoint, pixels), embeddings).numpy()
+    label_encoder = open_session(load_graph(bundle, "label_encoder"))
 
     logits = run_bundle(bundle, pixels, embeddings.numpy())
 
-    assert_close(encode_labels(bundle, embeddings.numpy()), queries, TOLERANCE)
-    assert_close(logits, expected, TOLERANCE)
+    assert_close(label_encoder.run(["queries"], {"embeddings": embeddings.numpy()})[0], queries)
+    assert_close(logits, run_torch(whole, pixels, embeddings))
     for size in (1, 2, 4):
         parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
         assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
-    assert bundle.card.open_head is not None
-    assert bundle.card.open_head.threshold is None
-
-
-def encode(checkpoint: Path, pixels: PixelArray) -> torch.Tensor:
-    """Returns torch's tokens [B, S, C] of pixels uint8 [B, H, W, 3]."""
-    network = read_checkpoint(checkpoint).network
-    assert isinstance(network, Network)
-    spec = network.config.input
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
-    images = (images - torch.tensor(spec.mean).view(3, 1, 1)) / torch.tensor(spec.std).view(3, 1, 1)
-    tokens: torch.Tensor = network.backbone(images)
-    return tokens
-
-
-def encode_labels(bundle: Bundle, embeddings: FloatArray) -> FloatArray:
-    session = open_session(onnx.load_from_string(bundle.read_graph("label_encoder", "fp32")))
-    return np.asarray(session.run(["queries"], {"embeddings": embeddings})[0])
-
-
-def assert_close(found: FloatArray, expected: FloatArray, tolerance: float) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+    assert card_of(bundle).threshold is None
 
 
 def test_open_head_of_another_encoder_or_text_encoder_is_refused(
@@ -275,16 +245,9 @@ def test_open_head_of_another_encoder_or_text_encoder_is_refused(
         read_open_source(replace(opened, text_encoder=other), source)
     with pytest.raises(ExportError, match="has no BERT encoder"):
         read_open_source(replace(opened, text_encoder=tmp_path), source)
-    origin = Origin(
-        encoder_fingerprint="0" * 64,
-        text_encoder_sha256=text.sha256,
-        label_names=(),
-        concept_names=(),
-        notes={},
-    )
-    write_open_head(tmp_path / "open.safetensors", make_open_head(), origin)
+    foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
     with pytest.raises(CheckpointError, match="another encoder"):
-        read_open_source(replace(opened, checkpoint=tmp_path / "open.safetensors"), source)
+        read_open_source(replace(opened, checkpoint=foreign), source)
     assert read_open_source(opened, source).label_sets
 
 
@@ -301,6 +264,7 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"labels": []}, "labels"),
         ({"labels": ["cat", "dog", "cat"]}, "Label 'cat' appears twice"),
         ({"labels": [{"name": "dog", "embedding": [1.0] * 5}]}, f"An embedding needs {WIDTH}"),
         ({"embedding_space": "0" * 64}, "embeddings of another space"),
@@ -322,9 +286,6 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
 def test_unusable_label_sets_and_photos_are_refused(
     checkpoint: Path, opened: OpenRequest, tmp_path: Path
 ) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"name": "bad", "labels": []}')
-    source = read_source(checkpoint)
     trained = write_folder(tmp_path / "trained")
     index = json.loads((trained / "labels.json").read_text())
     index["label_names"] = ["green", "blue"]
@@ -332,15 +293,13 @@ def test_unusable_label_sets_and_photos_are_refused(
         image["labels"] = [name for name in image["labels"] if name != "red"]
     (trained / "labels.json").write_text(json.dumps(index))
     for request, error, reason in (
-        (replace(opened, label_sets=(bad,)), ExportError, "bad.json: labels"),
         (replace(opened, label_sets=(tmp_path / "none.json",)), ExportError, "cannot be read"),
         (replace(opened, label_sets=opened.label_sets * 2), ExportError, "repeated"),
         (replace(opened, photos=trained), UnusablePhotosError, "no label that was not trained"),
         (replace(opened, photos=tmp_path), DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
-            read_open_source(request, source)
-    assert read_open_source(opened, source).label_sets
+            read_open_source(request, read_source(checkpoint))
 
 
 def test_everyday_labels_are_plain_and_unique() -> None:

@@ -1,7 +1,5 @@
 """A network of test size and the labelled pictures it is exported with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from PIL import Image
 
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
+from service.engine.heads import LogitsArray
 from service.images.decode import PixelArray
 
 LABELS = ("blue", "green", "red")
@@ -34,6 +33,21 @@ def make_network() -> Network:
         if parameter.dim() == 1:  # zero biases would hide mistakes
             parameter.data += 0.1 * torch.randn_like(parameter)
     return network.eval()
+
+
+def run_torch(network: Network, pixels: PixelArray, *embeddings: torch.Tensor) -> LogitsArray:
+    """Returns the logits of pixels uint8 [B, H, W, 3], normalised by definition."""
+    spec = network.config.input
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
+    with torch.inference_mode():
+        images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
+        return np.asarray(network(images, *embeddings))
+
+
+def assert_close(found: LogitsArray, expected: LogitsArray, tolerance: float = 1e-4) -> None:
+    """Compares with the largest value, which is what float32 sums round against."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
 
 def make_picture(stream: np.random.Generator, labels: tuple[str, ...]) -> PixelArray:

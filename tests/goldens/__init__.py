@@ -4,8 +4,6 @@ A case holds no weights: they are drawn from its seed, key by key in sorted orde
 PCG64 stream of float32 normals, and scaled by the rules in `_scaled`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """The authors' recorded logits, through checkpoint file, reader, bundle and ONNX Runtime.
 
-Heads alone are held against the record itself. Whole networks take the pixels that a bundle
-takes, whole numbers: their bundle is held against torch, which is held against the record in
+A bundle takes whole pixels, so whole networks are compared with torch, and torch with the record in
 `tests/models/heads/test_goldens.py`.
 """
 
@@ -18,6 +17,7 @@ from export.variants import trace_heads
 from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import Hints
 from models.heads.attention import to_tokens
+from tests.export.tiny_network import assert_close, run_torch
 from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
 from tests.support.tiny_bundle import run_bundle
@@ -53,13 +53,8 @@ def test_bundle_of_a_whole_network_equals_torch(name: str, tmp_path: Path) -> No
     golden = read_golden(name)
     names = tmp_path / "names.txt"
     names.write_text("\n".join(f"label {i}" for i in range(golden.expected.shape[1])))
-    path, said = write_official(golden, tmp_path / "official.pth"), Hints(**hints(golden))
-    bundle = build_bundle(ExportRequest(path, tmp_path / "model", hints=said, label_names=names))
-    source = read_source(path, said, names)
-    network, spec = source.network, source.config.input
+    path, given = write_official(golden, tmp_path / "official.pth"), Hints(**hints(golden))
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model", hints=given, label_names=names))
+    network = read_source(path, given, names).network
     pixels = np.rint(golden.inputs[0].transpose(0, 2, 3, 1) * 255).astype(np.uint8)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (spec.mean, spec.std))
-    with torch.inference_mode():
-        images = (torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
-        expected = network(images).numpy()
-    assert np.abs(run_bundle(bundle, pixels) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert_close(run_bundle(bundle, pixels), run_torch(network, pixels))

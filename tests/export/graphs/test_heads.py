@@ -27,6 +27,7 @@ from models.config import (
 )
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
+from tests.export.tiny_network import assert_close, run_torch
 from tests.support.tiny_bundle import run_bundle
 
 WIDTHS = {"encoder_width": 256, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
@@ -45,6 +46,9 @@ OPEN = ZeroShotMLDecoderConfig(
 )
 
 
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
+
+
 def make_network(head: HeadConfig) -> Network:
     torch.manual_seed(0)
     prepared = InputConfig(height=64, width=96)
@@ -52,13 +56,8 @@ def make_network(head: HeadConfig) -> Network:
 
 
 def write(network: Network, path: Path) -> Path:
-    names = ("a", "b", "c", "d", "e") if network.config.num_classes else ()
-    write_checkpoint(path, network, names, {})
+    write_checkpoint(path, network, tuple("abcde") if network.config.num_classes else (), {})
     return path
-
-
-def make_pixels() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("kind", TRAINED)
@@ -69,10 +68,7 @@ def test_bundle_of_a_trained_head_equals_torch(kind: str, tmp_path: Path) -> Non
     head = bundle.card.trained_head
     assert head is not None
     assert (head.kind, head.num_labels) == (network.config.head.kind, 5)
-    pixels = make_pixels()
-    with torch.inference_mode():
-        expected = network(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).numpy()
-    assert np.abs(run_bundle(bundle, pixels) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert_close(run_bundle(bundle, PIXELS), run_torch(network, PIXELS))
 
 
 def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
@@ -86,12 +82,9 @@ def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
     assert bundle.card.open_head is not None
     space = bundle.card.open_head.embedding_space
     assert (space.encoder, space.width, space.template) == ("letters", 7, "a photo of {}")
-    pixels, embeddings = make_pixels(), torch.randn(11, 7)
-    with torch.inference_mode():
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
-        expected = network(images, embeddings).numpy()
-    found = run_bundle(bundle, pixels, embeddings.numpy())
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    embeddings = torch.randn(11, 7)
+    found = run_bundle(bundle, PIXELS, embeddings.numpy())
+    assert_close(found, run_torch(network, PIXELS, embeddings))
 
 
 def test_open_heads_graphs_take_any_number_of_labels_tokens_and_images() -> None:
@@ -118,7 +111,7 @@ def test_single_label_mode_reaches_the_card(tmp_path: Path) -> None:
         assert head.activation == activation
 
 
-def test_hints_and_names_that_do_not_fit_the_head_are_refused(tmp_path: Path) -> None:
+def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path: Path) -> None:
     trained = write(make_network(TRAINED["gap"]), tmp_path / "trained.safetensors")
     opened = write(make_network(OPEN), tmp_path / "open.safetensors")
     names = tmp_path / "names.txt"
@@ -128,14 +121,8 @@ def test_hints_and_names_that_do_not_fit_the_head_are_refused(tmp_path: Path) ->
         (ExportRequest(trained, out, hints=encoder), CheckpointError, "takes no embeddings"),
         (ExportRequest(opened, out, label_names=names), UnusableCheckpointError, "open labels"),
         (ExportRequest(opened, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
+        (ExportRequest(opened, out, photos=folder), ExportError, "trained labels"),
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)
-    assert build_bundle(ExportRequest(opened, tmp_path / "model"))
-
-
-def test_photos_cannot_measure_an_open_head(folder: Path, tmp_path: Path) -> None:
-    path = write(make_network(OPEN), tmp_path / "own.safetensors")
-    with pytest.raises(ExportError, match="trained labels"):
-        build_bundle(ExportRequest(path, tmp_path / "model", photos=folder))
-    assert build_bundle(ExportRequest(path, tmp_path / "model"))
+    assert build_bundle(ExportRequest(opened, out))

@@ -1,7 +1,5 @@
 """Maps in a bundle: those of torch, in every precision nearly the same, and small."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -26,27 +24,33 @@ TOKENS, WIDTH = 6, 24
 WIDTHS = {"encoder_width": WIDTH, "decoder_width": 16, "num_heads": 4, "feedforward_width": 24}
 
 
-def make_heads() -> dict[str, MLDecoder | ZeroShotMLDecoder]:
+FULL = MLDecoderConfig(num_classes=7, **WIDTHS)
+
+
+def make_head(config: MLDecoderConfig | ZeroShotMLDecoderConfig) -> MLDecoder | ZeroShotMLDecoder:
     torch.manual_seed(0)
-    heads: dict[str, MLDecoder | ZeroShotMLDecoder] = {
-        "full": MLDecoder(MLDecoderConfig(num_classes=7, **WIDTHS)),
-        "group": MLDecoder(MLDecoderConfig(num_classes=7, num_groups=3, **WIDTHS)),
-        "open": ZeroShotMLDecoder(ZeroShotMLDecoderConfig(embedding_width=5, **WIDTHS)),
-        "votes": ZeroShotMLDecoder(
-            ZeroShotMLDecoderConfig(embedding_width=5, num_prototypes=6, **WIDTHS)
-        ),
-    }
-    for head in heads.values():
-        for parameter in head.parameters():
-            if parameter.dim() == 1:
-                parameter.data += 0.1 * torch.randn_like(parameter)
-        head.eval()
-    return heads
+    trained = isinstance(config, MLDecoderConfig)
+    head = MLDecoder(config) if trained else ZeroShotMLDecoder(config)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return head.eval()
 
 
-@pytest.mark.parametrize("kind", ["full", "group", "open", "votes"])
-def test_maps_of_any_labels_and_images_equal_torch(kind: str) -> None:
-    head = make_heads()[kind]
+@pytest.mark.parametrize(
+    "config",
+    [
+        FULL,
+        MLDecoderConfig(num_classes=7, num_groups=3, **WIDTHS),
+        ZeroShotMLDecoderConfig(embedding_width=5, **WIDTHS),
+        ZeroShotMLDecoderConfig(embedding_width=5, num_prototypes=6, **WIDTHS),
+    ],
+    ids=["full", "group", "open", "votes"],
+)
+def test_maps_of_any_labels_and_images_equal_torch(
+    config: MLDecoderConfig | ZeroShotMLDecoderConfig,
+) -> None:
+    head = make_head(config)
     graphs = trace_heads(head, TOKENS, WIDTH, GRID)
     assert 0 < verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
     head.layer.attention.value.weight.data[0] *= 2
@@ -57,7 +61,7 @@ def test_maps_of_any_labels_and_images_equal_torch(kind: str) -> None:
 def test_heads_without_maps_are_exported() -> None:
     gap = Gap(GapConfig(num_classes=3, encoder_width=WIDTH)).eval()
     assert set(trace_heads(gap, TOKENS, WIDTH, GRID)) == {"trained_head"}
-    head = make_heads()["full"]
+    head = make_head(FULL)
     graphs = trace_heads(head, TOKENS, WIDTH, None)
     assert set(graphs) == {"trained_head"}
     assert [port.name for port in graphs["trained_head"].graph.output] == ["logits"]
@@ -75,7 +79,7 @@ def draw(graphs: Graphs, scorer: onnx.ModelProto, tokens: np.ndarray) -> np.ndar
 
 
 def test_maps_of_small_number_formats_are_close(tmp_path: Path) -> None:
-    graphs = trace_heads(make_heads()["full"], TOKENS, WIDTH, GRID)
+    graphs = trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)
     exact, tokens = graphs["trained_head"], make_tokens(32)
     int8 = Quantiser(exact, ({"tokens": t[None]} for t in tokens), tmp_path).quantise()
     half = halve(exact)
@@ -86,7 +90,7 @@ def test_maps_of_small_number_formats_are_close(tmp_path: Path) -> None:
 
 
 def test_memory_output_does_not_change_int8_logits(tmp_path: Path) -> None:
-    exact = trace_heads(make_heads()["full"], TOKENS, WIDTH, GRID)["trained_head"]
+    exact = trace_heads(make_head(FULL), TOKENS, WIDTH, GRID)["trained_head"]
     tokens, logits, nodes = make_tokens(16), [], []
     for name, model in (("with", exact), ("without", hide_outputs(exact)[0])):
         (tmp_path / name).mkdir()

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import resource
 import tempfile
 from pathlib import Path

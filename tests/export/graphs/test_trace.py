@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -10,11 +8,11 @@ from torch import Tensor
 from export.graphs.graph import Graphs, open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import PixelEncoder, TracingError, trace_encoder, trace_head
-from export.graphs.verify import FP32_TOLERANCE
+from export.graphs.verify import FP32_TOLERANCE, make_noise
 from models.backbones.backbone import Backbone
 from models.config import InputConfig, MLDecoderConfig
 from models.heads.ml_decoder import MLDecoder
-from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS
+from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS, assert_close
 
 
 def _describe(port: onnx.ValueInfoProto) -> tuple[str, int, list[str | int]]:
@@ -71,33 +69,24 @@ def test_normalisation_equals_its_definition() -> None:
     assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
-def test_other_kinds_of_backbone_trace_to_equal_graphs(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "centre"), [("test_vit", 0.5), ("test_resnet", 0.5), ("test_vit_relpos", 0.0)]
+)
+def test_graph_of_another_kind_of_backbone_equals_torch(name: str, centre: float) -> None:
     torch.manual_seed(0)
-    spec = InputConfig(height=64, width=64, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    prepared = {"mean": (centre,) * 3, "std": (0.5,) * 3} if centre else {}
+    spec = InputConfig.model_validate({"height": 64, "width": 64, **prepared})
     backbone = Backbone(name, (64, 64)).eval()
-    session = open_session(optimise(trace_encoder(backbone, spec)))
-    images = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
-    tokens = session.run(["tokens"], {"images": images})[0]
-    with torch.inference_mode():
-        expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
-    assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
-
-
-def test_trace_splits_fused_attention_and_restores_it() -> None:
-    torch.manual_seed(0)
-    spec = InputConfig(height=64, width=64)
-    backbone = Backbone("test_vit_relpos", (64, 64)).eval()
     fused = [m for m in backbone.modules() if getattr(m, "fused_attn", False)]
-    assert fused
     session = open_session(optimise(trace_encoder(backbone, spec)))
+    # Tracing splits fused attention, and restores it.
+    assert bool(fused) == ("vit" in name)
     assert all(module.fused_attn for module in fused)
-    for batch in (1, 3):
-        images = np.random.default_rng(0).integers(0, 256, (batch, 64, 64, 3), dtype=np.uint8)
+    for images in (make_noise(1, spec), make_noise(3, spec)):
         tokens = session.run(["tokens"], {"images": images})[0]
         with torch.inference_mode():
             expected = PixelEncoder(backbone, spec)(torch.from_numpy(images)).numpy()
-        assert np.abs(tokens - expected).max() <= FP32_TOLERANCE * np.abs(expected).max()
+        assert_close(tokens, expected, FP32_TOLERANCE)
 
 
 class _Untraceable(torch.nn.Module):
@@ -115,9 +104,7 @@ def test_trace_fails_with_one_line() -> None:
 
 def test_rows_of_a_batch_equal_single_images(graphs: Graphs) -> None:
     session = open_session(graphs["encoder"])
-    images = np.random.default_rng(0).integers(
-        0, 256, (4, INPUT.height, INPUT.width, 3), dtype=np.uint8
-    )
+    images = make_noise(4, INPUT)
     together = session.run(["tokens"], {"images": images})[0]
     alone = [session.run(["tokens"], {"images": image[np.newaxis]})[0][0] for image in images]
     assert np.allclose(together, np.stack(alone), rtol=1e-4, atol=1e-5)

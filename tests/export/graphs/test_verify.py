@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -68,17 +66,12 @@ def test_head_is_refused_when_right_only_at_the_encoders_tokens(
         verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
 
 
-def test_graph_with_another_normalisation_is_refused(
+def test_graphs_of_another_normalisation_or_precision_are_refused(
     network: Network, graphs: Graphs, pixels: PixelArray
 ) -> None:
     other = INPUT.model_copy(update={"mean": (0.5, 0.4, 0.31)})
     with pytest.raises(VerificationError, match="tokens of 1 images"):
         verify_graphs(network, graphs, other, pixels, FP32_TOLERANCE)
-
-
-def test_float16_graph_is_refused_as_float32(
-    network: Network, graphs: Graphs, pixels: PixelArray
-) -> None:
     half = {name: halve(model) for name, model in graphs.items()}
     with pytest.raises(VerificationError):
         verify_graphs(network, half, INPUT, pixels, FP32_TOLERANCE)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +22,6 @@ from export.graphs.trace import trace_encoder
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
 from models.config import InputConfig
-
-
-@pytest.fixture(scope="module")
-def quantiser(
-    graphs: Graphs, pixels: PixelArray, tmp_path_factory: pytest.TempPathFactory
-) -> Quantiser:
-    feeds = ({"images": picture[np.newaxis]} for picture in pixels)
-    return Quantiser(graphs["encoder"], feeds, tmp_path_factory.mktemp("int8"))
 
 
 def _float_layers(model: onnx.ModelProto) -> set[str]:
@@ -120,9 +110,8 @@ def test_activations_are_unsigned_which_x86_computes_faster(quantiser: Quantiser
     assert {stored[point] for point in points} == {onnx.TensorProto.UINT8}
 
 
-def test_attention_and_biases_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
-    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
-    model = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path).quantise()
+def test_attention_and_biases_stay_in_float(head_quantiser: Quantiser) -> None:
+    model = head_quantiser.quantise()
     nodes, constants = model.graph.node, constant_names(model)
     (attention,) = (out for node in nodes if node.op_type == "Softmax" for out in node.output)
     assert [node.op_type for node in nodes if attention in node.input] == ["MatMul"]
@@ -132,20 +121,13 @@ def test_attention_and_biases_stay_in_float(graphs: Graphs, tmp_path: Path) -> N
     assert all(not stored.isdisjoint(node.input) for node in biases)
 
 
-def test_products_of_a_matmul_are_not_rounded_before_their_bias(
-    graphs: Graphs, tmp_path: Path
-) -> None:
-    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
-    quantiser = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)
-    nodes = quantiser.quantise().graph.node
-    products = {node.output[0] for node in nodes if node.name in quantiser.layers}
+def test_products_of_a_matmul_are_not_rounded_before_their_bias(head_quantiser: Quantiser) -> None:
+    nodes = head_quantiser.quantise().graph.node
+    products = {node.output[0] for node in nodes if node.name in head_quantiser.layers}
     readers = {node.op_type for node in nodes if products.intersection(node.input)}
     assert "Add" in readers
     assert "QuantizeLinear" not in readers
 
 
-def test_group_pooling_and_logits_stay_in_float(graphs: Graphs, tmp_path: Path) -> None:
-    tokens = Chain(graphs).encode(np.zeros((1, 32, 48, 3), np.uint8))
-    quantiser = Quantiser(graphs["trained_head"], [{"tokens": tokens}], tmp_path)
-    layers = weighted_layers(graphs["trained_head"])
-    assert quantiser.layers == layers[:-1]
+def test_group_pooling_and_logits_stay_in_float(graphs: Graphs, head_quantiser: Quantiser) -> None:
+    assert head_quantiser.layers == weighted_layers(graphs["trained_head"])[:-1]

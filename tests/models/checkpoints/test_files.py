@@ -1,8 +1,8 @@
 """Checkpoints on the hub, with a folder in its place."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -15,6 +15,7 @@ from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, writ
 from models.checkpoints.description import CheckpointError, Hints
 from service.bundle.reader import load_bundle
 from tests.export.tiny_network import LABELS, make_network
+from tests.models.checkpoints import read_config
 
 REFERENCE = "hf-hub:someone/tagger"
 
@@ -35,44 +36,28 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def fail(error: Exception) -> Callable[[str, str], str]:
-    def download(*_: str) -> str:
-        raise error
-
-    return download
-
-
 def write_timm_repository(hub: Path) -> None:
     model = add_ml_decoder_head(timm.create_model("test_resnet", num_classes=3))
     torch.save(model.state_dict(), hub / "pytorch_model.bin")
     (hub / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
 
 
-def test_a_repository_names_its_architecture(hub: Path) -> None:
+def test_repository_has_the_architecture_the_preparation_and_the_label_names(hub: Path) -> None:
     write_timm_repository(hub)
-    config = read_checkpoint(REFERENCE).config
-    assert config is not None
-    assert config.backbone == "test_resnet"
-
-
-def test_repository_has_the_preparation_and_the_label_names(hub: Path) -> None:
-    write_timm_repository(hub)
+    assert read_config(REFERENCE).backbone == "test_resnet"
     prepared = {"input_size": [3, 96, 128], "mean": [0.5, 0.5, 0.5], "interpolation": "bilinear"}
     config = {"architecture": "test_resnet", "pretrained_cfg": prepared}
     config["label_names"] = ["sea", "meadow", "rose"]
     (hub / "config.json").write_text(json.dumps(config))
-    found = read_checkpoint(REFERENCE)
-    assert found.config is not None
-    spec = found.config.input
+    spec = read_config(REFERENCE).input
     assert (spec.height, spec.width, spec.interpolation) == (96, 128, "bilinear")
     assert spec.mean == (0.5, 0.5, 0.5)
-    assert found.label_names == ("sea", "meadow", "rose")
-    hinted = read_checkpoint(REFERENCE, Hints(image_size=64)).config
-    assert hinted is not None
-    assert (hinted.input.height, hinted.input.width) == (64, 64)
+    assert read_checkpoint(REFERENCE).label_names == ("sea", "meadow", "rose")
+    hinted = read_config(REFERENCE, Hints(image_size=64)).input
+    assert (hinted.height, hinted.width) == (64, 64)
 
 
-def test_our_own_checkpoint_on_the_hub_is_exported(hub: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_ours_on_the_hub_is_exported(hub: Path, tmp_path: Path) -> None:
     write_checkpoint(hub / "model.safetensors", make_network(), LABELS, {})
     out = tmp_path / "model"
     assert export(["--checkpoint", REFERENCE, "--out", str(out), "--precision", "fp32"]) == 0
@@ -95,7 +80,8 @@ def test_unreachable_hub_is_one_line(
 ) -> None:
     write_timm_repository(hub)
     with monkeypatch.context() as patch:
-        patch.setattr("models.checkpoints.files.hf_hub_download", fail(error))
+        download = Mock(side_effect=error)
+        patch.setattr("models.checkpoints.files.hf_hub_download", download)
         assert export(["--checkpoint", REFERENCE, "--out", "out"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {REFERENCE} cannot be fetched")
@@ -103,7 +89,7 @@ def test_unreachable_hub_is_one_line(
     assert load_checkpoint(REFERENCE)
 
 
-def test_a_repository_without_weights_or_with_a_damaged_index_is_refused(hub: Path) -> None:
+def test_repository_is_refused_without_weights_or_with_a_damaged_index(hub: Path) -> None:
     with pytest.raises(CheckpointError, match="has neither"):
         load_checkpoint(REFERENCE)
     (hub / "config.json").write_text("[]")

@@ -13,6 +13,7 @@ from models.checkpoints.description import CheckpointError, Hints
 from models.checkpoints.layouts.backbones import TRESNETS, recognise, rename_tresnet
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig, Query2LabelConfig
 from models.network import Network
+from tests.models.checkpoints import read_config
 
 State = dict[str, Tensor]
 
@@ -89,23 +90,20 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     network = make_query2label("resnet18", (2, 3), **changes)
-    checkpoint = read_checkpoint(
-        write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
-    )
-    assert checkpoint.config is not None
-    assert checkpoint.config.backbone == "resnet18"
-    spec = checkpoint.config.input
+    path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
+    config = read_config(path)
+    assert config.backbone == "resnet18"
+    spec = config.input
     assert (spec.height, spec.width, spec.interpolation) == (64, 96, "bilinear")
     assert spec.mean == pytest.approx((0.485, 0.456, 0.406))
-    images = torch.randn(2, 3, 64, 96)
+    images, found = torch.randn(2, 3, 64, 96), load_checkpoint(path)
     with torch.inference_mode():
-        torch.testing.assert_close(checkpoint.network(images), network(images), rtol=0, atol=0)
+        torch.testing.assert_close(found(images), network(images), rtol=0, atol=0)
 
 
 def test_query2labels_position_table_fixes_the_image_size(tmp_path: Path) -> None:
-    path = write_query2label(
-        make_query2label("resnet18", (2, 2)), "backbone.0.body.", tmp_path / "checkpoint.pkl"
-    )
+    network = make_query2label("resnet18", (2, 2))
+    path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
     with pytest.raises(CheckpointError, match="64 x 64 pixels"):
         load_checkpoint(path, image_size=448)
     assert load_checkpoint(path, image_size=64)
@@ -172,15 +170,12 @@ def _official_head(ours: State) -> State:
 def test_tresnet_needs_no_hint_but_its_image_size(tmp_path: Path) -> None:
     names = {0: "cat", 1: "dog", 2: "bus", 3: "sea"}
     path = write_tresnet(tmp_path / "official.pth", idx_to_class=names)
-    checkpoint = read_checkpoint(path)
-    assert checkpoint.label_names == ("cat", "dog", "bus", "sea")
-    assert checkpoint.config is not None
-    spec = checkpoint.config.input
-    assert (checkpoint.config.backbone, spec.height, spec.width) == ("tresnet_m", 448, 448)
+    assert read_checkpoint(path).label_names == ("cat", "dog", "bus", "sea")
+    config = read_config(path)
+    spec = config.input
+    assert (config.backbone, spec.height, spec.width) == ("tresnet_m", 448, 448)
     assert (spec.mean, spec.std, spec.interpolation) == ((0, 0, 0), (1, 1, 1), "bilinear")
-    smaller = read_checkpoint(path, Hints(image_size=224)).config
-    assert smaller is not None
-    assert smaller.input.height == 224
+    assert read_config(path, Hints(image_size=224)).input.height == 224
 
 
 def test_swin_in_its_authors_names_gives_the_same_logits(
@@ -215,9 +210,7 @@ def test_a_whole_zero_shot_network_takes_embeddings_as_second_argument(tmp_path:
     state["head.wordvec_proj.weight"] = torch.randn(16, 300)
     state["head.wordvec_proj.bias"] = torch.zeros(16)
     torch.save(content, path)
-    checkpoint = read_checkpoint(path, Hints(image_size=64))
-    assert checkpoint.config is not None
-    assert checkpoint.config.num_classes is None
+    assert read_config(path, Hints(image_size=64)).num_classes is None
     with torch.inference_mode():
-        logits = checkpoint.network(torch.rand(2, 3, 64, 64), torch.randn(7, 300))
+        logits = load_checkpoint(path, image_size=64)(torch.rand(2, 3, 64, 64), torch.randn(7, 300))
     assert logits.shape == (2, 7)
