@@ -6,7 +6,7 @@ import pytest
 from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
 from export.graphs.graph import Chain, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
-from service.bundle.card import InputContract
+from service.bundle.card import InputContract, Label
 from service.labels.calibration import MIN_POSITIVES
 from tests.export.tiny_network import INPUT, LABELS
 
@@ -50,7 +50,6 @@ def test_label_with_few_positives_stays_uncalibrated() -> None:
     targets[:MIN_POSITIVES, 1] = 1
     scores = np.linspace(1, 0, 20)[:, np.newaxis].repeat(2, axis=1)
     rare, common = calibrate_labels(("rare", "common"), scores, targets)
-    assert (rare.name, rare.positives) == ("rare", MIN_POSITIVES - 1)
-    assert rare.threshold is rare.precision is rare.recall is None
+    assert rare == Label(name="rare", positives=MIN_POSITIVES - 1)
     assert common.threshold is not None
     assert (common.precision, common.recall) == (1.0, 1.0)

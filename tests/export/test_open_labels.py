@@ -29,7 +29,7 @@ from models.heads.zero_shot import ZeroShotMLDecoder
 from models.network import Network
 from models.text import TextEncoder, read_text_encoder
 from models.train_open.teacher import read_imagenet_names
-from service.bundle.card import OpenHead, Precision
+from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
@@ -131,17 +131,12 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     ]  # fmt: skip
     assert bundle.label_precision("label_encoder") == "fp32"
     assert bundle.label_precision("text_encoder") == "int8"
-    space = card_of(bundle).embedding_space
+    space = bundle.card.open_head.embedding_space
     assert (space.encoder, space.width, space.template) == ("tiny", WIDTH, TEMPLATE)
 
 
 def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -> onnx.ModelProto:
     return onnx.load_from_string(bundle.read_graph(name, precision))
-
-
-def card_of(bundle: Bundle) -> OpenHead:
-    assert bundle.card.open_head is not None
-    return bundle.card.open_head
 
 
 def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
@@ -158,7 +153,7 @@ def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, fo
     assert shapes.names == ("red", "square", "circle")
     # Red is the only label that the head was not trained on, so both thresholds are the same.
     assert 0.0 < expected < 1.0
-    assert card_of(bundle).threshold == pytest.approx(expected, abs=1e-6)
+    assert bundle.card.open_head.threshold == pytest.approx(expected, abs=1e-6)
     assert shapes.thresholds == (pytest.approx(expected, abs=1e-6), None, None)
 
 
@@ -203,7 +198,7 @@ def embed(bundle: Bundle, names: list[str]) -> Embeddings:
 def test_ready_sets_have_the_services_embeddings(bundle: Bundle) -> None:
     (shapes,) = read_bundle_sets(bundle)
     assert shapes.given == (0, 1, 2)
-    assert shapes.embedding_space == card_of(bundle).embedding_space.fingerprint
+    assert shapes.embedding_space == bundle.card.open_head.embedding_space.fingerprint
     found = embed(bundle, list(shapes.names))
     # Stored in 16 bits.
     np.testing.assert_allclose(shapes.embeddings, found, atol=1e-3, rtol=0)
@@ -233,7 +228,7 @@ def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
     for size in (1, 2, 4):
         parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
         assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
-    assert card_of(bundle).threshold is None
+    assert bundle.card.open_head.threshold is None
 
 
 def test_open_head_of_another_encoder_or_text_encoder_is_refused(

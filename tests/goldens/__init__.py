@@ -19,26 +19,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Golden:
-    """One case.
+    """One case."""
 
-    Attributes:
-        name: file name without its ending.
-        kind: `mldecoder` and `mldecoder_zsl` (heads alone), `timm_mldecoder` (on a timm
-            backbone), `tresnet_mldecoder` (on the authors' own) or `query2label_head`.
-        config: how the authors' network was built.
-        state: the weights, under the authors' key names.
-        inputs: the network's inputs, in order.
-        expected: logits [B, N] of the authors' code in float64.
-        tolerance: largest absolute difference that counts as equal.
-    """
-
-    name: str
+    name: str  # file name without its ending
+    # `mldecoder` and `mldecoder_zsl` (heads alone), `timm_mldecoder` (on a timm backbone),
+    # `tresnet_mldecoder` (on the authors' own) or `query2label_head`
     kind: str
-    config: dict[str, Any]
-    state: dict[str, Array]
+    config: dict[str, Any]  # the authors' arguments
+    state: dict[str, Array]  # under the authors' key names
     inputs: tuple[Array, ...]
-    expected: Array
-    tolerance: float
+    expected: Array  # logits [B, N] of the authors' code in float64
+    tolerance: float  # largest absolute difference that counts as equal
 
 
 def golden_names(prefix: str = "") -> list[str]:

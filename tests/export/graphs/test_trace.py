@@ -12,6 +12,7 @@ from export.graphs.verify import FP32_TOLERANCE, make_noise
 from models.backbones.backbone import Backbone
 from models.config import InputConfig, MLDecoderConfig
 from models.heads.ml_decoder import MLDecoder
+from tests.export.graphs.test_heads import WIDTHS
 from tests.export.tiny_network import ENCODER_WIDTH, INPUT, LABELS, NUM_TOKENS, assert_close
 
 
@@ -20,18 +21,13 @@ def _describe(port: onnx.ValueInfoProto) -> tuple[str, int, list[str | int]]:
     return port.name, tensor.elem_type, [d.dim_param or d.dim_value for d in tensor.shape.dim]
 
 
-def test_encoder_maps_pixels_to_float32_tokens(graphs: Graphs) -> None:
-    graph = graphs["encoder"].graph
-    size = [INPUT.height, INPUT.width, 3]
-    assert _describe(graph.input[0]) == ("images", TensorProto.UINT8, ["B", *size])
-    expected = ("tokens", TensorProto.FLOAT, ["B", NUM_TOKENS, ENCODER_WIDTH])
-    assert _describe(graph.output[0]) == expected
-
-
-def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
-    graph = graphs["trained_head"].graph
-    assert _describe(graph.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
-    assert _describe(graph.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
+def test_graphs_are_dynamic_in_images_and_the_head_in_tokens_too(graphs: Graphs) -> None:
+    pixels, fixed = [INPUT.height, INPUT.width, 3], [NUM_TOKENS, ENCODER_WIDTH]
+    encoder, head = graphs["encoder"].graph, graphs["trained_head"].graph
+    assert _describe(encoder.input[0]) == ("images", TensorProto.UINT8, ["B", *pixels])
+    assert _describe(encoder.output[0]) == ("tokens", TensorProto.FLOAT, ["B", *fixed])
+    assert _describe(head.input[0]) == ("tokens", TensorProto.FLOAT, ["B", "S", ENCODER_WIDTH])
+    assert _describe(head.output[0]) == ("logits", TensorProto.FLOAT, ["B", len(LABELS)])
 
 
 @pytest.mark.parametrize(
@@ -45,13 +41,7 @@ def test_head_is_dynamic_in_images_and_tokens(graphs: Graphs) -> None:
 def test_fixed_queries_replace_the_keys_projection_when_few(
     num_queries: int, widths: dict[str, int]
 ) -> None:
-    config = MLDecoderConfig(
-        num_classes=num_queries,
-        encoder_width=ENCODER_WIDTH,
-        decoder_width=16,
-        num_heads=4,
-        feedforward_width=24,
-    )
+    config = MLDecoderConfig(num_classes=num_queries, **WIDTHS)
     model = optimise(trace_head(MLDecoder(config).eval(), NUM_TOKENS, ENCODER_WIDTH))
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     relu = next(node for node in model.graph.node if node.op_type == "Relu")  # gives the memory
