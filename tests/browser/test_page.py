@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,17 @@ def settle(page: Page, visit: Visit, asked: int) -> None:
     page.wait_for_selector("[aria-busy=false]")
 
 
-def hold(page: Page, pattern: str) -> list[Route]:
-    """Holds the requests of a pattern until the test continues them."""
+def hold(page: Page, pattern: str) -> Callable[[], Route]:
+    """Holds the requests of a pattern; the result waits for the next one and returns it."""
     held: list[Route] = []
     page.route(pattern, lambda route: held.append(route))
-    return held
+
+    def take() -> Route:
+        while not held:  # the handler may run after the event of the request
+            page.wait_for_timeout(10)
+        return held.pop()
+
+    return take
 
 
 def test_page_shows_the_labels_of_the_first_sample(visit: Visit, samples: Path) -> None:
@@ -138,13 +145,13 @@ def test_text_typed_during_a_save_stays(visit: Visit) -> None:
     words, name = page.get_by_label("Any words"), page.get_by_label("Keep as set")
     words.fill("yak, newt")
     name.fill("pond")
-    held = hold(page, "**/labels")
+    take = hold(page, "**/labels")
     with page.expect_request("**/labels"):
         page.get_by_role("button", name="Keep").click()
     words.fill("yak, newt, crow ")
     name.fill("sky")
     page.unroute("**/labels")
-    held.pop().fallback()
+    take().fallback()
     expect(page.get_by_role("checkbox", name="pond")).to_be_checked()
     expect(words).to_have_value("crow ")
     expect(name).to_have_value("sky")
@@ -154,14 +161,14 @@ def test_set_ticked_during_a_save_stays_ticked(visit: Visit) -> None:
     page = visit.open()
     page.get_by_label("Any words").fill("yak")
     page.get_by_label("Keep as set").fill("herd")
-    held = hold(page, "**/labels")
+    take = hold(page, "**/labels")
     with page.expect_request("**/labels"):
         page.get_by_role("button", name="Keep").click()
     with page.expect_request("**/labels"):  # the sets are listed again
-        held.pop().fallback()
+        take().fallback()
     page.get_by_role("checkbox", name="everyday").check()
     page.unroute("**/labels")
-    held.pop().fallback()
+    take().fallback()
     expect(page.get_by_role("checkbox", name="herd")).to_be_checked()
     expect(page.get_by_role("checkbox", name="everyday")).to_be_checked()
 
@@ -213,12 +220,12 @@ def test_empty_map_shows_a_message(visit: Visit) -> None:
 
 def press_while_held(page: Page, button: str) -> Route:
     """Clicks, and returns the held prediction request once no map is shown."""
-    held = hold(page, "**/predict")
+    take = hold(page, "**/predict")
     with page.expect_request("**/predict"):
         page.get_by_role("button", name=button).click()
     expect(page.locator("#map")).to_be_hidden()
     expect(page.locator("#map-caption")).to_be_empty()
-    return held.pop()
+    return take()
 
 
 def test_map_disappears_when_another_photo_is_chosen(visit: Visit) -> None:
