@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-# A client's own names come back in the answer, but not a megabyte of them.
+# Most characters and names of the client's own that an answer repeats.
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 10
 
@@ -164,7 +164,7 @@ class UrlInputOff(UrlError):
 
 
 class UrlNotUsable(UrlError):
-    """Any of many reasons: which one would describe our network to the client."""
+    """Gives no reason: it would describe our network to the client."""
 
     status, code, title = 422, "url_not_usable", "The image could not be fetched"
     detail = "The URL must be https and public, and must return an image."
@@ -203,7 +203,7 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
     Without `where`, each `loc` begins with it, as FastAPI's do.
     """
     found = list(pydantic_errors)
-    # An invalid item also makes its list too short, which is no news.
+    # An invalid item also makes its list invalid: only the item's error is useful.
     parents = {error["loc"][:depth] for error in found for depth in range(len(error["loc"]))}
     own = (error for error in found if error["loc"] not in parents)
     values = []
@@ -350,7 +350,7 @@ class VersionNotReached(LabelSetError):
 
 
 class StoreError(ServiceError):
-    """The label store did not do what was asked, nor any part of it."""
+    """A call of the label store failed and changed nothing."""
 
 
 class StoreUnavailable(StoreError):

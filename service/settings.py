@@ -16,13 +16,13 @@ from service.bundle.card import Device, RunPrecision
 from service.errors import StartError
 
 MIB = 1024 * 1024
-# Ours, but not settings: of the client, Compose and nginx.
+# Variables with our prefix that the client, Compose and nginx read.
 _OTHER_VARIABLES = re.compile(
     r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
     # Kubernetes sets these for a Service named ml-decoder.
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )
-# An empty variable counts as unset, which would open the service to everyone.
+# Must not be empty: an empty variable counts as unset, which would open the service to everyone.
 _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ Photo = bytes | str | os.PathLike[str]  # the content of an image file, or its p
 # A name, or a label with more fields; a mapping has the keys of `NewLabel`.
 LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
 
-# The service reads at most 2,048 text fields of a form, some of them no lists.
+# The service reads at most 2,048 text fields of a form; the rest are for single values.
 _MAX_FORM_ENTRIES = 2000
 # JSON requires a list for these; a form takes a single name too.
 _LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
@@ -66,7 +66,7 @@ class Call(Generic[ResultT]):
     extra_seconds: float = 0.0  # added to the client's timeout
 
     def read_result(self, response: httpx.Response, *, maybe_done: bool) -> ResultT:
-        """Returns the result; `maybe_done` says if an earlier attempt may have succeeded."""
+        """Returns the result; `maybe_done`: whether an earlier attempt may have succeeded."""
         if not response.is_success:
             problem = ServiceProblem(response.status_code, _read_object(response))
             is_gone = self.method == "DELETE" and problem.code == "label_set_not_found"

@@ -82,9 +82,10 @@ class Client(Connection):
     def register_label_set(
         self, name: str, labels: Iterable[LabelToWrite], *, embedding_space: str | None = None
     ) -> LabelSet:
-        """Registers a label set of at least one label; 409 if another set has this name.
+        """Registers a label set of at least one label.
 
-        422 if `embedding_space`, the fingerprint of the embeddings' space, is not the model's.
+        409 if another set has this name, or if `embedding_space`, the fingerprint of the
+        embeddings' space, is not the model's.
         """
         return self._send(calls.register_label_set(name, labels, embedding_space))
 

@@ -1,4 +1,4 @@
-"""Below the calls of both clients: checked arguments, retries and errors."""
+"""The common base of both clients: checked arguments, retries and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEY = re.compile("[!-~]([ -~]*[!-~])?")
 # After these the service has certainly not done the request.
 _REFUSED = {429, 503}
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
-# After these it may have. Timeouts are final: a second request would be as slow.
+# After these it may have done it. Timeouts are final: a second request would be as slow.
 _BAD_GATEWAY = 502
 _LOST = (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError)
 _FIRST_WAIT_SECONDS = 1.0
@@ -93,7 +93,7 @@ class Attempts:
 
     def __init__(self, retries: int, request: httpx.Request) -> None:
         self._retries = retries
-        # The own success of such a write would make the second attempt fail.
+        # If the first attempt of such a write succeeded, the second would fail.
         self._is_conditional = "If-Match" in request.headers
         self._made = 0
 

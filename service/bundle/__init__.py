@@ -1,1 +1,1 @@
-"""The bundle: the folder that is one model."""
+"""The bundle: a folder with one model."""

@@ -17,7 +17,7 @@ MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
 SET_PREFIX = "label_set."
-"""Of files of label sets, such as `label_set.everyday.npz`."""
+"""Start of the file names of label sets, such as `label_set.everyday.npz`."""
 
 GraphName = Literal[
     "encoder",
@@ -38,7 +38,7 @@ GraphName = Literal[
 - `trained_head_maps`: `memory` and `labels` int64 [L] -> `maps` float [B, L, rows, columns], 0..1
 - `open_head_maps`: `memory` and `queries` [L, K] -> `maps`
 
-A head that has maps also returns `memory` float [B, S, D].
+A head that has maps also returns `memory` float [B, S, D], which its queries attend to.
 """
 
 MAP_GRAPHS: tuple[GraphName, ...] = ("trained_head_maps", "open_head_maps")
@@ -49,7 +49,7 @@ FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "text_encoder": ("int8", "fp32"),  # int8 is faster on a CPU, which encodes texts
     **dict.fromkeys(MAP_GRAPHS, ("fp32",)),
 }
-"""Precisions, best first, of graphs that run in the same one on every device."""
+"""Precisions, best first, of graphs whose precision is the same on every device."""
 
 
 class FileRecord(Record):
@@ -68,7 +68,7 @@ class Manifest(Record):
     files: dict[str, FileRecord]
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Returns those of the encoder, fp32 first; heads may have fewer."""
+        """Returns the encoder's precisions, fp32 first; heads may have fewer."""
         order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
         return tuple(p for p in order if p in self.graphs["encoder"])
 

@@ -52,12 +52,12 @@ class Bundle:
         return self.manifest.precisions()
 
     def image_precision(self, graph: GraphName, precision: RunPrecision) -> Precision:
-        """Returns the stored variant: fp32 for bf16, or if the graph lacks the precision."""
+        """Returns the variant to read: `precision` if the graph has it, else fp32, as for bf16."""
         variants = self.manifest.graphs.get(graph, {})
         return next((variant for variant in variants if variant == precision), "fp32")
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
-        """Returns one precision for all devices, so that all replicas compute the same queries."""
+        """Returns the same precision on all devices, for equal queries; None without the graph."""
         variants = self.manifest.graphs.get(graph, {})
         return next((p for p in FIXED_PRECISIONS[graph] if p in variants), None)
 

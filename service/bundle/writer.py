@@ -1,4 +1,4 @@
-"""Writes an export as a bundle, whole or not at all; it replaces nothing but a bundle."""
+"""Writes an export as a bundle, completely or not at all; replaces only another bundle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BundleDraft:
 
 
 def check_target(path: Path) -> None:
-    """Raises `BundleError` if `path` is something else than an empty folder or a bundle."""
+    """Raises `BundleError` if `path` exists and is neither an empty folder nor a bundle."""
     if os.path.lexists(path) and not _is_replaceable(path):
         raise BundleError(f"{path} exists and is not a bundle, or has other files too")
 

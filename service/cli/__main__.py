@@ -1,4 +1,4 @@
-"""Entry of `ml-decoder`, `python -m service` and `python -m service.cli`."""
+"""Entry of `ml-decoder` and `python -m service.cli`."""
 
 from __future__ import annotations
 

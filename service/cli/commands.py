@@ -1,6 +1,6 @@
 """The commands of `ml-decoder`, except for those in `labels.py` and `bulk/command.py`.
 
-Exit codes: 0 done, 1 some photo has no labels, 2 cannot start, 3 broke while it ran.
+Exit codes: 0 done, 1 some photo failed, 2 cannot start, 3 broke while it ran.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from service.bundle.card import Device
 
-# Imported by the commands that have one to show; `--help` needs none.
+# For annotations alone: each command imports its own, and `--help` needs none.
 if TYPE_CHECKING:
     from service.bundle.card import Label
     from service.bundle.reader import Bundle
@@ -114,7 +114,7 @@ def show_progress(*, results_on_stdout: bool) -> Iterator[Callable[[int, int], N
     """Shows a bar on stderr if it is a terminal; yields a function of photos done and in total.
 
     Args:
-        results_on_stdout: hides the bar if stdout is a terminal too, where results show progress.
+        results_on_stdout: hides the bar if stdout is a terminal too, as results show progress.
     """
     console = Console(stderr=True)
     columns = (

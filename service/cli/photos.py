@@ -15,7 +15,7 @@ from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
-# Keeps every core and the next batch busy.
+# Enough for the running batches and the next one.
 _MAX_CONCURRENCY = 16
 
 
@@ -26,7 +26,7 @@ class LabelledPhoto:
     path: Path
     prediction: Prediction | None
     failure: str | None = None
-    overlays: tuple[Path, ...] = ()  # pictures of the first labels' places
+    overlays: tuple[Path, ...] = ()  # pictures with the maps of the first labels
 
 
 @asynccontextmanager

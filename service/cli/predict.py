@@ -35,7 +35,7 @@ _MAX_OVERLAY_SIDE = 1024
 async def predict_photos(
     photos: Sequence[Path], question: Question, settings: Settings, output: Format
 ) -> bool:
-    """Writes the labels of photos; returns whether all of them have labels."""
+    """Writes the labels of photos; returns whether none of them failed."""
     write = {
         Format.TABLE: show_photo,
         Format.JSON: lambda photo: write_json(describe_photo(photo)),

@@ -41,15 +41,15 @@ _CACHED_KERNELS = 64
 
 
 def check_device(device: Device) -> None:
-    """Raises `StartError` if this environment lacks what a device needs."""
+    """Raises `StartError` if this environment lacks the packages or the provider of a device."""
     if device == "openvino":
         if not has_openvino():
             raise StartError("device openvino: the extra `openvino` is not installed")
         _find_openvino_cpu()
         return
     if device not in CPU_DEVICES:
-        # CUDA and cuDNN that are installed as Python packages are found in no other way. Missing
-        # libraries are printed to stdout, which is for a command's answer.
+        # Finds CUDA and cuDNN that are installed as Python packages. It prints missing libraries to
+        # stdout, which is for a command's answer.
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
     provider = PROVIDERS[device][0][0]
@@ -97,7 +97,7 @@ def add_openvino(
 
     `bf16` is for products, sums are float32. `sizes_vary`: inputs differ in more than batch size.
     """
-    # By default it takes all cores of the host, even if the container has fewer.
+    # By default OpenVINO uses all cores of the host, even if the container has fewer.
     settings = {
         "INFERENCE_NUM_THREADS": str(threads * parallel_runs),
         "NUM_STREAMS": str(parallel_runs),

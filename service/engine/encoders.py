@@ -1,4 +1,4 @@
-"""The graphs of labels, run on the CPU once for each label: texts -> embeddings -> queries."""
+"""The label graphs, run on the CPU once for each label: texts -> embeddings -> queries."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TextEncoder:
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Returns the embeddings [L, E] of L texts, each of length 1.
 
-        Each text has its own run: int8 scales by the largest value of a run, so an embedding would
-        depend on the other texts.
+        Each text is one run: int8 takes its scale from the largest value of a run, so texts in one
+        run would change each other's embeddings.
         """
         rows = [np.zeros((0, self._width), np.float32)]
         for encoding in self._tokenizer.encode_batch(list(texts)):

@@ -1,4 +1,4 @@
-"""What the engine takes and returns; without ONNX Runtime, so that commands start fast."""
+"""Types of the engine's inputs and outputs; no ONNX Runtime, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SomeQueries:
 
 
 Head: TypeAlias = QueryArray | SomeQueries | None
-"""What the engine runs for a label set: queries of the open head, or None, the trained head."""
+"""The head to run for a label set: queries for the open head, or None for the trained head."""
 
 
 class HeadResults(NamedTuple):

@@ -1,4 +1,4 @@
-"""The graphs of images as ONNX Runtime sessions, and the way of a batch through them.
+"""The image graphs as ONNX Runtime sessions, and the run of a batch through them.
 
 The encoder runs for all images; the trained head for the images that ask for it, and the open head
 once for each distinct query matrix.
@@ -94,7 +94,7 @@ class SessionSet:
         self, tokens: _Tokens, rows: list[int], head: Head, outputs: list[str]
     ) -> list[LogitsArray]:
         if isinstance(tokens, ort.OrtValue):
-            # Running the head for the rows between costs less than copying the others.
+            # Running the head for the unused rows between costs less than copying the used ones.
             span = cut_rows(tokens, rows[0], rows[-1])
             own = [row - span.start for row in rows]
             return [found[own] for found in self._run_head(span, head, outputs)]
@@ -134,8 +134,8 @@ def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
         open_head = _open_head(bundle, "open_head", config, None, **inputs)
     if config.device not in CPU_DEVICES:
         return SessionSet(encoder, trained_head, open_head, _GPU_MEMORY, QueryCache(_GPU_MEMORY))
-    # The float32 activations of one image nearly fill a core's cache, and small weight matrices
-    # gain nothing from more rows. Heads, whose weights are large, do.
+    # On a CPU, an fp32 encoder runs image by image: the activations of one nearly fill a core's
+    # cache, and small weight matrices gain nothing from a batch. Heads have large ones and do gain.
     fp32 = bundle.image_precision("encoder", config.precision) == "fp32"
     return SessionSet(encoder, trained_head, open_head, one_by_one=fp32 and config.device == "cpu")
 
@@ -165,7 +165,7 @@ def open_encoder(bundle: Bundle, config: SessionConfig) -> ort.InferenceSession:
 
 
 class MapGraphs:
-    """Draws attention maps on the CPU; thread-safe. `trained`, `open`: which labels have maps."""
+    """Draws attention maps on the CPU; thread-safe. `trained`, `open`: whether these have maps."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Raises `BundleError` for a damaged graph."""

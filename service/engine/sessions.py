@@ -18,8 +18,8 @@ from service.bundle.reader import Bundle
 from service.engine.devices import CUDA, PROVIDERS, add_openvino
 from service.errors import BundleError, StartError
 
-# TF32 rounds the inputs of fp32 products to 10 bits. fp16 needs it: without, its convolutions do
-# not use the tensor cores.
+# TF32 rounds the inputs of fp32 products to 10 bits of mantissa. fp16 needs it: without TF32, its
+# convolutions do not use the tensor cores.
 _EXACT = {"use_tf32": "0"}
 # ONNX Runtime writes a C++ signature of 1,000 characters before the reason, host and file after.
 _REASON = re.compile(
@@ -45,7 +45,7 @@ class SessionConfig:
 
 
 def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort.InferenceSession:
-    """Opens one graph, on no other device.
+    """Opens one graph on the configured device, without fallback to another.
 
     Raises `StartError` if the device does not work here, `BundleError` if the graph is damaged.
     """
@@ -56,7 +56,7 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
         session = ort.InferenceSession(
             model,
             options,
-            # OpenVINO is among the options.
+            # OpenVINO is set in the options.
             providers=None if device == "openvino" else list_providers(device, precision),
             enable_fallback=0,
             disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
@@ -99,8 +99,8 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
         "session.intra_op.allow_spinning", "1" if config.spinning else "0"
     )
     options.add_session_config_entry("session.force_spinning_stop", "1")  # at the end of a run
-    # A graph may name files with its weights, which nothing has verified: look for them in a
-    # folder that cannot exist.
+    # A graph may load weights from files that are not verified: this looks for them in a folder
+    # that cannot exist.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", os.devnull
     )

@@ -1,4 +1,4 @@
-"""Runs of a graph on tensors in the memory of a device, and label queries that are cached there.
+"""Runs graphs on tensors in a device's memory, and caches label queries there.
 
 Fakes on the CPU test this; it has not run on a GPU yet.
 """
@@ -37,7 +37,7 @@ Tensor: TypeAlias = NDArray[Any] | ort.OrtValue | Rows
 
 
 def cut_rows(whole: ort.OrtValue, first: int, last: int) -> Rows:
-    """Returns rows `first` to `last`, and as many before them as their alignment takes."""
+    """Returns rows `first` to `last`, and the rows before them that the alignment requires."""
     row_bytes = _ITEM_BYTES * math.prod(whole.shape()[1:])
     step = _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
     return Rows(whole, first - first % step, last + 1)
@@ -87,9 +87,9 @@ class _Entry(NamedTuple):
 class QueryCache:
     """Copies of label sets' queries in GPU memory, so that batches need not send them.
 
-    A set's matrix is the key, by identity. An entry goes with its matrix, or, if bytes are short,
-    least recently used first. If the GPU is full, the limit falls to half of what was tried.
-    `memory` is ONNX Runtime's name of it.
+    A set's matrix is the key, by identity. An entry is evicted when its matrix is freed, and over
+    `max_bytes`, least recently used first. If the GPU is full, the limit becomes half of the bytes
+    that did not fit. `memory` is ONNX Runtime's name of the GPU's memory.
     """
 
     def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
@@ -101,7 +101,7 @@ class QueryCache:
     def find(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> Sequence[Tensor]:
         """Returns the chunks of a matrix [L, K], in GPU memory if it is cached.
 
-        A writable matrix is not: it may change. Those of candidate labels, used once, are writable.
+        A writable matrix is not cached: it may change, and those of candidate labels are used once.
         """
         if queries.flags.writeable or queries.nbytes > self._max_bytes:
             return chunks
@@ -118,7 +118,7 @@ class QueryCache:
         try:
             copies = tuple(_copy(chunk, self._memory) for chunk in chunks)
         except Exception:  # ONNX Runtime's exceptions have no common base
-            # Batches send the queries then; if the GPU is lost, their runs fail and say so.
+            # Batches then send the queries; if the GPU is lost, their runs raise an error.
             self._max_bytes = (kept_bytes + queries.nbytes) // 2
             return None
         key, cache = id(queries), weakref.ref(self)

@@ -48,7 +48,7 @@ def create_app(
 ) -> FastAPI:
     """Makes the app; the pipeline opens in the background when the app starts.
 
-    By default, settings come from the environment and traces go where these say. Raises
+    By default, settings come from the environment, and `OTEL_*` variables configure traces. Raises
     `StartError` if a setting is invalid, or OpenTelemetry is missing.
     """
     host = host or PipelineHost(Settings())

@@ -95,7 +95,7 @@ class PipelineHost:
             await self.opened.drain()
 
     def abort_waiting(self) -> None:
-        """Fails the requests in the queue while it drains."""
+        """Fails the photos in the queue and on the engine with `Draining`."""
         if self.opened is not None:
             self.opened.abort_waiting()
 

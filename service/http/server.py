@@ -46,9 +46,9 @@ class Server(uvicorn.Server):
         self._aborted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Drains at the first signal, aborts waiting requests at the second, ends at the third.
+        """Drains at the first signal, fails unanswered requests at the second, ends at the third.
 
-        uvicorn's own handler raises the signal again, so that an orderly stop exits as if killed.
+        Replaces uvicorn's handler, which raises the signal again: a stop would exit as if killed.
         """
         self.force_exit = self._aborted
         self._aborted = self.should_exit

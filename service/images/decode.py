@@ -32,8 +32,8 @@ _UPRIGHT_TURNS = {
 }
 _SIDEWAYS = frozenset({5, 6, 7, 8})
 
-# Pillow decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size; the resize still
-# gets this many pixels for each it makes.
+# Pillow decodes a JPEG far larger than the input at 1/2, 1/4 or 1/8 of its size; each side still
+# has at least this many pixels for each that the resize makes.
 _DRAFT_OVERSAMPLING = 2
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
 _MAX_CROP_ASPECT = 8

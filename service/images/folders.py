@@ -17,7 +17,7 @@ LeftOut = Counter[str]
 
 
 def find_photos(paths: Sequence[Path]) -> tuple[list[Path], LeftOut]:
-    """Returns the given files and the photos in and below the given folders, and the other files.
+    """Returns files, and the photos in and below folders, of `paths`; counts the other files.
 
     An unreadable subfolder is among the photos, so that it is reported like an unreadable photo.
 
@@ -39,7 +39,7 @@ def find_photos(paths: Sequence[Path]) -> tuple[list[Path], LeftOut]:
 
 
 def list_photos(folder: str, onerror: Callable[[OSError], None]) -> tuple[list[str], LeftOut]:
-    """Returns the names of the photos in and below a folder, sorted, and the other files.
+    """Returns the names of the photos in and below a folder, sorted; counts the other files.
 
     Names are relative to the folder. Hidden folders are skipped; links are followed, each folder
     once. `onerror` is called for every unreadable folder and may raise.
@@ -50,7 +50,7 @@ def list_photos(folder: str, onerror: Callable[[OSError], None]) -> tuple[list[s
 
 
 def sort_out(names: Iterable[str]) -> tuple[list[str], LeftOut]:
-    """Splits names into photos, sorted, and others; `--explain`'s pictures are neither."""
+    """Splits names into sorted photos and counts of others; `--explain`'s pictures are neither."""
     photos: list[str] = []
     left_out = LeftOut()
     for name in names:

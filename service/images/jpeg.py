@@ -41,16 +41,16 @@ _START_OF_SCAN = 0xDA
 _FILL = 0xFF  # may precede any marker
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of starts of frames
 _BASELINE = frozenset({0xC0, 0xC1})  # the sequential ones; progressive ones take longer
-# Without a length: a stuffed byte, TEM, restarts, starts and ends of images. No camera writes them
-# into a header, and decoders disagree on what follows them.
+# Markers without a length: a stuffed byte, TEM, restarts, starts and ends of images. No camera
+# writes them into a header, and decoders disagree on the bytes that follow.
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 # Pillow needs JFIF (APP0) and Adobe (APP14) for the colours; the rest is metadata.
 _METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
 # Markers with a length, and the end: in a scan 0xFF is followed by 0 or by a restart.
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 
-# Real files need far fewer. More are made to keep a decoder busy: each scan of a progressive JPEG
-# goes over the whole picture.
+# Real files have far fewer. Files with more are made to keep a decoder busy: each scan of a
+# progressive JPEG goes over the whole picture.
 _MAX_SEGMENTS = 1000
 _MAX_SCANS = 50
 _MAX_QUICK_PIXELS = 2 * 2**20
@@ -112,7 +112,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
         len(data) <= _MAX_QUICK_BYTES
         and height * width <= _MAX_QUICK_PIXELS
         and frame[1] in _BASELINE
-        and frame[9:10] == scan[4:5]  # a scan of all components is the only one
+        and frame[9:10] == scan[4:5]  # the first scan has all components: it is the only one
     )
     return Jpeg(data, width, height, components, is_quick, exif, tuple(kept))
 
@@ -139,7 +139,7 @@ def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _count_scans(data: bytes) -> int:
-    """Counts scans up to the end of the picture, after which a phone may append a film."""
+    """Counts scans up to the end of the picture, after which a phone may append a video."""
     position, scans = 2, 0
     for _ in range(_MAX_SEGMENTS):
         found = _MARKER.search(data, position)

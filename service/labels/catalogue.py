@@ -1,4 +1,4 @@
-"""The catalogue: all label sets of a process; only those of the store change, by any process."""
+"""The catalogue: all label sets of a process; only the store's change, by any process."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -132,13 +132,13 @@ class Catalogue:
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
         """Returns the sets that a request asks for as they are now, candidates first.
 
-        Raises a `LabelSetError`, or `StoreUnavailable` if the store may have a missing set or
-        `min_version`, but does not answer.
+        Raises `UnknownLabelSet`, a `LabelSetError`, or `StoreUnavailable` if a set or `min_version`
+        is missing while the store does not answer.
         """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
             names = self._default or ("",)
-        if question.min_version:  # every store begins at 0
+        if question.min_version:  # every store has reached 0
             if self._stored is None:
                 raise VersionNotReached(f"version {question.min_version}, without a store")
             await self._stored.reach(question.min_version, names)

@@ -1,4 +1,4 @@
-"""What a client asks about an image, checked here for HTTP, the command line and Python alike."""
+"""The parameters of a prediction, checked alike for HTTP, the command line and Python."""
 
 from typing import Annotated, Any, Literal, LiteralString, TypeVar
 
@@ -18,7 +18,7 @@ from service.labels.definition import NoBool
 from service.labels.text import LabelSetName, LabelText
 
 MAX_EXPLAINED = 100
-"""Labels of an image that get a map."""
+"""Most labels of an image that get a map."""
 
 
 def _replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator:

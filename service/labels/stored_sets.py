@@ -119,9 +119,9 @@ class StoredSets:
             self._sets, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
-        """Returns when the sets called `names` are at least of `version`.
+        """Loads the store's writes unless the sets `names` are at `version` or later.
 
-        Raises `VersionNotReached`, or `StoreUnavailable` if the store may have it.
+        Raises `VersionNotReached` if they still are not, or `StoreUnavailable` if it cannot load.
         """
         if not self._has_reached(version, names):
             await self.refresh()
@@ -238,7 +238,7 @@ class StoredSets:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._poll_seconds)
-            with contextlib.suppress(StoreIncompatible):  # logged; it may be mended
+            with contextlib.suppress(StoreIncompatible):  # logged; it may be repaired
                 await self._watch(self._poll)
 
     async def _poll(self) -> None:

@@ -21,7 +21,7 @@ MAX_PROMPT_CHARACTERS = 1000
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")
 # NFC of combining marks takes quadratic time and holds the GIL, so longer texts are refused before.
-# It shortens no real text to less than a quarter.
+# NFC shortens no real text to less than a quarter.
 _RAW_FACTOR = 4
 
 

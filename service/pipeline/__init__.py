@@ -1,1 +1,1 @@
-"""The pipeline: the story of a request."""
+"""The pipeline: from a photo and a question to a prediction."""

@@ -1,4 +1,4 @@
-"""Maps of where each predicted label was found; they run on the CPU, for answered labels only."""
+"""Attention maps of the labels in an answer, and of no others; they run on the CPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Explainer:
         labels = labels[:MAX_EXPLAINED]
         rows: dict[int, list[int]] = defaultdict(list)  # part -> rows of the labels that it answers
         for row, label in enumerate(labels):
-            # The first set that has a name answers it.
+            # A label that is in several sets is answered by the first.
             parts = enumerate(selection.parts)
             rows[next(i for i, p in parts if label.label in p.labels.positions)].append(row)
         maps: dict[int, MapArray] = {}

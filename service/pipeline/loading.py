@@ -1,6 +1,6 @@
 """Opens and warms up the graphs of a bundle.
 
-It needs neither label store nor web framework, so the start opens graphs while those are imported.
+It imports neither label store nor web framework: `serve` opens the graphs while it imports those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws a label's map as a small PNG to lay over its photo: the higher the score, the warmer."""
+"""Draws a label's map as a small PNG to lay over its photo: higher values have warmer colours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw_overlay(
 
 
 def find_seen_part(size: tuple[int, int], contract: InputContract) -> tuple[int, int, int, int]:
-    """Returns left, top, right and bottom of what the model sees of a picture, in its pixels."""
+    """Returns left, top, right and bottom of the part that the model sees, in pixels of `size`."""
     width, height = size
     if contract.resize_mode == "squash":
         return 0, 0, width, height

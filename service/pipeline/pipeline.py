@@ -1,4 +1,4 @@
-"""The story of a request: `select` pins its labels, `predict` answers each of its photos.
+"""One request: `select` pins its labels, `predict` answers each of its photos.
 
 bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> prediction
 """
@@ -34,12 +34,12 @@ from service.scheduling.stages import Stage, Watcher
 from service.scheduling.tasks import SideThreads
 from service.settings import Settings
 
-# Choosing from or scoring this many labels takes less time than switching to a thread.
+# Choosing from or scoring up to this many labels takes less time than switching to a thread.
 _MAX_INLINE_LABELS = 2000
-# Of names: normalising combining marks, the slowest, takes some milliseconds.
+# In `include` and `exclude`: normalising combining marks, the slowest, takes some milliseconds.
 _MAX_INLINE_CHARACTERS = 5000
 
-# A longer run hangs: the largest question takes seconds on a GPU, minutes on a slow CPU.
+# A longer run counts as hung: the largest question takes seconds on a GPU, minutes on a slow CPU.
 _MAX_RUN_SECONDS = 60.0
 _MAX_CPU_RUN_SECONDS = 600.0
 
@@ -50,7 +50,7 @@ def open_pipeline(settings: Settings) -> Pipeline:
 
 
 def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
-    """Opens the label sets for graphs that are open."""
+    """Opens the label sets for open graphs; raises `BundleError` or `StartError`."""
     catalogue = open_catalogue(settings, graphs.bundle, graphs.encoding)
     return Pipeline(settings, graphs.bundle, graphs.engine, catalogue)
 
@@ -126,7 +126,7 @@ class Pipeline:
     async def _pin(self, question: Question, deadline: float) -> Sequence[LabelSet]:
         pinning = self.catalogue.pin(question)
         if not (question.min_version or question.candidate_labels):
-            return await pinning  # it never waits, and a timeout takes 6 us
+            return await pinning  # does not wait then; a timeout takes 6 us
         try:
             async with asyncio.timeout_at(deadline):
                 return await pinning
@@ -211,7 +211,7 @@ class Pipeline:
         self._side_threads.stop()
 
     def abort_waiting(self) -> None:
-        """Fails the requests in the queue with `Draining`, while it drains."""
+        """Fails the photos in the queue and on the engine with `Draining`."""
         self._batcher.fail_all()
 
 

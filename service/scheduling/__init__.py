@@ -1,1 +1,1 @@
-"""Scheduling: what runs when and on which core. Knows no images."""
+"""Scheduling: the queue, batches, threads and cores, for items of any kind."""

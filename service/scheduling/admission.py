@@ -19,7 +19,7 @@ _MIN_SECONDS, _MAX_SECONDS = 1.0, 60.0
 
 
 class DrainRate:
-    """Answers per second since the service was last idle, over the last 256."""
+    """Rate of the last 256 answers since the service was last idle."""
 
     def __init__(self) -> None:
         self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
@@ -34,7 +34,7 @@ class DrainRate:
         self._answered.append(now)
 
     def estimate_seconds(self, items: int, now: float) -> float:
-        """Returns the time that so many items take, 1 to 60 seconds; a standstill raises it."""
+        """Returns the seconds that `items` answers take, 1 to 60; grows while there are none."""
         answers = len(self._answered) - 1
         seconds = now - self._answered[0]
         if answers:
@@ -67,7 +67,7 @@ class Admission:
         self._phase = "ready"
 
     async def close(self, deadline: float) -> None:
-        """Refuses new requests and waits for the admitted ones, up to the event loop's second."""
+        """Refuses new requests; waits for the others until `deadline` on the loop's clock."""
         self._phase = "draining"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -75,7 +75,7 @@ class Admission:
 
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
-        """Admits a request, for whose end `close` waits, or raises UnavailableError."""
+        """Admits a request, whose end `close` waits for; raises UnavailableError unless ready."""
         state = self.state
         if state == "draining":
             raise Draining("the pipeline is draining")

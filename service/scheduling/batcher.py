@@ -1,4 +1,4 @@
-"""Joins items into batches: a free worker takes those that wait, and a lone item never waits."""
+"""Batches items: a free worker takes those that wait; by default a lone item never waits."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ RunBatch = Callable[[Sequence[ItemT], IsAlone], Sequence[ResultT | Exception]]
 
 
 class Batcher(Generic[ItemT, ResultT]):
-    """One worker per core; a run of more than `max_run_seconds` counts as hung.
+    """One worker for each of `cores`; a run of more than `max_run_seconds` counts as hung.
 
-    `_work`, `_run` and `_is_alone` run in the workers, the rest in one event loop.
+    `_work`, `_run`, `_is_alone`, `_call_in_loop` run in the workers, the rest in one event loop.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Batcher(Generic[ItemT, ResultT]):
             raise
         finally:
             timer.cancel()
-            # The future's error would keep this frame, and the frame the future: a cycle that
+            # The future's error refers to this frame, and the frame to the future: a cycle that
             # keeps the item until Python's next garbage collection.
             del queued
 
@@ -184,7 +184,7 @@ class Batcher(Generic[ItemT, ResultT]):
         self._living -= 1
         if not self._living:
             self._stopped.set()
-        if batch:  # the worker died of it
+        if batch:  # the worker died while it ran this batch
             self._dead = True
             fail_items(batch, NotReady("the batcher died"))
             self._queue.fail(NotReady("the batcher died"))
@@ -222,9 +222,9 @@ class Run(Generic[ItemT, ResultT]):
 
 
 class Runs(Generic[ItemT, ResultT]):
-    """The running batches, and a watchdog for runs that last `max_seconds`, as in a GPU's driver.
+    """The running batches, and a watchdog for runs of `max_seconds`, as when a GPU driver hangs.
 
-    The workers call `begin` and `end`, one event loop the rest.
+    Workers call `begin`, `end` and `len`; one event loop calls the rest.
     """
 
     def __init__(self, max_seconds: float) -> None:

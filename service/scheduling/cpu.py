@@ -12,21 +12,20 @@ from pathlib import Path
 _CGROUPS = Path("/sys/fs/cgroup")
 # Lines "number:controllers:path"; v2 has one, without controllers.
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-# A worker that has run its batch waits this long at most for the interpreter. With Python's own
-# 5 ms, a flood of requests, whose refusals keep the event loop busy, cost a fifth of the
-# predictions.
+# A worker that has run its batch waits at most this long for the GIL. With Python's own 5 ms, a
+# flood of requests, whose refusals keep the event loop busy, cost a fifth of the predictions.
 _SWITCH_SECONDS = 0.0002
 
 
 class Core:
     """A core for one worker's thread, which alone calls the methods.
 
-    With an event loop that comes and goes, Linux leaves two workers on one core for milliseconds
-    while another is idle. A worker that starts a run while all others work pins its core.
+    While the event loop wakes up often, Linux leaves two workers on one core for milliseconds and
+    another core idle. So a worker that starts a run while all others run pins its core.
     """
 
     def __init__(self, number: int | None, all_numbers: Iterable[int] = ()) -> None:
-        # The system's number, None for any core; and those that the process may use.
+        # The system's number, None for any core; and the numbers that the process may use.
         self._number = number
         self._all_numbers = frozenset(all_numbers)
         self._kept = False
@@ -52,9 +51,9 @@ ANY_CORE = Core(None)
 
 
 def list_cores(workers: int, *, pin: bool) -> list[Core]:
-    """Returns a core for each worker; `pin` if the workers' own threads compute.
+    """Returns a core for each worker; `pin` if the model runs in the workers' own threads.
 
-    With fewer workers than cores none is pinned: the system knows which cores are free.
+    Pins none if workers and cores differ in number: the system knows which cores are free.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not pin or workers == 1 or workers != len(numbers):
@@ -74,7 +73,7 @@ def read_cpu_quota() -> float:
 
 
 def _list_groups() -> set[Path]:
-    # Many do not exist: in a container the path is the host's, and the mount the container's.
+    # Many do not exist: in a container /proc has the host's paths, and the mount the container's.
     v1 = _CGROUPS / "cpu"
     groups = {_CGROUPS, v1}
     try:
@@ -103,9 +102,10 @@ def _read_group(group: Path) -> float:
 
 
 def share_cores() -> None:
-    """Schedules this thread, and those that it starts, as `SCHED_BATCH`; keeps another policy.
+    """Sets the switch interval, and `SCHED_BATCH` for this thread and those that it starts.
 
-    Otherwise the event loop interrupts a model at each request and takes the core's caches.
+    With the default policy, the only one that is replaced, the event loop interrupts a model at
+    each request and evicts its data from the core's caches.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:

@@ -40,7 +40,7 @@ class QueuedItem(Generic[ItemT, ResultT]):
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Items per batch: up to `most`, but more than `small` only if as many are left for others."""
+    """Items per batch: at most `most`; above `small` only if every worker can have as many."""
 
     most: int
     small: int
@@ -126,7 +126,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
     def finish(self, count: int, return_seconds: float) -> None:
         """Notes a finished batch, whose clients may send the next items within `return_seconds`.
 
-        A worker that finds fewer than its share waits for them, but not for a lone client.
+        Until then a worker waits for its share of `count`; a lone client's item is a whole share.
         """
         with self._changed:
             self._under_way -= count
@@ -200,7 +200,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
 
 def _make_refusal(seconds: float) -> QueueFull:
-    # Made apart: a variable in `check_room` would keep the error, its frames and their photo.
+    # A function, because a variable in `check_room` would keep the error, its frames and a photo.
     full = QueueFull("the queue is full")
     full.retry_after_seconds = seconds
     return full

@@ -30,10 +30,10 @@ class Watcher(Protocol):
     """An observer of the pipeline; its methods must be quick and must not raise."""
 
     def saw_batch(self, size: int, seconds: float) -> None:
-        """Gets, in a worker's thread, the size and duration of a batch."""
+        """Called in a worker's thread with the size and duration of a batch."""
 
     def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
-        """Gets, in the request's task, the stages of a photo that has its labels."""
+        """Called in the request's task with the stages of a photo that has been labelled."""
 
 
 _collected: ContextVar[list[Stage] | None] = ContextVar("collected", default=None)

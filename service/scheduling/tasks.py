@@ -1,4 +1,4 @@
-"""Work at the same time: coroutines in order or all together, and functions in side threads."""
+"""Concurrency: coroutines in order or all together, and functions in side threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
     try:
         raise failure
     finally:
-        # The frame and these would keep each other, a cycle that keeps the whole request until
+        # The frame and these refer to each other: a cycle that keeps the whole request until
         # Python's next garbage collection.
         del failure, tasks
 

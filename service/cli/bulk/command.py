@@ -1,6 +1,6 @@
 """`ml-decoder bulk IN OUT`: progress on stderr, totals on stdout.
 
-Exit codes: 0 all photos have labels, 1 some have none.
+Exit codes: 0 all photos were tagged, 1 some failed or could not be read.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class PartFolder:
     question: dict[str, Any]  # `describe_question`
 
     def read_done(self) -> dict[str, bool]:
-        """Returns the photos that are done, and whether each has labels."""
+        """Returns the photos that are done, and whether each was tagged without an error."""
         done: dict[str, bool] = {}
         for path in self._list_parts():
             table = self._read(path, ["photo", "error"])

@@ -36,12 +36,11 @@ class PhotoStore:
 
 
 def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
-    """Returns the photos of a folder or a list, and the number of the folder's other files.
+    """Returns the store, unique names (sorted for a folder), and the number of other files.
 
     Args:
         location: path or URL (any scheme of pyarrow) of a folder, which is searched recursively
             without hidden files, or of a text file with one name per line, relative to the file.
-            Names are unique, a folder's sorted, a list's in its order.
     """
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()

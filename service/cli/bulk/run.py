@@ -28,7 +28,7 @@ _DEADLINE_MS = 3_600_000.0
 _log = logging.getLogger(__name__)
 
 Report = Callable[["Totals", int], None]
-"""Called after each photo (on Ray, each part) with the totals so far and the number of photos."""
+"""Called after each photo (on Ray, each part) with the totals so far and the photos to do."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class _Samples(dict[str, int]):
-    """Parses whole numbers, those of pixels by look-up: twice as fast as Python code for each."""
+    """Parses whole numbers; 0 to 255 by look-up, in half the time of Python code for each."""
 
     def __missing__(self, digits: str) -> int:
         return int(digits)
@@ -48,7 +48,7 @@ _SAMPLES = _Samples((str(sample), sample) for sample in range(256))
 def _check_unicode(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half a surrogate pair, which no answer could repeat
+    except UnicodeEncodeError as error:  # a lone surrogate, which no answer could encode
         raise ValueError("not Unicode") from error
     return text
 
@@ -200,7 +200,7 @@ def _read_photos(
 
 
 def _read_images(tensor: InputTensor, raw: memoryview | None, max_photos: int) -> tuple[bytes, ...]:
-    """Returns files of photos: base64 in JSON; binary, each has its length before it."""
+    """Returns files of photos: base64 in JSON; binary, each after its length (`_LENGTH`)."""
     if len(tensor.shape) > 2 or tensor.shape[1:] not in ([], [1]):
         raise InvalidTensors(f"Input '{IMAGE}' must have shape [B] or [B, 1]")
     _check_batch(tensor, max_photos)

@@ -62,7 +62,7 @@ _INFER_ERRORS = (
 
 
 async def find_model(host: Host, name: Annotated[str, Path(max_length=200)]) -> Pipeline:
-    """Returns the pipeline if the path names its model."""
+    """Returns the pipeline; raises `UnknownModel` if the path names another model."""
     pipeline = host.pipeline
     if name != pipeline.bundle.card.name:
         raise UnknownModel
@@ -73,7 +73,7 @@ Model = Annotated[Pipeline, Depends(find_model)]
 
 
 async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
-    """Refuses a path with another version."""
+    """Raises `UnknownModel` if the path has another version."""
     if version != pipeline.bundle.card.version:
         raise UnknownModel
 

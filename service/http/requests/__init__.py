@@ -1,1 +1,1 @@
-"""Requests: what clients send."""
+"""Requests: bodies, parameters, uploads and image URLs."""

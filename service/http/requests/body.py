@@ -1,4 +1,4 @@
-"""What the server receives of a request: its body, within limits, and the client's disconnect."""
+"""The body of a request, read within limits, and the client's disconnect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BodyBudget:
 
 
 def open_budget(settings: Settings) -> BodyBudget:
-    """Raises StartError if the largest body would never have room."""
+    """Returns the budget; raises StartError if the largest body would never have room."""
     held, body = settings.max_held_bytes, settings.max_body_bytes
     if held < body:
         raise StartError(f"max_held_bytes must be at least max_body_bytes ({body}); it is {held}")
@@ -67,7 +67,7 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Each request has a reservation until it is answered."""
+    """Gives each request a reservation, `request.state.reservation`, until it is answered."""
 
     def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
         self._app = app

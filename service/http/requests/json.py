@@ -1,6 +1,6 @@
 """JSON bodies: objects of bounded size, without repeated members, NaN or infinities.
 
-Not by `pydantic_core.from_json`: it accepts repeated members and blocks other threads to its end.
+`pydantic_core.from_json` accepts repeated members and blocks all other threads while it runs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from service.labels.definition import MAX_EMBEDDING_VALUES
 from service.settings import Settings
 
 MAX_PARTS = 500_000
-"""Lists, objects and texts of a body. Parsing 20 MB of nothing else stops all threads for seconds;
-other values are parsed by Python code, between whose calls threads switch."""
+"""Most lists, objects and texts of a body: 20 MB of these stop all threads for seconds. Numbers are
+parsed by Python code, between whose calls threads switch."""
 # More than any object of ours: each unknown member costs an error message.
 _MAX_MEMBERS = 100
 _QUICK_BYTES = 65536
 
 
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Reads a body that may be a label set; raises what `Body` and `parse_json` do."""
+    """Reads the body of a label set; raises the errors of `Body` and `parse_json`."""
     body = Body(request, settings)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise UnsupportedMediaType((JSON,))
@@ -65,7 +65,7 @@ def parse_json(
     whole numbers: threads can switch between two calls only if it is Python code; C code takes half
     the time.
     """
-    # Marks in texts count too: no valid body has so many.
+    # Brackets and quotes in texts count too: no valid body has so many.
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:
         raise MalformedBody(f"The JSON has more than {max_parts} lists, objects and texts")
     if body.count(b",") > max_parts + max_numbers:

@@ -48,7 +48,7 @@ class UploadShape:
 
     @property
     def image_field(self) -> str:
-        """In forms and in JSON."""
+        """The field with the images, in forms and in JSON."""
         return "images" if self.batch else "image"
 
     @property
@@ -85,7 +85,7 @@ def decode_base64(image: bytes | str) -> bytes:
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request; raises what `Body` does, and RequestError for its content."""
+    """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
     body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -102,7 +102,7 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
-    """Reads a `multipart/form-data` body; raises RequestError at the first part too many."""
+    """Reads a `multipart/form-data` body; raises RequestError at the first part over a limit."""
     boundary = parse_options_header(content_type)[1].get("boundary")
     if not boundary:
         raise MalformedBody("The multipart Content-Type names no boundary")
@@ -129,7 +129,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: Uplo
 class _Form:
     """Collects the parts of a form.
 
-    The name alone decides what a part is: clients send images without a filename, texts with one.
+    A part's name decides, not its filename: some clients send images without, or texts with one.
     """
 
     def __init__(self, shape: UploadShape) -> None:

@@ -32,7 +32,7 @@ _HEADERS = (
     (b"Accept-Encoding", b"identity"),
     (b"User-Agent", b"ml-decoder-serve"),
 )
-# All public IPv6 addresses. Python's tables call more public, such as the prefix by which a network
+# All public IPv6 addresses. `ipaddress` calls more public, such as the prefix by which a network
 # translates to its own IPv4 addresses (RFC 8215).
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 # IPv6 addresses that carry an IPv4 one in their last 32 bits (RFC 6052, section 2.1).
@@ -54,7 +54,7 @@ class Fetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         resolve: Resolve | None = None,
     ) -> None:
-        """The timeout is for a whole fetch, redirects included; `max_fetches` is at the same time.
+        """The timeout is for a whole fetch, redirects included; at most `max_fetches` run at once.
 
         `resolve` returns the IP addresses of a host and port; None asks the system.
         """

@@ -91,7 +91,7 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
 
 
 def document_conditions(**meanings: str) -> dict[str, Any]:
-    """Returns FastAPI's `openapi_extra` with meanings of `if_match`, `if_none_match`, Markdown."""
+    """Returns FastAPI's `openapi_extra` with conditional headers: name -> meaning, in Markdown."""
     parameters = [
         _document_parameter(key.replace("_", "-").title(), "header", _TEXT, meaning)
         for key, meaning in meanings.items()
@@ -148,7 +148,7 @@ def _document_parameter(
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    # FastAPI alone writes the document's components.
+    # References are inlined: only FastAPI adds components to the document.
     if isinstance(value, dict):
         if "$ref" in value:
             return _inline(definitions[value["$ref"].rpartition("/")[2]], definitions)

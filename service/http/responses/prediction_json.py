@@ -1,6 +1,6 @@
 """Writes predictions as JSON without pydantic models.
 
-To validate our own values as `PredictAnswer` takes as long as the rest of an answer.
+Validating our own values as `PredictAnswer` would take as long as the rest of an answer.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def describe_type(error: ServiceError | ErrorType, request_id: str | None = None
 
 
 def describe_problem(error: ServiceError, request_id: str | None = None) -> Problem:
-    """Returns what a client may read of an error."""
+    """Returns the problem of an error, with its detail and invalid values."""
     problem = describe_type(error, request_id)
     problem.detail = error.detail
     if isinstance(error, InvalidParameters):

@@ -1,1 +1,1 @@
-"""Routes: one file for each group of paths; thin, the work is in `pipeline.py`."""
+"""Routes: one file for each group of paths; thin, the work is in `pipeline/pipeline.py`."""

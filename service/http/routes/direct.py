@@ -1,6 +1,6 @@
 """Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction.
 
-FastAPI documents their routes, answers 405, and leads requests to them below a root path.
+FastAPI documents their routes, answers 405, and routes requests to them below a root path.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ async def _replace(
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
     """Returns the version that a write must replace: `ABSENT`, `PRESENT`, or None for no condition.
 
-    The conditions are those of RFC 9110, section 13; a tag is the version in quotes.
+    Raises `LabelSetChanged` if a condition (RFC 9110, section 13) fails; a tag quotes the version.
     """
     if "if-match" in request.headers or "if-none-match" in request.headers:
         await catalogue.refresh()  # the client may have seen another process's version

@@ -59,7 +59,7 @@ async def show_reference(request: Request) -> Response:
     return await _PAGE_FILES.get_response("docs.html", request.scope)
 
 
-# Routes, because mounts lose the app's root path and the methods of a path.
+# Routes instead of mounts, which lose the app's root path and the methods of a path.
 @router.api_route("/page/{path:path}", methods=_METHODS)
 async def send_page_file(request: Request, path: str) -> Response:
     """Sends a file of both pages."""

@@ -1,4 +1,4 @@
-"""What the service says of itself: health, the model card, and metrics."""
+"""Routes of health, the model card and metrics."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def require_predict_key(request: Request) -> None:
 
 
 async def require_admin_key(request: Request) -> None:
-    """Checks that the client may change label sets; sets `caller` as above."""
+    """Checks that the client may change label sets; sets `request.state.caller` too."""
     ring, key = _identify(request)
     ring.check_administrate(key)
 

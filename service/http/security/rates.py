@@ -23,7 +23,7 @@ _UNIT_SECONDS = {
 # About 20 MB.
 _MAX_CALLERS = 100_000
 _EVICTION_CANDIDATES = 8
-# Sums of the times between two requests are rounded.
+# So that the rounding of summed intervals refuses no request.
 _TOLERANCE_SECONDS = 1e-3
 
 
@@ -61,7 +61,7 @@ class RateLimiter:
 
 
 async def limit_rate(request: Request) -> None:
-    """Counts a request of the caller that `keys.py` has named."""
+    """Counts a request of `request.state.caller`, which the check of the key has set."""
     limiter: RateLimiter | None = request.app.state.rates
     if limiter is not None:
         limiter.count(request.state.caller)

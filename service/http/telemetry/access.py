@@ -1,4 +1,4 @@
-"""Access: the outermost middleware: request ids, access log, metrics, unexpected exceptions."""
+"""The outermost middleware: request ids, access log, metrics, unexpected exceptions."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ class Access:
         except asyncio.CancelledError:
             if not self._host.draining:
                 raise
-            # Raised on, this would be a traceback and a 500.
+            # Raised again, this would become a traceback and a 500.
             await answer.end(answer_error(Request(scope), Draining("cut off")), scope, receive)
         except Exception:
             logger.exception("unexpected error")

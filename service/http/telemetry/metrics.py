@@ -69,7 +69,7 @@ class _Children(dict[tuple[object, ...], MetricT]):
 class Metrics:
     """The metrics of one app; a `Watcher` of its pipeline.
 
-    Of several processes, queues add up, and a state is that of the worst (`multiprocess_mode`).
+    Of several processes, queues are summed, and the worst state counts (`multiprocess_mode`).
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Metrics:
             raise StartError(
                 f"{_FOLDER_VARIABLE} must be an existing, writable folder; it is {folder}"
             )
-        # Without a series of creation times for each metric.
+        # Else each counter and histogram would have a series of creation times.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         labels = ("method", "path", "status")
@@ -122,7 +122,7 @@ class Metrics:
     def count_request(
         self, method: str, path: str, status: int, seconds: float, problem: str | None
     ) -> None:
-        """Counts a request that was never started; `path` is its route's template, or empty."""
+        """Counts a request without `start_request`; `path` is its route's template, or empty."""
         known = method if method in _METHODS else "other"
         self._requests[known, path, status].observe(seconds)
         if status == CLIENT_LEFT:

@@ -25,7 +25,7 @@ from service.scheduling.stages import Stage
 _UNTRACED = frozenset({"/livez", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 _BATCH_SIZE = "ml_decoder.batch_size"
 
-# Ends of the inference of the request's photos, whose tasks share this one list.
+# `perf_counter` at the end of each photo's inference; the tasks of a request share one list.
 _inferred: ContextVar[list[float] | None] = ContextVar("inferred", default=None)
 
 

@@ -4,7 +4,7 @@
   answer is sent, and over reading its answers; here the connection is closed. The body of a
   request in progress has its own timeout in `requests/body.py`.
 - **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
-  requests sent ahead. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
+  pipelined requests. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
 - **Disconnects.** uvicorn notifies the last request only, even if an earlier one is in progress.
 - **Load shedding.** `refuse` answers before the app does: 0.06 ms of processor time, not 0.26.
 - **Lingering close.** A connection that is closed with bytes unread is reset, and the client loses
@@ -131,7 +131,7 @@ class SteadyParser(httptools.HttpRequestParser):
 
 
 class _BodyCallbacks:
-    """Ignores a repeated head; without a body its message is complete at once."""
+    """Ignores the repeated head, but not its end: without a body the message is complete there."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self.muted = True
@@ -276,8 +276,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._request_timer = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        # If the client sends ahead or does not read, the app answers: each refusal would start the
-        # next one recursively, or stay in memory.
+        # If the client pipelines requests or does not read, the app answers: each refusal would
+        # start the next one recursively, or stay in memory.
         refusal = None if self.pipeline or self.flow.write_paused else self.refuse(cycle.scope)
         if refusal is None:
             self._running = cycle

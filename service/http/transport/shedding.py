@@ -1,7 +1,7 @@
 """Load shedding: predictions are refused at their connection while the queue is full.
 
-Requests that need a layer of the app (CORS, traces) or another server's connection are refused
-by `routes/direct.py`, also before their bodies are read.
+`routes/direct.py` refuses requests that need a layer of the app (CORS, traces), or that another
+ASGI server receives, also before their bodies are read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _WRITING = "label_store_writing"  # execution option
 
 
 class Database:
-    """One database; `connections` counts those made: each may be to another, restored one."""
+    """One database; `connections` counts those opened: each may reach another, restored one."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.connections = 0
@@ -98,7 +98,7 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
     """Prepares a database; raises `StartError` if the location is invalid.
 
     The location is a path, which may begin with `~`, `sqlite:///path`, `postgresql://...`, or
-    `memory`; None takes `find_default_path()`. The timeout is of a lock or a connection.
+    `memory`; None takes `find_default_path()`. `timeout_seconds` is for a lock or a connection.
     """
     if location == MEMORY:
         return Database(_open_sqlite(":memory:", timeout_seconds))
@@ -116,7 +116,7 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
 
 
 def find_default_path() -> Path:
-    """Returns our file in the user's state folder (XDG Base Directory)."""
+    """Returns the default SQLite file, in the user's state folder (XDG Base Directory)."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     return Path(state) / "ml-decoder" / "labels.db"
 

@@ -81,7 +81,7 @@ class StoredSet(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The set's version, which is above the store's previous revision if it was written now."""
+    """The set's version; above `previous`, the store's last revision, if this call wrote it."""
 
     version: int
     previous: int
@@ -138,7 +138,7 @@ class LabelStore:
         return None if row is None else _decode_row(row)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
-        """Does the checks of `write`; returns the version if the same set is there already."""
+        """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
