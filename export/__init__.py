@@ -11,4 +11,4 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 class ExportError(Exception):
-    """An export failed, for a one-line reason; nothing was written."""
+    """An export failed; the message is one line."""

@@ -1,4 +1,4 @@
-"""Accuracy of a bundle's graphs on labelled photos, by the service's pixels and scores."""
+"""Accuracy of a bundle's graphs on labelled photos, with the service's pixels and scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def predict_logits(
     contract: InputContract,
     embeddings: FloatArray | None = None,
 ) -> FloatArray:
-    """Returns the logits of every photo, float32 [n, N]; of labels' embeddings [L, E], [n, L]."""
+    """Returns logits float32 [n, N]; with label embeddings [L, E], the open head's [n, L]."""
     chain = Chain(graphs, embeddings)
     batches = read_batches(photos.paths, contract, _BATCH_SIZE)
     return np.concatenate([chain.predict(pixels) for pixels in batches])
@@ -36,7 +36,7 @@ def to_scores(logits: FloatArray, activation: Activation) -> NDArray[np.float64]
 
 
 def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:
-    """Returns mAP in percent by torchmetrics' definition, over labels with both outcomes.
+    """Returns mAP in percent by torchmetrics' definition, over labels with positives and negatives.
 
     It measures how well scores rank the photos: for a softmax it is not the top-1 accuracy.
     """

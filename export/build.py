@@ -50,7 +50,7 @@ class ExportRequest:
 def build_bundle(request: ExportRequest) -> Bundle:
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
 
-    Raises ExportError, CheckpointError, DataError, MetricError or BundleError, each of one line.
+    Raises ExportError, CheckpointError, DataError, MetricError or BundleError, in one line.
     """
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
@@ -130,7 +130,7 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
 def _measure(draft: BundleDraft, variants: Variants, source: Source, splits: Splits) -> BundleDraft:
     """Adds the labels' thresholds and each variant's accuracy."""
     activation, contract = source.config.activation, source.contract
-    # With the graphs that a CPU runs by default: quantisation moves scores a little.
+    # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
     logits = predict_logits(variants.served, splits.val, contract)
     scores = to_scores(logits, activation)
     labels = calibrate_labels(source.label_names, scores, splits.val.targets)

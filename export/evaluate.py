@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iterator[str]:
-    """Yields the figures of the trained labels, else of the open head on the data's word vectors.
+    """Yields figures of the trained labels; without them, of the open head on word vectors.
 
     Raises ExportError if labels or word vectors do not fit, BundleError for a missing precision.
     """

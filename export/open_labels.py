@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def add_open_labels(
     draft: BundleDraft, opened: OpenSource, source: Source, graphs: Graphs, splits: Splits | None
 ) -> BundleDraft:
-    """Adds them to a bundle; `graphs` are those that a CPU runs by default."""
+    """Adds all three to a draft; `graphs` are those that a CPU runs by default."""
     text = build_text_graph(opened.text)
     texts = TextEmbedder(opened.text, text)
     threshold = choose_threshold(opened, source, graphs, texts)

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """The graphs of a bundle; fp32 is always there, and the default of devices not listed."""
+    """The graphs of a bundle; fp32 is always present, the default of devices not in `defaults`."""
 
     graphs: dict[Precision, Graphs]
     defaults: dict[Device, Precision]
@@ -111,7 +111,7 @@ def add_open_head(
 ) -> Variants:
     """Adds an open head in fp32 and, if the network has it, fp16.
 
-    At the widths that 1,000 labels can afford, int8 is larger and no faster than float32.
+    No int8: at widths fast enough for 1,000 labels it is larger and no faster than float32.
     """
     formats = make_formats(
         trace_heads(head, *_read_grid(variants.graphs["fp32"]["encoder"], source)),
@@ -133,7 +133,7 @@ def make_formats(
     compact: bool,
     half: bool,
 ) -> dict[Precision, Graphs]:
-    """Verifies float32 graphs, and makes verified ones with 16-bit weights and in fp16."""
+    """Verifies float32 graphs; makes and verifies those with 16-bit weights and in fp16."""
     worst = verify(exact, FP32_TOLERANCE)
     _log.info("equals torch within %.1e (%s)", worst.value, worst.case)
     formats: dict[Precision, Graphs] = {"fp32": exact}
@@ -158,7 +158,7 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
 def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
-    """Traces a head's graphs for tokens [B, tokens, width]; without their `grid` it has no maps."""
+    """Traces a head's graphs for tokens [B, tokens, width]; without a `grid`, no maps."""
     if isinstance(head, ZeroShotMLDecoder):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace.trace_label_encoder(head)),
@@ -172,5 +172,5 @@ def trace_heads(
             "trained_head": optimise(trace.trace_head(head, tokens, width, with_memory=True)),
             "trained_head_maps": optimise(trace.trace_trained_maps(head, grid)),
         }
-    any_tokens = not isinstance(head, Query2Label)  # whose positions fix the number
+    any_tokens = not isinstance(head, Query2Label)  # its positions fix the number
     return {"trained_head": optimise(trace.trace_head(head, tokens, width, any_tokens=any_tokens))}

@@ -23,7 +23,7 @@ from models.network import Network
 
 
 def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint:
-    """Returns the last checkpoint with the mean weights of all, by their shares."""
+    """Returns the last checkpoint with the weighted mean of all weights; shares sum to 1."""
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
         raise CheckpointError("the checkpoints have different networks, inputs or labels")
@@ -51,7 +51,7 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
 
 
 def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """Returns what must be equal in two checkpoints; dropout and image size may differ."""
+    """Returns the facts that must be equal in checkpoints; dropout and image size may differ."""
     config = checkpoint.config
     if config is None:
         raise CheckpointError("a head without a backbone cannot be averaged")
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_out(text: str) -> Path:
-    if not text.endswith(".safetensors"):  # readers go by the suffix
+    if not text.endswith(".safetensors"):  # readers choose the format by the suffix
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .safetensors")
     return Path(text)
 

@@ -1,4 +1,4 @@
-"""What the commands of `models` and `export` share: exit codes, and one line for each mistake.
+"""Shared by the commands of `models` and `export`: exit codes, and one-line errors.
 
 Imports nothing that an extra installs.
 """

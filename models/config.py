@@ -38,7 +38,7 @@ class InputConfig(_Config):
 
 
 class DecoderConfig(_Config):
-    """Widths of an attention decoder over image tokens; each head below adds its own."""
+    """Widths of an attention decoder over image tokens; each head below adds its own fields."""
 
     encoder_width: int = Field(ge=1)  # C
     decoder_width: int = Field(default=768, ge=1)  # D

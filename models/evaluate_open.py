@@ -38,7 +38,7 @@ class OpenScores:
     positives: Tensor  # number of photos with the label
 
     def mean_over(self, chosen: Tensor) -> Mapping[str, float]:
-        """Returns the mean of each over the labels that a bool [L] chooses, without NaN."""
+        """Returns each figure's mean over the labels that a bool [L] chooses; ignores NaN."""
         return {
             name: float(getattr(self, name)[chosen].nanmean())
             for name in ("head", "conse", "chance")
@@ -91,7 +91,7 @@ def score_conse(logits: Tensor, names: Tensor, labels: Tensor) -> Tensor:
     """Scores labels by ConSE (arXiv 1312.5650), but with all names instead of the ten best.
 
     The classifier's probabilities average the embeddings of its names into one of the photo; a
-    label scores by its cosine with that. Maps the classifier's logits [B, P], embeddings of its
+    label's score is its cosine with that. Maps the classifier's logits [B, P], embeddings of its
     names [P, E] and of labels [L, E], of length 1, to cosines [B, L].
     """
     return functional.normalize(logits.softmax(dim=-1) @ names, dim=-1) @ labels.T

@@ -46,7 +46,7 @@ def _average_precision(scores: Tensor, targets: Tensor) -> float:
 
 
 def mean_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """Returns the mean of `average_precisions`, without the NaN; raises MetricError."""
+    """Returns the mean of `average_precisions`, ignoring NaN; raises MetricError."""
     return float(average_precisions(scores, targets).nanmean())
 
 

@@ -60,7 +60,7 @@ class TextEncoder:
         """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""
         rules = Tokenizer.from_str(self.tokenizer.decode())
         rules.enable_truncation(MAX_TOKENS)
-        rules.enable_padding(pad_id=0)  # masked, so any token will do
+        rules.enable_padding(pad_id=0)  # masked, so any token is valid
         encodings = rules.encode_batch(list(texts))
         ids = torch.tensor([encoding.ids for encoding in encodings])
         return ids, torch.tensor([encoding.attention_mask for encoding in encodings])

@@ -16,7 +16,7 @@ from service.images.decode import PixelArray
 FloatArray = NDArray[np.float32]
 Graphs = Mapping[GraphName, onnx.ModelProto]  # of one precision
 
-# What a `Chain` opens for trained labels, which has an int8 variant, and for open labels.
+# Graphs that a `Chain` opens: for trained labels, also in int8, and for open labels.
 PIXELS_TO_LOGITS: tuple[GraphName, ...] = ("encoder", "trained_head")
 PIXELS_TO_OPEN_LOGITS: tuple[GraphName, ...] = ("encoder", "label_encoder", "open_head")
 
@@ -45,7 +45,7 @@ def weighted_layers(model: onnx.ModelProto) -> tuple[str, ...]:
 def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Returns the nodes before the first weighted layer: scaling and normalisation.
 
-    They work on exact pixel values, which no smaller number format should round.
+    They work on exact pixel values, so they stay in float32.
     """
     layers = set(weighted_layers(model))
     reached: set[str] = set()
@@ -59,9 +59,9 @@ def prelude_nodes(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.ValueInfoProto]]:
-    """Returns a copy of a model with its first output alone, and its other outputs.
+    """Returns a copy of a model that has only its first output, and the hidden outputs.
 
-    The copy still computes these, under their names.
+    The copy still computes them, under the same names.
     """
     alone = copy.deepcopy(model)
     hidden = list(model.graph.output[1:])
@@ -84,7 +84,7 @@ class Chain:
     """Encoder and head, opened on the CPU: pixels -> logits."""
 
     def __init__(self, graphs: Graphs, embeddings: FloatArray | None = None) -> None:
-        """Opens the trained head, or with label embeddings float32 [L, E] the open one."""
+        """Opens the trained head, or the open head if label embeddings float32 [L, E] are given."""
         self._encoder = open_session(graphs["encoder"])
         self._head = open_session(graphs["trained_head" if embeddings is None else "open_head"])
         self._queries: dict[str, FloatArray] = {}
@@ -98,6 +98,6 @@ class Chain:
         return np.asarray(self._encoder.run(["tokens"], {"images": pixels})[0])
 
     def predict(self, pixels: PixelArray) -> FloatArray:
-        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, N], of open labels [B, L]."""
+        """Maps pixels uint8 [B, H, W, 3] to logits float32 [B, N]; [B, L] for open labels."""
         feeds = {"tokens": self.encode(pixels), **self._queries}
         return np.asarray(self._head.run(["logits"], feeds)[0])

@@ -1,4 +1,4 @@
-"""Traced graphs become small portable ones, and their number formats: 16-bit weights, float16."""
+"""Makes traced graphs small and portable; converts them to 16-bit weights and float16."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 
 def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Applies ONNX Runtime's `basic` rewrites, whose result has standard operators only.
+    """Applies ONNX Runtime's `basic` rewrites, which produce standard operators only.
 
-    All that depends on the head's fixed queries alone becomes a constant. The service's own
+    Values that depend only on the head's fixed queries become constants. The service's own
     session applies the rewrites that depend on the machine.
 
     Raises:

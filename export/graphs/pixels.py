@@ -25,8 +25,8 @@ _LARGEST_WIDENED = 7
 def fold_scale(model: onnx.ModelProto) -> None:
     """Moves the scale of the pixels into the first convolution's weights, in place.
 
-    `(pixels - mean) * scale` becomes `pixels - mean`. The mean stays, because the padding behind
-    it is zeros. Encoders without a scale right before a convolution are left unchanged.
+    `(pixels - mean) * scale` becomes `pixels - mean`. The mean stays: the convolution pads with
+    zeros after it. Encoders without a scale right before a convolution are left unchanged.
     """
     convolution = _first_convolution(model)
     scaling = _producer(model, convolution.input[0]) if convolution is not None else None
@@ -92,7 +92,7 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
         return
     value = float(mean.flat[0])
     zero_point = round(value)
-    if not 0 <= zero_point <= 255:  # no pixel value
+    if not 0 <= zero_point <= 255:  # not a pixel value
         return
     kernel = _need(model, stem.weights.input[0]).astype(np.float64)
     scale = _need(model, stem.weights.input[1]).astype(np.float64)  # of each output channel
@@ -106,9 +106,9 @@ def _drop_mean(model: onnx.ModelProto, stem: _Stem) -> None:
 
 
 def _find_pixels(model: onnx.ModelProto, name: str) -> tuple[str, _Array] | None:
-    """Returns the pixels behind a value, still bytes, and the mean that was subtracted.
+    """Returns the transposed uint8 pixels of a value, and the mean that was subtracted.
 
-    None if anything but a transposition was done to them.
+    None if the value was computed in another way.
     """
     mean: _Array | None = np.zeros(1)
     node = _producer(model, name)

@@ -1,4 +1,4 @@
-"""A sentence encoder becomes a graph with 8-bit weights: token ids -> text embeddings."""
+"""Turns a sentence encoder into a graph with 8-bit weights: token ids -> text embeddings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class TextEmbedder:
-    """Embeds texts as the service does: by the stored graph, one text a run."""
+    """Embeds texts as the service does: with the stored graph, one text per run."""
 
     def __init__(self, encoder: TextEncoder, graph: onnx.ModelProto) -> None:
         """Opens the encoder's graph on the CPU."""
@@ -95,7 +95,7 @@ def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
     must compute the same label.
     """
     prepared = copy.deepcopy(model)
-    add_pre_process_metadata(prepared)  # `optimise` has done it; the quantiser requires the mark
+    add_pre_process_metadata(prepared)  # `optimise` did this step; the quantiser requires the mark
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         onnx.save(prepared, source)

@@ -1,4 +1,4 @@
-"""A torch network becomes ONNX graphs, dynamic in images, tokens and labels.
+"""Traces a torch network to ONNX graphs, dynamic in images, tokens and labels.
 
 `encoder` (uint8 images -> tokens) and `trained_head` (tokens -> logits), or for open labels
 `label_encoder` (embeddings -> queries) and `open_head` (tokens and queries -> logits). Heads with
@@ -29,12 +29,12 @@ from models.heads.zero_shot import (
     ZeroShotMLDecoder,
 )
 
-Example = tuple[Tensor, Mapping[int, str]]  # an input, and names of the sizes of dynamic axes
+Example = tuple[Tensor, Mapping[int, str]]  # an input, and the size names of its dynamic axes
 
 OPSET = 20  # ONNX operator set: the first with Gelu, read by ONNX Runtime 1.18 and later
 MEMORY = "memory"  # output of heads with maps: the tokens that their queries attend to
 
-# Sizes to trace with. The exporter takes 0 and 1 for constants, and equal sizes for the same size.
+# Sizes to trace with. The exporter treats 0 and 1 as constants, and equal sizes as one size.
 _SIZES = {"B": 2, "L": 3, "S": 5, "T": 7}
 
 
@@ -103,8 +103,8 @@ def trace_head(
 ) -> onnx.ModelProto:
     """Traces tokens float32 [B, S, C] -> logits float32 [B, N], B dynamic.
 
-    S is dynamic too, except for a head with a position table. `MLDecoder` also has the memory
-    float32 [B, S, D].
+    S is dynamic too, except for a head with a position table. With memory, `MLDecoder` also returns
+    it, float32 [B, S, D].
     """
     tokens = {"tokens": example("B", "S" if any_tokens else num_tokens, width)}
     if with_memory and isinstance(head, MLDecoder):
@@ -121,7 +121,7 @@ def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
 def trace_open_head(head: ZeroShotMLDecoder, *, with_memory: bool = False) -> onnx.ModelProto:
     """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
 
-    The memory is float32 [B, S, D].
+    With memory, it also returns that, float32 [B, S, D].
     """
     config = head.config
     inputs = {
@@ -155,7 +155,7 @@ def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:
 
 
 def trace_graph(module: nn.Module, inputs: Mapping[str, Example], *targets: str) -> onnx.ModelProto:
-    """Traces a module from inputs in its order.
+    """Traces a module; `inputs` are in the order of its arguments.
 
     Raises:
         TracingError: the module cannot become a graph.

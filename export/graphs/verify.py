@@ -18,8 +18,8 @@ from models.heads.ml_decoder import MLDecoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.images.decode import PixelArray
 
-# Largest allowed difference from torch, relative to torch's largest value: of float32 graphs, of
-# weights rounded to float16, and of float16 graphs, where values must not overflow or vanish.
+# Largest allowed difference from torch, relative to torch's largest value: for float32 graphs, for
+# weights rounded to float16, and for float16 graphs, in which values may overflow or vanish.
 FP32_TOLERANCE = 1e-4
 COMPACT_TOLERANCE = 2e-2
 HALF_TOLERANCE = 2e-2
@@ -153,7 +153,7 @@ def _compare_open(head: ZeroShotMLDecoder, graphs: Graphs) -> list[Deviation]:
 def _compare_maps(
     head: MLDecoder | ZeroShotMLDecoder, scorer: onnx.ModelProto, mapper: onnx.ModelProto
 ) -> list[Deviation]:
-    """Compares the memory that a head returns, and the maps made of it."""
+    """Compares the memory that a head returns, and the maps made from it."""
     rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
     remember, draw = open_session(scorer), open_session(mapper)
     stream, found = np.random.default_rng(_SEED), []
@@ -182,7 +182,7 @@ def _compare_maps(
 
 
 def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:
-    # Written as the definition is, not as the traced graph computes it.
+    # The plain definition: the traced arithmetic would repeat its own errors.
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255  # [B, 3, H, W]
     mean = torch.tensor(spec.mean).view(3, 1, 1)
     std = torch.tensor(spec.std).view(3, 1, 1)

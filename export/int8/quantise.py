@@ -1,10 +1,10 @@
 """Static int8 (QDQ) quantisation with ranges measured on photos.
 
-The choices, with their worth on an EfficientNet-Lite0 (mAP on 800 photos):
+The choices, with their effect on an EfficientNet-Lite0 (mAP on 800 photos):
 
 - weights per output channel: -3.8 points with one scale a tensor, -0.0 with one a channel;
 - ranges are the mean over photos of each photo's minimum and maximum: one odd photo does
-  not stretch them (0.5 dB better logits than the overall extremes), nothing to tune;
+  not stretch them (0.5 dB better logits than the overall extremes), no parameter to tune;
 - products of two activations, as in attention, in float: 2 dB better logits, the same mAP; 6 to
   9 dB on ViTs of random weights;
 - results of a MatMul in float: its bias, added in float, would cause a second rounding (4 dB
@@ -119,7 +119,7 @@ def _keep_weights(model: onnx.ModelProto) -> None:
 
     If the values before and behind a layer are rounded, a session rounds its weights as well,
     with one scale for all channels (`WeightBiasQuantization`): worse than int8. It skips layers
-    whose bias is no constant, so the bias becomes a DequantizeLinear of 31 bits.
+    whose bias is not a constant, so the bias becomes a DequantizeLinear of 31 bits.
     """
     rounded = {n.output[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -150,9 +150,9 @@ def _hide_bias(model: onnx.ModelProto, layer: NodeProto, stored: Mapping[str, Te
 def _float_nodes(model: onnx.ModelProto) -> frozenset[str]:
     """Returns the nodes that 8 bits would harm or not speed up.
 
-    The prelude reads exact pixels. An Add with a constant is a bias, whose precision costs
-    nothing. A MatMul with stacked weights (group pooling) has no integer kernel. One without
-    weights is a product of attention, whose factors, above all a softmax, lose much. The layer
+    The prelude reads exact pixels. An Add with a constant is a bias, which float makes no
+    slower. A MatMul with stacked weights (group pooling) has no integer kernel. One without
+    weights multiplies factors of attention that 8 bits harm, above all a softmax. The layer
     of the logits is small, and its noise would reach the answer directly.
     """
     constants = constant_names(model)

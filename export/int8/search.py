@@ -32,19 +32,19 @@ Layer = tuple[GraphName, str]  # a graph and the name of a node in it
 
 KEPT_FLOAT_STEPS = (0, 1, 2, 4, 8, 16)  # numbers of layers in float to try, in this order
 
-# Decibels by which the logits' variation between photos exceeds int8's deviation from fp32. From
-# here on int8 is the CPU's default, and the search stops. Noise at 20 dB costs the default bundle's
-# 74 mAP about 0.4 points, at 14 dB 1.2, at 10 dB 3. A higher aim costs speed: two of that bundle's
+# Decibels by which the logits' variation between photos exceeds int8's deviation from fp32. At
+# this value int8 becomes the CPU's default and the search stops. The default bundle's mAP of 74
+# loses about 0.4 points at 20 dB, 1.2 at 14 dB, 3 at 10 dB. A higher value costs speed: two of its
 # layers in float give 24.4 instead of 22.6 dB, in 16 % more time (6.0 instead of 5.2 ms on a core).
-# Measured mAP does not decide: with 1,000 labels shown its loss has a standard deviation of 0.25
+# Measured mAP does not decide: with 1,000 positives its loss has a standard deviation of 0.25
 # points, and the best of several candidates is the luckiest.
 MIN_AGREEMENT = 20.0
 
-# Each layer costs a run of these. Ranked on 32 photos, the default bundle's worst layers in float
-# are worth the same.
+# The ranking runs these once per layer. With a ranking on 32 photos, the default bundle's worst
+# layers in float gain the same.
 RANKING_PHOTOS = 4
 
-LAYER = "layer"  # input int64: the place of the layer in 8 bits, or `NO_LAYER`
+LAYER = "layer"  # input int64: index of the layer in 8 bits, or `NO_LAYER`
 NO_LAYER = -1
 _TWIN = "int8."
 _ROUNDERS = ("QuantizeLinear", "DequantizeLinear")
@@ -64,7 +64,7 @@ class Int8Graphs:
 def find_int8(
     graphs: Graphs, samples: PixelArray, measure_agreement: Callable[[Graphs], float]
 ) -> Int8Graphs:
-    """Quantises with the fewest layers in float that reach `MIN_AGREEMENT`, else the best.
+    """Quantises with the fewest layers in float for `MIN_AGREEMENT`, else with the best number.
 
     Ranges of values are measured on `samples`; `measure_agreement` compares with fp32 in decibels.
     """
@@ -93,7 +93,7 @@ def find_int8(
 def rank_layers(
     quantisers: Mapping[GraphName, Quantiser], samples: PixelArray
 ) -> tuple[Layer, ...]:
-    """Orders layers by the noise on the logits if each alone is in int8, worst first."""
+    """Orders layers by the noise on the logits if only that layer is in int8, worst first."""
     encoder, head = (
         open_session(switch_layers(q.read_float(), q.round_layers(), q.layers))
         for q in (quantisers[name] for name in PIXELS_TO_LOGITS)
@@ -129,7 +129,7 @@ def signal_to_noise(expected: FloatArray, actual: FloatArray) -> float:
 
 
 def variation_to_noise(expected: FloatArray, actual: FloatArray) -> float:
-    """Returns the same for logits [n, N] without each label's mean, which all photos share.
+    """Returns the same for logits [n, N] after subtracting each label's expected mean.
 
     A single photo has no variation: the result is -inf, so that int8 is not the default.
     """

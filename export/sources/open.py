@@ -1,4 +1,4 @@
-"""An open head with what belongs to it: text encoder, ready label sets, photos of unseen labels."""
+"""An open head and its inputs: text encoder, ready label sets, photos of unseen labels."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class OpenRequest:
     checkpoint: Path  # of `train_open`
     text_encoder: Path | None = None  # folder; None uses the installed package's
     label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
-    # Labelled folder to choose the threshold of open labels on; only its labels that the head was
-    # not trained on count.
+    # Labelled folder to choose the threshold of open labels on: with all its labels except those
+    # that the head was trained on.
     photos: Path | None = None
     split: str = "val"  # of these photos
 
 
 @dataclass(frozen=True, eq=False)
 class OpenSource:
-    """An open head as it was read."""
+    """The contents of the files of an `OpenRequest`."""
 
     head: ZeroShotMLDecoder  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    # Labels to choose the threshold on: like a user's labels, they were not trained on the truth of
-    # every photo; the head may know some from captions.
+    # Labels to choose the threshold on. Like a user's labels they are not trained labels; the head
+    # may know some from captions.
     unseen: LabelledPhotos | None
 
     @property
@@ -63,7 +63,7 @@ def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = Non
 
 
 def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
-    """Reads an open head; raises CheckpointError if another encoder or text encoder trained it."""
+    """Reads an open head; raises CheckpointError if it has another encoder or text encoder."""
     if source.is_open:
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)

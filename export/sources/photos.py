@@ -1,4 +1,4 @@
-"""Labelled photos through the service's decoder and resize, targets in the logits' order."""
+"""Labelled photos, decoded and resized by the service; targets are in the logits' order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LabelledPhotos:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A labelled folder by purpose."""
+    """The splits of a labelled folder, by purpose."""
 
     train: LabelledPhotos  # to measure the ranges of int8 on
     val: LabelledPhotos  # to choose thresholds and the default precision on

@@ -40,7 +40,7 @@ class Source:
 
     @property
     def is_open(self) -> bool:
-        """Whether the head takes any labels, and has none of its own."""
+        """Whether the head is for open labels and has no trained ones."""
         return self.config.num_classes is None
 
     @property
@@ -99,7 +99,7 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
 
 def _read_lines(path: Path) -> tuple[str, ...]:
     try:
-        # Split at line feeds alone: Python's other line ends are invalid characters of a name.
+        # Split at line feeds only: a name must not contain Python's other line ends.
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableCheckpointError(f"label names {path} cannot be read") from error

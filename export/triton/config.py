@@ -31,7 +31,7 @@ class Tensor:
 
 
 def make_step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Message:
-    """Returns a model of an ensemble; the maps go from its tensors' names to the ensemble's."""
+    """Returns an ensemble's step; the maps go from the model's tensor names to the ensemble's."""
     maps = {"input_map": inputs, "output_map": outputs}
     entries = {
         field: [{"key": theirs, "value": ours} for theirs, ours in names.items()]
@@ -43,7 +43,7 @@ def make_step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str])
 def write_model_config(name: str, source: Tensor, target: Tensor, *, queue: bool) -> str:
     """Returns the configuration of one ONNX graph, with dynamic batching and a warm-up.
 
-    `queue` limits the queue, for the model that requests enter first.
+    `queue` limits the queue; set it for the first model of a request only.
     """
     policy: Message = {"default_queue_policy": {"max_queue_size": _MAX_QUEUE_SIZE}} if queue else {}
     zeros = {"data_type": source.data_type, "dims": source.sizes, "zero_data": True}
@@ -95,5 +95,5 @@ def _format_lines(message: Message) -> Iterator[str]:
                 yield f"{name} {{"
                 yield from (f"  {line}" for line in _format_lines(item))
                 yield "}"
-            else:  # numbers, booleans and strings are JSON's; names of enumerations have no quotes
+            else:  # as in JSON, except that names of enumerations have no quotes
                 yield f"{name}: {item if name == 'data_type' else json.dumps(item)}"

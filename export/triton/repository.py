@@ -6,7 +6,7 @@
     <name>                 the ensemble: images -> `scores`, `scores_<set>`, ...
 
 Activations are inside the heads, and the label queries of a set are constants of its head:
-Triton registers no labels while it runs.
+Triton cannot register labels at runtime.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
 
     Raises:
         ExportError: there is no label to score, a label set cannot be encoded, or a model's folder
-            exists and is no Triton model; nothing was removed.
+            exists and is not a Triton model; nothing was removed.
         BundleError: the bundle has no such variant.
     """
     encoder = onnx.load_from_string(bundle.read_graph("encoder", precision))
@@ -80,7 +80,7 @@ def check_new_bundle(folder: Path, bundle: Path) -> None:
     """Checks before an export that the paths of a bundle and its models do not collide.
 
     Raises:
-        ExportError: they do, or a model's folder exists and is no Triton model.
+        ExportError: they collide, or a model's folder exists and is not a Triton model.
     """
     _check_places(folder, (bundle.name, f"{bundle.name}_encoder"), bundle)
 
@@ -199,6 +199,6 @@ def _score(graph: onnx.ModelProto, activation: Activation, num_labels: int) -> o
 
 
 def _read_sizes(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """Returns the sizes after the batch's; -1 for a dynamic one."""
+    """Returns the sizes after the batch axis; -1 for a dynamic one."""
     sizes = value.type.tensor_type.shape.dim[1:]
     return tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)

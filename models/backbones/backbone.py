@@ -47,7 +47,7 @@ class Backbone(nn.Module):
     def split(self, frozen_stages: int) -> tuple[nn.Module, nn.Module]:
         """Returns (images -> features, features -> tokens), which share the parameters.
 
-        The first part has the stem and `frozen_stages` stages: all of it from `num_stages` on.
+        The first part has the stem and `frozen_stages` stages; from `num_stages` on, everything.
         """
         if frozen_stages >= self.num_stages:
             return self, nn.Identity()

@@ -1,1 +1,1 @@
-"""Checkpoints: reading weights of ours and of other projects."""
+"""Checkpoints: reads our weights and those of other projects, writes ours."""

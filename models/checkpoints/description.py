@@ -1,4 +1,4 @@
-"""Facts on a network besides its tensors: hints of a person, and a foreign file's description."""
+"""Facts about a network besides its tensors: a user's hints, a foreign file's description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointError(RequestError):
 
 @dataclass(frozen=True)
 class Hints:
-    """Facts that a person gives; None means the file's own or the authors' default."""
+    """Facts that the user gives; None means the file's own or the authors' default."""
 
     backbone: str | None = None  # timm name
     image_size: int | None = None  # height and width in pixels
@@ -104,9 +104,9 @@ def read_hints(given: argparse.Namespace) -> Hints:
 class Description:
     """Facts that a foreign checkpoint gives, in the file or in one beside it."""
 
-    architecture: str | None = None  # its name in its authors' words
+    architecture: str | None = None  # as its authors name it
     label_names: tuple[str, ...] | None = None  # N names
-    # Of photos, in timm's words: `input_size`, `img_size`, `mean`, `std`, `interpolation`; the
+    # Of photos, by timm's names: `input_size`, `img_size`, `mean`, `std`, `interpolation`; the
     # architecture's own if missing or None.
     preparation: Mapping[str, object] = field(default_factory=dict)
 

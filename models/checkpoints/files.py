@@ -79,7 +79,7 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 
 def locate(checkpoint: Path | str) -> Path:
-    """Returns a local path; downloads a file of the hub, which caches it."""
+    """Returns a local path; downloads a file from the hub to its cache."""
     if not _is_on_hub(checkpoint):
         return Path(checkpoint)
     for name in _WEIGHTS:
@@ -110,7 +110,7 @@ def _fetch(checkpoint: Path | str, name: str) -> Path | None:
     logging.set_verbosity_error()  # it would log each of its retries
     try:
         return Path(hf_hub_download(str(checkpoint).removeprefix(_PREFIX), name))
-    except LocalEntryNotFoundError as error:  # an EntryNotFoundError, but for want of a network
+    except LocalEntryNotFoundError as error:  # a subclass: there is no network
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
     except EntryNotFoundError:
         return None

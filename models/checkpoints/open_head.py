@@ -28,8 +28,8 @@ class Origin(BaseModel):
 
     encoder_fingerprint: str  # of the backbone whose tokens it was trained on
     text_encoder_sha256: str  # of the weights of the encoder that embedded its labels
-    label_names: tuple[str, ...]  # trained on with every photo's truth
-    concept_names: tuple[str, ...]  # trained on with positives only
+    label_names: tuple[str, ...]  # known to be present or absent in every training photo
+    concept_names: tuple[str, ...]  # known only where present
     notes: dict[str, str]  # free text by key
 
 
@@ -67,7 +67,7 @@ def write_open_head(path: Path, head: ZeroShotMLDecoder, origin: Origin) -> None
 
 
 def read_open_head(path: Path) -> OpenHeadCheckpoint:
-    """Raises CheckpointError if the file has no open head of ours."""
+    """Reads an open head; raises CheckpointError if the file has none of ours."""
     file = read_file(path)
     try:
         config = ZeroShotMLDecoderConfig.model_validate_json(file.metadata[_CONFIG_KEY])

@@ -14,7 +14,7 @@ _DIGITS = "0123456789"
 
 
 def read_coco(path: Path) -> LabelledFolder:
-    """Reads the folder; a damaged index raises what `reader.py` catches."""
+    """Reads the folder; a damaged index raises an error that `reader.py` catches."""
     names: list[str] = []
     images: list[LabelledImage] = []
     placed: dict[object, str] = {}
@@ -27,7 +27,7 @@ def read_coco(path: Path) -> LabelledFolder:
         present: defaultdict[object, dict[str, None]] = defaultdict(dict)
         for annotation in index["annotations"]:
             present[annotation["image_id"]][category[annotation["category_id"]]] = None
-        # Annotations of removed photos are common. If no photo has any, the ids are wrong ("7").
+        # Annotations of removed photos are common. If no photo has any, the ids differ ("7", 7).
         if present and not any(image["id"] in present for image in index["images"]):
             raise DataError(f"{file.name}: no image_id of its annotations is the id of an image")
         images += [
@@ -44,7 +44,7 @@ def read_coco(path: Path) -> LabelledFolder:
 
 
 def _check_years(placed: dict[object, str], folder: str, index: dict[str, Any]) -> None:
-    """Refuses a photo that is in different splits in two years.
+    """Raises DataError for a photo that is in different splits in two years.
 
     COCO keeps a photo's id over the years; other data sets may reuse ids within a year.
     """

@@ -3,7 +3,7 @@
 - `train*.csv`, `val*.csv` (or `validation*.csv`) and `test*.csv`, with a header: `image` or
   `ImageID`, `label` or `LabelName`, optionally `confidence` or `Confidence`.
 - A label is present from confidence 0.5 on, absent below it, and unknown without a row. If rows
-  contradict each other, the one farther from 0.5 wins: a person's 0 or 1 before a machine's
+  contradict each other, the one farther from 0.5 wins: a person's 0 or 1 over a machine's
   fraction. At equal distance the label is unknown.
 - `class-descriptions*.csv` (code, name; no header) names coded labels.
 - Images are in `images/` or in a folder named as the split; a name without suffix is a `.jpg`.

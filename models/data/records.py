@@ -90,7 +90,7 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
     """Returns the folder.
 
     Raises:
-        DataError: there is no photo, a label's name is empty, no text or used twice, or a photo has
+        DataError: no photo, a label's name is empty, not text or used twice, or a photo has
             an unknown label.
     """
     if not folder.images:
@@ -110,7 +110,7 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
 
 
 def check_photos(images: Iterable[LabelledImage]) -> None:
-    """Raises DataError if a photo is missing: before hours of work, not after them."""
+    """Raises DataError if a photo is missing; call this before hours of work."""
     for image in images:
         if not image.path.is_file():
             raise DataError(f"the photo {image.path} is missing")
@@ -127,7 +127,7 @@ def check_negatives(folder: LabelledFolder) -> None:
 
 
 def check_single_labels(folder: LabelledFolder) -> None:
-    """Raises DataError if a photo of training or validation has not exactly one label."""
+    """Raises DataError unless each photo of training and validation has exactly one label."""
     for image in folder.split("train") + folder.split("val"):
         if len(set(image.labels)) != 1:
             raise DataError(

@@ -1,7 +1,7 @@
 """Shared by all heads: tokens [B, S, C], and multi-head attention over them.
 
 Unlike torch's `MultiheadAttention`, query, key and value have separate projections, and queries may
-have batch 1: what depends on them alone is computed once, and an exporter folds it to constants.
+have batch 1: values that depend only on them are computed once, and exporters make them constants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         """Gathers values for each query, [B, Q, D].
 
         With `fixed`, queries of batch 1 are constants of the network. Outside training the key
-        projection is then folded into them if that makes an image cheaper.
+        projection is then folded into them if that needs fewer products (see below).
         """
         projected = self.project(queries)
         if fixed and not self.training and self._is_cheaper_folded(queries.shape[1]):
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         return self._gather(scores, values)
 
     def _is_cheaper_folded(self, num_queries: int) -> bool:
-        # Products of a token: with the queries of every head, or with the key projection and then
+        # Products per token: with folded queries of all heads, or with the key projection and then
         # with the queries.
         width = self.num_heads * self.head_width
         return self.num_heads * num_queries * width < width * width + num_queries * width

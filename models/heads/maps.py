@@ -7,7 +7,7 @@ logit's weights back to the values along the residual path of the decoder layer:
 pooling, the gains of both norms and the output projection. It leaves out the feed-forward layer and
 the norms' centring and division. Related: attention times value (Kobayashi et al., arXiv
 2004.10102), attention times gradient (Chefer et al., arXiv 2103.15679). Attention alone points
-badly: a label without an object attends to empty background to gather nothing; see
+badly: a label that the image does not show attends to empty background; see
 `docs/explain.md`.
 """
 
@@ -73,9 +73,9 @@ class OpenMaps(nn.Module):
 
 
 class Contributions(nn.Module):
-    """What each token adds to each label's logit, by the projections of an attention.
+    """Contribution of each token to each label's logit, from the projections of an attention.
 
-    Their biases are left out: that of the keys cancels in the softmax, and that of the values adds
+    Biases are left out: that of the keys cancels in the softmax, and that of the values adds
     the same to a logit for every image.
     """
 
@@ -100,7 +100,7 @@ class Contributions(nn.Module):
         Queries are those of `Attention.project`, [L, D]. The readout, [L or 1, D], maps a value to
         its part of the logit.
         """
-        # A few labels are multiplied with the projections, instead of all tokens.
+        # Multiplies the few labels by the projections instead of all tokens.
         scores = self._multiply(memory, queries, self.key)  # [B, L, heads, S]
         values = self._multiply(memory, readout, self.value)  # [B, L or 1, heads, S]
         contributions: Tensor = (scores.softmax(dim=-1) * values).sum(dim=2)
@@ -119,8 +119,8 @@ class Drawing(nn.Module):
     """Positive contributions, smoothed, as shares of the maximum.
 
     A token sees far beyond its cell, so a single one often lies beside the object; tokens whose
-    neighbours agree do so less often. Each cell takes a quarter of either neighbour, along rows and
-    columns; the margin is its own neighbour.
+    neighbours agree do so less often. Each cell takes a quarter of each neighbour, along rows and
+    columns; a cell at the edge is its own neighbour.
     """
 
     rows: Tensor
@@ -142,7 +142,7 @@ class Drawing(nn.Module):
 
 
 def find_grid(num_tokens: int, height: int, width: int) -> tuple[int, int] | None:
-    """Returns rows and columns of square patches; None if no size of a patch gives the number."""
+    """Returns rows and columns of square patches; None if no patch size gives the number."""
     for stride in range(1, max(height, width) + 1):
         rows, columns = math.ceil(height / stride), math.ceil(width / stride)
         if rows * columns == num_tokens:
@@ -158,7 +158,7 @@ def _carry_back(layer: DecoderLayer, weights: Tensor) -> Tensor:
 
 
 def _smoothing(size: int) -> Tensor:
-    """Returns [size, size]: half of a cell plus a quarter of either neighbour."""
+    """Returns [size, size]: half of a cell plus a quarter of each neighbour."""
     cells = torch.arange(size)
     matrix = 0.5 * torch.eye(size)
     for neighbours in ((cells - 1).clamp_min(0), (cells + 1).clamp_max(size - 1)):

@@ -3,7 +3,7 @@
 Differences from the authors' code, none of which changes a logit:
 
 1. The group fully-connected layer (section 3.3) is one batched matmul instead of a loop.
-2. What depends on the queries alone is computed at batch 1, so an exporter folds it to constants.
+2. Steps that depend only on the queries run at batch 1, so an exporter folds them to constants.
 3. Groups that rounding leaves without a class are not built.
 4. Query, key and value projections are separate layers instead of one packed matrix.
 """
@@ -113,7 +113,7 @@ class GroupLinear(nn.Module):
 
 
 class ScorerWithMemory(nn.Module):
-    """The head for tracing, with the memory beside the logits."""
+    """The head for tracing; returns the memory too."""
 
     def __init__(self, head: MLDecoder) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class NameVotes(nn.Module):
         return logits
 
     def weigh(self, labels: Tensor) -> Tensor:
-        """Maps label embeddings [L, E] of length 1 to votes [L, P] over those in the mean photo."""
+        """Maps label embeddings [L, E] of length 1 to votes [L, P], divided by the mean photo's."""
         votes = (self.sharpness * (labels @ self.names.T)).softmax(dim=-1)
         return votes / (votes @ self.prior).unsqueeze(-1)
 

@@ -1,7 +1,7 @@
 """Query2Label (arXiv 2107.10834, section 3): learned label queries attend to encoded tokens.
 
 The layers are DETR's, as in the authors' code: positions are added to queries and keys, never to
-values; decoder targets start at zero. As in `ml_decoder.py`, what needs no image stays at batch 1.
+values; decoder targets start at zero. As in `ml_decoder.py`, steps without an image run at batch 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Zero-shot ML-Decoder (arXiv 2111.12933, section 3.4): logits of any label from its embedding.
 
 Text embedding -> linear -> ReLU -> label query; then the decoder layer of `ml_decoder.py` and one
-pooling that all labels share. `encode_labels` needs no image, so a service runs it once a label.
+pooling that all labels share. `encode_labels` needs no image, so a service runs it once per label.
 Not in the paper: with prototypes, `name_votes.py` adds to each logit outside training.
 """
 
@@ -41,8 +41,8 @@ class ZeroShotMLDecoder(nn.Module):
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Maps label embeddings [L, E] to label queries [L, K].
 
-        A query is side by side the normalised query [D], its attention projection [D] and, with
-        prototypes, their votes [P].
+        A query concatenates the normalised query [D], its attention projection [D] and, with
+        prototypes, the votes [P].
         """
         hidden = self.layer.prepare(functional.relu(self.project(embeddings)))  # [L, D]
         parts = [hidden, self.layer.attention.project(hidden)]
@@ -68,8 +68,8 @@ class ZeroShotMLDecoder(nn.Module):
         projected = queries[:, width : 2 * width].unsqueeze(0)  # [1, L, D]
         decoded = self.layer.decode(hidden, projected, memory)  # [B, L, D]
         logits: Tensor = self.pool(decoded).squeeze(-1)
-        # In training the decoder works without votes: it would rely on them, and two independent
-        # views add up to more.
+        # The decoder is trained without votes: otherwise it would rely on them, and independent
+        # scores add up to more.
         if self.votes is None or self.training:
             return logits
         added: Tensor = logits + self.votes(tokens, queries[:, 2 * width :])
@@ -101,7 +101,7 @@ class LabelScorer(nn.Module):
 
 
 class LabelScorerWithMemory(nn.Module):
-    """`score` for tracing, with the memory beside the logits."""
+    """`score` for tracing; returns the memory too."""
 
     def __init__(self, head: ZeroShotMLDecoder) -> None:
         super().__init__()

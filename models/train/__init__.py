@@ -1,4 +1,4 @@
-"""Training on labelled photos; `run.py` steps through any task, that of `train_open` too."""
+"""Training on labelled photos; `run.py` runs any task, also that of `train_open`."""
 
 from models.commands import need_extra
 

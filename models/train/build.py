@@ -37,7 +37,7 @@ _HEADS: dict[str, type[HeadConfig]] = {
     "transformer_decoder": TransformerDecoderConfig,
     "zero_shot_ml_decoder": ZeroShotMLDecoderConfig,
 }
-# Parts of the preparation that the weights were trained for, whatever the recipe's image size.
+# Parts of the preparation that come with the weights; the image size is the recipe's.
 _PIXELS = ("mean", "std", "interpolation")
 
 
@@ -99,11 +99,11 @@ def _check_stages(backbone: Backbone, recipe: Recipe) -> None:
 def start_from(network: Network, init: CheckpointFile) -> str:
     """Loads a checkpoint's backbone, and its head if both heads are built alike, in place.
 
-    The network's photos are then prepared with the mean, std and interpolation of the file, which
+    The network also takes the mean, std and interpolation of the file. The file
     is any readable checkpoint, or a backbone with or without a classifier.
 
     Returns:
-        What was loaded, in words.
+        A description of the loaded parts.
     """
     bare = read_backbone(init)
     if bare is not None:
@@ -130,7 +130,7 @@ def _read_pixels(network: Network, described: Description) -> InputConfig:
 
 
 def _take_pixels(network: Network, found: InputConfig) -> str:
-    """Returns what changed, in words; empty if nothing did."""
+    """Returns a description of the change; empty if there is none."""
     own = network.config.input
     taken = own.model_copy(update={name: getattr(found, name) for name in _PIXELS})
     if taken == own:
@@ -147,6 +147,6 @@ def _fill_backbone(backbone: Backbone, found: dict[str, Tensor]) -> None:
 
 
 def _describe(head: nn.Module) -> tuple[object, ...]:
-    """Returns what must be equal for one head to take the weights of another."""
+    """Returns the facts that must be equal for one head to take the weights of another."""
     shapes = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
     return shapes, *(getattr(head.config, name, None) for name in ("num_heads", "pre_norm"))

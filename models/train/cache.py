@@ -1,4 +1,4 @@
-"""Outputs of frozen networks, computed once and kept on disk for several views of each photo."""
+"""Outputs of frozen networks, computed once and cached on disk for several views of each photo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cache_outputs(
     paths: Sequence[Path],
     workers: int,
 ) -> list[Array]:
-    """Returns outputs for photos in several views, from disk if they are there.
+    """Returns outputs for photos in several views, from disk if they are cached.
 
     Args:
         encode: images float [B, 3, H, W], on the CPU -> one or more outputs [B, ...].
@@ -54,7 +54,7 @@ def cache_outputs(
 
 @contextmanager
 def _lock(paths: Sequence[Path]) -> Iterator[None]:
-    """Lets one run fill files that are missing, while others wait."""
+    """Locks missing files, so that one run fills them while the others wait."""
     if all(path.exists() for path in paths):
         yield
         return

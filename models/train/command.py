@@ -1,4 +1,4 @@
-"""What `python -m models.train` and `python -m models.train_open` share: flags, folders, errors."""
+"""Shared by `python -m models.train` and `python -m models.train_open`: flags and folders."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run reads and computes.
+    """Data, folders and devices of a run.
 
     Attributes:
         out: run folder.
         cache: folder of cached arrays, shared between runs.
-        accelerator: computes, alone or among processes.
+        accelerator: of this process, alone or among several.
         workers: processes that decode photos.
     """
 
@@ -36,7 +36,7 @@ class Place:
 
 
 def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argparse.ArgumentParser:
-    """Returns the flags of every run and one for each field of its kind of recipe."""
+    """Returns a parser of the flags of every run and of one flag per field of the recipe."""
     parser = argparse.ArgumentParser(prog=prog, description=about)
     add = parser.add_argument
     add("--data", type=Path, required=True, help="labelled folder")
@@ -55,7 +55,7 @@ def make_parser(prog: str, about: str | None, kind: type[BaseRecipe]) -> argpars
 
 
 def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
-    """Reads the file of `--recipe` with the flags on top; raises RecipeError."""
+    """Reads the file of `--recipe`; flags override its fields. Raises RecipeError."""
     flags = {name: getattr(arguments, name) for name in kind.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
     return kind.read(arguments.recipe, given)

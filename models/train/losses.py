@@ -59,7 +59,7 @@ def asymmetric_loss(
 
 
 def make_mix(recipe: Recipe, num_classes: int) -> Mix:
-    """Returns what mixes inputs [B, ...] and targets [B, N] as the recipe says.
+    """Returns the function that mixes inputs [B, ...] and targets [B, N] as the recipe says.
 
     Single-label targets are one-hot and become shares; timm mixes these with mixup and CutMix.
     """

@@ -1,4 +1,4 @@
-"""Label queries of zero-shot training (arXiv 2111.12933, section 3.4): which, and how augmented."""
+"""Label queries of zero-shot training (arXiv 2111.12933, section 3.4): choice and augmentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.data import DataError, LabelledFolder
 
 @dataclass(frozen=True)
 class QueryAugmentation:
-    """Noise on the queries, and random queries that no photo answers.
+    """Noise on the queries, and random queries that are absent from every photo.
 
     Attributes:
         num_random: R, random queries in a batch, with the target 0 on every photo.

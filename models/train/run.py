@@ -1,6 +1,6 @@
 """One training run of any task: epochs, averaged weights, `metrics.csv`, and a state to resume.
 
-`task.py` and `train_open/task.py` say what is trained; this module only steps through it.
+`task.py` and `train_open/task.py` define the tasks; this module runs their steps.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PROCESS_SEEDS = 1_000_000_007  # more seeds than one process uses
 
 
 class LossError(RequestError):
-    """The loss is no longer a number: from there on every weight would be lost."""
+    """The loss is not finite: the next step would ruin every weight."""
 
 
 class Task(ABC, Generic[BatchT]):
-    """What a run trains: a network, its batches and its losses.
+    """A network to train, its batches and its losses.
 
     Attributes:
         network: trained in place, on its device.
@@ -71,7 +71,7 @@ class RunFolder:
     identity: dict[str, Any]
 
     def log(self, row: Mapping[str, str]) -> None:
-        """Adds an epoch's row to `metrics.csv`, atomically, in place of later rows.
+        """Adds an epoch's row to `metrics.csv`, atomically; drops rows from that epoch on.
 
         A run that was killed between its row and its state repeats that epoch.
         """
@@ -153,7 +153,7 @@ class Run(Generic[BatchT]):
         return self.task.measure(self.ema.module) if figures is None else figures
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `RunFolder.read_state` returned."""
+        """Continues from a state that `RunFolder.read_state` returned."""
         self.task.network.load_state_dict(state["network"])
         self.ema.load_state_dict(state["ema"])
         self.task.optimizer.load_state_dict(state["optimizer"])
@@ -175,7 +175,7 @@ class Run(Generic[BatchT]):
 
     def _train_epoch(self) -> dict[str, float]:
         """Returns the mean of each loss."""
-        # Seeded by the epoch, so that a resumed run draws what an unbroken one would. Processes
+        # Seeded by the epoch, so that a resumed run draws the same numbers. Processes
         # augment differently; accelerate gives all of them the first one's order of photos.
         process = self.accelerator.process_index
         seed_everything(self.recipe.seed * 1000 + self.epoch + process * _PROCESS_SEEDS)
@@ -215,7 +215,7 @@ class Run(Generic[BatchT]):
 
 
 def make_accelerator(*, cpu: bool, mixed_precision: str = "no", accumulate: int = 1) -> Accelerator:
-    """Returns what computes: the CPU, or the devices that `accelerate` is configured for."""
+    """Returns an accelerator for the CPU, or the devices that `accelerate` is configured for."""
     # Many timm models keep layers of the removed classifier, which get no gradient.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
@@ -236,7 +236,7 @@ def seed_everything(seed: int) -> None:
 def one_cycle(optimizer: Optimizer, total_steps: int, warmup: float) -> OneCycleLR:
     """Returns OneCycle with each group's own `lr` as its peak; `warmup` is a share of the steps."""
     if warmup * total_steps == 1:
-        warmup /= 2  # torch divides by the steps of the rise less one
+        warmup /= 2  # torch divides by the number of rising steps minus 1
     peaks = [group["lr"] for group in optimizer.param_groups]
     return OneCycleLR(optimizer, max_lr=peaks, total_steps=total_steps, pct_start=warmup)
 

@@ -77,7 +77,7 @@ class TrainedPart(nn.Sequential):
         return self
 
     def forward(self, features: Tensor, *embeddings: Tensor) -> Tensor:
-        """Predicts."""
+        """Maps features (and embeddings) to logits."""
         stages, head = self
         logits: Tensor = head(stages(features), *embeddings)
         return logits
@@ -129,7 +129,7 @@ class LabelTask(Task[Batch]):
                 num_workers=self.workers,
             )
         )
-        loader.set_epoch(epoch)  # else each epoch would have the first one's order
+        loader.set_epoch(epoch)  # otherwise each epoch has the first one's order
         for inputs, targets in loader:
             yield self.mix(self._to_device(inputs), targets)
 

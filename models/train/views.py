@@ -112,14 +112,14 @@ def training_transform(recipe: Recipe, prepared: InputConfig) -> Transform:
         if recipe.train_resize == "squash":
             return _squash(recipe, prepared)
         return _crop(recipe, prepared, size, auto_augment=recipe.auto_augment, erase=recipe.erase)
-    except (AssertionError, KeyError, ValueError) as error:  # timm's, for a wrong text
+    except (AssertionError, KeyError, ValueError) as error:  # timm's, for invalid text
         raise RecipeError(
             f"recipe: auto_augment: timm cannot parse {recipe.auto_augment!r}"
         ) from error
 
 
 def open_transforms(recipe: OpenRecipe, prepared: InputConfig) -> list[Transform]:
-    """Returns an open head's views: the served one, then the recipe's number of mild ones."""
+    """Returns an open head's views: the served one, then `views` - 1 mild ones."""
     mild = _crop(recipe, prepared, (prepared.height, prepared.width))
     return [evaluation_transform(prepared), *[mild] * (recipe.views - 1)]
 

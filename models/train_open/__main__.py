@@ -164,7 +164,7 @@ def build_open_head(
         head.votes.classifier.load_state_dict(sources.teacher.classifier.state_dict())
         head.votes.names.copy_(teacher_names)
         head.votes.sharpness.fill_(recipe.sharpness_of_votes)
-    # Most labels are absent: starting there saves the first epoch.
+    # Most labels are absent: starting at low scores saves the first epoch.
     torch.nn.init.constant_(head.pool.bias, -3.0)
     return head
 

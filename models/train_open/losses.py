@@ -29,9 +29,9 @@ def ranking_loss(logits: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
     """Distils how the teacher ranks the photos of a batch by a name; a mean over the names.
 
     Each name's teacher logits, standardised over the photos, become a distribution over the
-    photos; the loss is the Kullback-Leibler divergence from the student's. It also informs about
-    names that no photo shows clearly, whose probabilities are all near 0. Logits are [B, P] both, B
-    at least 2; with a higher sharpness only the first photos count.
+    photos; the loss is the Kullback-Leibler divergence from the student's. It also trains
+    names that no photo shows clearly: their probabilities are all near 0. Logits are [B, P] both, B
+    at least 2; a higher sharpness counts only the best-ranked photos.
     """
     deviation, mean = torch.std_mean(teacher, dim=0)
     wanted = (sharpness * (teacher - mean) / (deviation + 1e-5)).softmax(dim=0)

@@ -25,7 +25,7 @@ class Vocabulary:
 def choose_names(folder: LabelledFolder, hold_out: Collection[str]) -> Vocabulary:
     """Sorts a data set's names into those to train on and those held out.
 
-    A concept that is also a label counts as a label. One is held out if its words contain the words
+    A concept that is also a label counts as a label. Another is held out if its words contain those
     of a name in `hold_out` or the reverse: a `computer mouse` is a `mouse`.
     """
     found = {_clean(name) for image in folder.split("train") for name in image.concepts}

@@ -105,7 +105,7 @@ class OpenTask(Task[Batch]):
         self.optimizer = torch.optim.AdamW(group_parameters(rates, recipe.weight_decay))
 
     def read_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yields the view of the epoch and rows of photos, ascending as the arrays lie on disk."""
+        """Yields the view of the epoch and rows of photos, ascending like the arrays on disk."""
         view = epoch % len(self.train.tokens)
         size = self.recipe.batch_size
         order = torch.randperm(len(self.train.labels))[: self.num_batches * size]
@@ -152,8 +152,8 @@ class OpenTask(Task[Batch]):
     def _distil_trained(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """Distils the encoder's own head into the logits of the same labels.
 
-        The encoder has learned the training photos by heart, so their truth teaches little that
-        generalises; the ranking by that head does.
+        The encoder has memorised the training photos, so their labels teach little that
+        generalises; the ranking by its head does.
         """
         if self.trained is None:
             return logits.new_zeros(())
@@ -167,7 +167,7 @@ class OpenTask(Task[Batch]):
     def measure(self, network: nn.Module) -> dict[str, float]:
         """Returns mAP on validation of the labels and of the names held out.
 
-        The latter counts names that a photo's caption leaves out as absent. So it is too low, but
+        A held-out name counts as absent if the caption does not mention it: the mAP is too low, but
         comparable between heads.
         """
         network.eval()
@@ -183,7 +183,7 @@ class OpenTask(Task[Batch]):
         }
 
     def center_votes(self) -> None:
-        """Counts votes from their mean over the training photos as served, see `NameVotes`."""
+        """Sets the prior of the votes from the training photos as served, see `NameVotes`."""
         if self.network.votes is not None:
             self.network.votes.center(self._read_served(self.train))
 

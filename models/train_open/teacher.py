@@ -50,7 +50,7 @@ class TrainedHead:
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """What an open head is made from; `trained` is None if the encoder's labels have no names."""
+    """Inputs of an open head's training; without label names of the encoder, `trained` is None."""
 
     encoder: Backbone
     prepared: InputConfig
@@ -96,7 +96,7 @@ def load_teacher(name: str, image_size: tuple[int, int]) -> Teacher:
 
 @torch.inference_mode()
 def _check_agreement(teacher: Teacher, whole: nn.Module, image_size: tuple[int, int]) -> None:
-    """Refuses norms, class tokens and the like, which `classify` would leave out."""
+    """Raises PretrainedError for norms, class tokens and the like, which `classify` omits."""
     image = torch.randn(1, 3, *image_size, generator=torch.Generator().manual_seed(0))
     wanted, found = whole(image), teacher.classify(teacher.backbone(image))
     if not torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(wanted.std())):

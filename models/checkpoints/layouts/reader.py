@@ -38,7 +38,7 @@ _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 
 
 def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
-    """Translates a file's content; what a file `beside` it says overrides what it says itself."""
+    """Translates a file's content; facts of a file `beside` it override its own."""
     found = unwrap(content)
     state, described = _take_network(found.state), beside.complete(found.described)
     if query2label.MARK in state:
@@ -53,7 +53,7 @@ def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
 
 
 def read_bare_backbone(content: object, beside: Description) -> Content | None:
-    """Reads a backbone, its tensors under timm's names; None if the file has a head of ours too.
+    """Reads a backbone, its tensors under timm's names; None if the file has a known head too.
 
     A classifier of the backbone's own stays among the tensors.
     """

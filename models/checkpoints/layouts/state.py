@@ -1,4 +1,4 @@
-"""Tensors out of whatever a foreign file wraps them in, and what the file says of them."""
+"""Unwraps the tensors of a foreign file and reads its description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 
-# Averaged weights are stored beside the last ones, and are those to serve.
+# Averaged weights come first: files store them beside the last ones, and they are served.
 _WRAPPINGS = ("state_dict_ema", "model_ema", "ema", "model", "state_dict", "model_state_dict")
 _AVERAGED = "module"  # a second wrapping of averaged weights
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of data-parallel and compiled networks
@@ -20,7 +20,7 @@ _COUNTER = "n_averaged"  # torch's AveragedModel counts in a tensor of its own
 
 @dataclass(frozen=True)
 class Content:
-    """A foreign file's tensors under its authors' names, and what the file says of them."""
+    """A foreign file's tensors under its authors' names, and its description."""
 
     state: State
     described: Description
