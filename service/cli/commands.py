@@ -50,7 +50,7 @@ _PREDICT_SETTINGS = (
     *("label_store", "label_sets", "default_label_set"),
 )
 
-_EPILOG = """Exit codes: 0 done, 1 some photo has no labels, 2 cannot start as configured.
+_EPILOG = """Exit codes: 0 done, 1 a photo failed, 2 invalid use or cannot start, 3 broke.
 
 --install-completion makes the shell complete commands and flags."""
 

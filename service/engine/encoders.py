@@ -74,8 +74,10 @@ def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
         found = encoder.encode(["a", "two words"])
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise BundleError(f"text_encoder does not run: {' '.join(str(error).split())}") from error
-    if found.shape != (2, width) or not np.isfinite(found).all():
+    if found.shape != (2, width):
         raise BundleError(f"text_encoder gave embeddings of shape {list(found.shape)}")
+    if not np.isfinite(found).all():
+        raise BundleError("text_encoder gave embeddings that are not finite")
     return encoder
 
 

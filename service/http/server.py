@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
                 fields = {"address": address, "port": port, "state": "loading"}
                 logger.info("listening", extra=fields)
         if _is_open_to_all(self._host.settings):
-            logger.warning("no keys are set: any client may change label sets")
+            logger.warning("no keys are set: any client may predict and change label sets")
 
     async def on_tick(self, counter: int) -> bool:
         """Stops if the pipeline cannot be opened or broke: a supervisor restarts the process."""

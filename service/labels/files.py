@@ -7,6 +7,7 @@ JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` ha
 
 import io
 import json
+import lzma
 import math
 import zipfile
 import zlib
@@ -32,7 +33,10 @@ MAX_FILE_BYTES = 1 << 30
 _NPZ_REQUIRED = frozenset({"names", "embeddings"})
 _NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space"}
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError)
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(ValueError, EOFError, OSError, RuntimeError),
+)
 
 _set_name = TypeAdapter[str](LabelSetName)
 _prompt = TypeAdapter[str](PromptText)

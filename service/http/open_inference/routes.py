@@ -84,7 +84,7 @@ async def model(pipeline: Model) -> ModelAnswer:
 
 
 async def model_ready(host: Host, pipeline: Model) -> ModelReadyAnswer:
-    """Says whether the model answers now."""
+    """Returns 200 if the model answers predictions now."""
     host.check_ready()
     return ModelReadyAnswer(name=pipeline.bundle.card.name)
 
@@ -122,13 +122,13 @@ async def server(request: Request) -> ServerAnswer:
 
 @router.get(f"{PREFIX}/health/live")
 async def live() -> LiveAnswer:
-    """Says that the process answers, ready or not."""
+    """Returns 200 while the process answers, ready or not."""
     return LiveAnswer()
 
 
 @router.get(f"{PREFIX}/health/ready", responses=document_errors(*_UNAVAILABLE))
 async def ready(host: Host) -> ReadyAnswer:
-    """Says whether requests are answered now."""
+    """Returns 200 if predictions are answered now."""
     host.check_ready()
     return ReadyAnswer()
 

@@ -29,14 +29,14 @@ async def info(host: Host) -> InfoAnswer:
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", tags=["health"])
 async def live() -> HealthAnswer:
-    """Says that the process answers, ready or not."""
+    """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", tags=["health"], responses=document_problems(NotReady, Draining))
 async def ready(host: Host) -> HealthAnswer:
-    """Says whether predictions are answered now."""
+    """Returns 200 if predictions are answered now."""
     host.check_ready()
     return HealthAnswer(status="ready")
 

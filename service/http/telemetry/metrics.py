@@ -85,7 +85,9 @@ class Metrics:
         self._requests = _Children(
             self._seconds("request_seconds", "HTTP requests, until the answer is sent", *labels)
         )
-        self._decode = self._seconds("decode_seconds", "Decoding of a photo, the wait for a thread")
+        self._decode = self._seconds(
+            "decode_seconds", "Decoding of a photo, with the wait for a thread"
+        )
         self._queue = self._seconds("queue_seconds", "Wait of a photo for the engine")
         self._inference = self._seconds("inference_seconds", "Runs of the engine, one for a batch")
         self._batch_size = Histogram(
@@ -100,7 +102,7 @@ class Metrics:
         self._queue_size = self._gauge("queue_size", "Photos that wait now", "livesum")
         self._ready = self._gauge("ready", "Whether predictions are answered", "livemin")
         runs = ("model", "version", "device", "provider", "precision")
-        self._model_info = self._gauge("model_info", "The model, what runs it", "livemax", *runs)
+        self._model_info = self._gauge("model_info", "The model and its device", "livemax", *runs)
         self._label_sets = self._gauge("label_sets", "Label sets", "livemax", "origin")
         self._labels = self._gauge("labels", "Labels of all sets", "livemax", "origin")
         self._set_version = self._gauge(

@@ -107,6 +107,17 @@ def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject
     assert pack_label_set(found) == packed
 
 
+def test_damaged_lzma_member_is_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as archive:
+        for name in ("names", "embeddings"):
+            archive.writestr(f"{name}.npy", bytes(range(200)))
+    content = bytearray(buffer.getvalue())
+    content[43] ^= 0xFF  # the header of the first member's compressed data
+    with pytest.raises(InvalidLabelSet, match="readable"):
+        parse_label_set(bytes(content), ".npz", "pets")
+
+
 class Intruder:
     def __reduce__(self) -> tuple[Any, ...]:
         return (exec, ("raise AssertionError('code of a pickle ran')",))
