@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
@@ -40,8 +40,13 @@ class FakeProxy:
         await self._app(scope, receive, send_with_id)
 
 
-FAKE_RAY = Mock()  # the parts of Ray that `service/ray_app.py` uses
-FAKE_RAY.serve.ingress = lambda _build: lambda replica: replica
+# The parts of Ray that `service/ray_app.py` uses; any other fails.
+FAKE_RAY = SimpleNamespace(
+    serve=SimpleNamespace(
+        ingress=lambda _build: lambda replica: replica,
+        deployment=lambda _replica, name: SimpleNamespace(bind=lambda: name),
+    )
+)
 
 
 @pytest.fixture
