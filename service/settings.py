@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
     else cpu; any other device that does not work stops the start (default auto)."""
 
+    model_alias: str | None = Field(default=None, pattern=r"^[^/]{1,200}$")
+    """Second name of the model under /v2, such as that of a KServe InferenceService (default none:
+    only the bundle's name)."""
+
     precision: Literal["auto", RunPrecision] = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with bfloat16 products; openvino only), or
     auto = the bundle's choice for the device, with bf16 instead of fp32 on openvino if the

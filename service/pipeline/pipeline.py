@@ -6,6 +6,7 @@ bytes -> decode -> queue -> batch on the engine -> scores -> labels, maps -> pre
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -105,9 +106,13 @@ class Pipeline:
         """Marks work that draining waits for; raises `UnavailableError` if not ready."""
         return self._admission.admit()
 
-    def make_deadline(self) -> float:
-        """Returns the deadline of a request that arrives now, in seconds on the loop's clock."""
-        return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
+    def make_deadline(self, timeout_seconds: float = math.inf) -> float:
+        """Returns the deadline of a request that arrives now, in seconds on the loop's clock.
+
+        A client's `timeout_seconds` only shortens the time of the settings.
+        """
+        seconds = min(timeout_seconds, self.settings.deadline_ms / 1000)
+        return asyncio.get_running_loop().time() + seconds
 
     async def select(self, question: Question, deadline: float | None = None) -> Selection:
         """Pins the label sets of a request until its last photo is answered.

@@ -15,13 +15,15 @@ from tests.support.photos import make_photo
 from tests.support.serving import labels_of, to_base64
 
 MODEL = "tiny-open"
+ALIAS = "my-service"
 PHOTOS = [make_photo(seed) for seed in range(3)]
 TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
 def server(open_bundle: Bundle) -> Iterator[ServerProcess]:
-    with ServerProcess(*serve_command(open_bundle, "--label-store", "memory")) as server:
+    flags = ("--label-store", "memory", "--model-alias", ALIAS)
+    with ServerProcess(*serve_command(open_bundle, *flags)) as server:
         server.open_client().close()
         yield server
 
@@ -131,6 +133,28 @@ def test_label_set_is_a_parameter(
         wanted = score_by_predict(plain, PHOTOS[0], label_set="everyday")
     assert set(wanted) == {"chair", "table", "lamp"}
     assert_same(read_scores(result), [wanted])
+
+
+def test_timeout_of_the_client_ends_its_request_and_its_other_parameters_change_nothing(
+    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
+) -> None:
+    tensor = make_image_input(PHOTOS, binary=True)
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(MODEL, [tensor], timeout=1)  # microseconds
+    assert caught.value.status() == "504"
+    sent = {"sequence_id": 5, "sequence_start": True, "priority": 3, "timeout": 60_000_000}
+    result = client.infer(MODEL, [tensor], **sent, parameters={"trace": "abc"})
+    assert_same(read_scores(result), wanted)
+
+
+def test_alias_is_a_name_of_the_model(
+    client: triton.InferenceServerClient, wanted: list[dict[str, float]]
+) -> None:
+    assert client.is_model_ready(ALIAS)
+    assert client.get_model_metadata(ALIAS, "1.0")["name"] == ALIAS
+    result = client.infer(ALIAS, [make_image_input(PHOTOS, binary=True)])
+    assert result.get_response()["model_name"] == ALIAS
+    assert_same(read_scores(result), wanted)
 
 
 def test_error_reaches_the_clients_exception_and_the_next_request_is_answered(

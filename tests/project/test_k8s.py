@@ -157,6 +157,12 @@ def test_kserve_pod_matches_the_pod_schema() -> None:
     kubernetes_validate.validate(pod, VERSION, strict=True)
 
 
+def test_kserve_clients_find_the_model_by_the_name_of_the_inferenceservice() -> None:
+    document = yaml.safe_load((K8S / "kserve/inferenceservice.yaml").read_text())
+    alias = {"name": "ML_DECODER_MODEL_ALIAS", "value": document["metadata"]["name"]}
+    assert alias in container(read_predictor())["env"]
+
+
 def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None:
     secrets = list(yaml.safe_load_all((K8S / "secret.example.yaml").read_text()))
     for secret in secrets:

@@ -91,11 +91,11 @@ class ModelAnswer(_Answer):
     )
 
 
-def describe_model(card: ModelCard) -> ModelAnswer:
-    """Returns the metadata of the bundle's model."""
+def describe_model(card: ModelCard, name: str) -> ModelAnswer:
+    """Returns the metadata of the bundle's model, by the name that the client asked for."""
     pixels = [-1, card.input.height, card.input.width, 3]
     return ModelAnswer(
-        name=card.name,
+        name=name,
         versions=[card.version],
         platform=PLATFORM,
         inputs=[
@@ -110,7 +110,11 @@ def describe_model(card: ModelCard) -> ModelAnswer:
 
 
 def write_infer_answer(
-    asked: InferRequest, card: ModelCard, selection: Selection, predictions: Sequence[Prediction]
+    asked: InferRequest,
+    model_name: str,
+    model_version: str,
+    selection: Selection,
+    predictions: Sequence[Prediction],
 ) -> Response:
     """Returns the response: JSON, followed by the bytes of binary outputs.
 
@@ -120,8 +124,8 @@ def write_infer_answer(
     scores = _collect_scores(names, predictions)
     written = [_write_output(output, names, scores) for output in asked.outputs]
     head: dict[str, Any] = {
-        "model_name": card.name,
-        "model_version": card.version,
+        "model_name": model_name,
+        "model_version": model_version,
         "parameters": {"label_set": selection.name, "label_set_version": selection.version},
         "outputs": [tensor for tensor, _ in written],
     }

@@ -31,6 +31,8 @@ OUTPUTS = (SCORES, LABELS)
 # Every label is scored; `classification` keeps the best ones of the answer.
 _ALL_LABELS = 2**31 - 1
 _MAX_DIMENSION = 2**31 - 1
+_MAX_TIMEOUT = 2**64 - 1  # Triton's type
+_SHARED_MEMORY = "shared_memory_"
 _MAX_CHARACTERS = 80
 _LENGTH = struct.Struct("<I")
 
@@ -58,27 +60,34 @@ Dimension = Annotated[int, Field(strict=True, ge=0, le=_MAX_DIMENSION)]
 
 
 class RequestParameters(BaseModel):
-    """Parameters of a request."""
+    """Parameters of a request; unknown ones are ignored, as the protocol says."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     label_set: Text | None = Field(default=None, description="Names, separated by commas.")
     min_version: int | None = Field(default=None, description="As in `/predict`.")
+    timeout: int | None = Field(
+        default=None,
+        ge=0,
+        le=_MAX_TIMEOUT,
+        description="Microseconds until the request is dropped; 0, and more than the deadline of "
+        "the service, mean that deadline.",
+    )
     binary_data_output: bool | None = Field(default=None, description="Default of `binary_data`.")
 
 
 class InputParameters(BaseModel):
-    """Parameters of an input."""
+    """Parameters of an input; unknown ones are ignored."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     binary_data_size: int | None = Field(default=None, description="Bytes behind the JSON.")
 
 
 class OutputParameters(BaseModel):
-    """Parameters of an output."""
+    """Parameters of an output; unknown ones are ignored."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     binary_data: bool | None = Field(default=None, description="Send bytes behind the JSON.")
     classification: int | None = Field(
@@ -125,9 +134,13 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class InferRequest:
-    """A request that has been read; `photos` are files or pixels."""
+    """A request that has been read; `photos` are files or pixels.
+
+    `timeout_seconds` is the client's limit, infinite without one.
+    """
 
     id: str | None
+    timeout_seconds: float
     photos: tuple[bytes | DecodedImage, ...]
     question: Question
     outputs: tuple[Output, ...]
@@ -149,17 +162,28 @@ def parse_infer_request(
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        if first["type"] == "extra_forbidden":
-            name = str(first["loc"][-1])[:_MAX_CHARACTERS]
-            raise InvalidTensors(f"Parameter '{name}' is unknown") from error
         place = ".".join(str(part) for part in first["loc"])
         raise InvalidTensors(f"'{place[:_MAX_CHARACTERS]}': {first['msg']}") from error
-    fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": asked.parameters.min_version}
-    if asked.parameters.label_set is not None:
-        fields["label_set"] = [name.strip() for name in asked.parameters.label_set.split(",")]
+    _check_unsupported(asked)
+    parameters = asked.parameters
+    fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
+    if parameters.label_set is not None:
+        fields["label_set"] = [name.strip() for name in parameters.label_set.split(",")]
     question = check_question(fields, "body")
     photos = _read_photos(asked.inputs, raw, contract, max_photos)
-    return InferRequest(asked.id, photos, question, _read_outputs(asked))
+    seconds = parameters.timeout / 1e6 if parameters.timeout else math.inf
+    return InferRequest(asked.id, seconds, photos, question, _read_outputs(asked))
+
+
+def _check_unsupported(asked: InferBody) -> None:
+    """Raises `InvalidTensors` for a parameter whose loss would change the answer unnoticed."""
+    for name in asked.parameters.model_extra or ():
+        if name in Question.model_fields:
+            raise InvalidTensors(f"Parameter '{name}' is for /predict and not supported here")
+    tensors: list[InputTensor | OutputTensor] = [*asked.inputs, *asked.outputs]
+    for tensor in tensors:
+        if any(name.startswith(_SHARED_MEMORY) for name in tensor.parameters.model_extra or ()):
+            raise InvalidTensors("Shared memory is not supported: send tensors in the body")
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:

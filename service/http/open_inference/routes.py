@@ -1,4 +1,4 @@
-"""The routes of `/v2`. The model and its version are those of the bundle."""
+"""The routes of `/v2`. The model and its version are those of the bundle; a setting adds a name."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ _INFER_ERRORS = (
 )
 
 
-async def find_model(host: Host, name: Annotated[str, Path(max_length=200)]) -> Pipeline:
+ModelName = Annotated[str, Path(max_length=200)]
+
+
+async def find_model(host: Host, name: ModelName) -> Pipeline:
     """Returns the pipeline; raises `UnknownModel` if the path names another model."""
     pipeline = host.pipeline
-    if name != pipeline.bundle.card.name:
+    if name not in (pipeline.bundle.card.name, host.settings.model_alias):
         raise UnknownModel
     return pipeline
 
@@ -78,21 +81,22 @@ async def check_version(pipeline: Model, version: Annotated[str, Path(max_length
         raise UnknownModel
 
 
-async def model(pipeline: Model) -> ModelAnswer:
+async def model(pipeline: Model, name: ModelName) -> ModelAnswer:
     """Describes the model's inputs and outputs."""
-    return describe_model(pipeline.bundle.card)
+    return describe_model(pipeline.bundle.card, name)
 
 
-async def model_ready(host: Host, pipeline: Model) -> ModelReadyAnswer:
+async def model_ready(host: Host, name: ModelName) -> ModelReadyAnswer:
     """Returns 200 if the model answers predictions now."""
     host.check_ready()
-    return ModelReadyAnswer(name=pipeline.bundle.card.name)
+    return ModelReadyAnswer(name=name)
 
 
-async def infer(request: Request, host: Host, pipeline: Model) -> Response:
+async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) -> Response:
     """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
 
     `label_set` takes several names with commas between; `min_version` is that of `/predict`.
+    `timeout` (microseconds) shortens the deadline; unknown parameters are ignored.
     The output parameter `classification` asks for the best labels instead of all scores.
     A photo that cannot be used fails the whole request; the error names the photo.
     """
@@ -107,7 +111,7 @@ async def infer(request: Request, host: Host, pipeline: Model) -> Response:
     selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
     # Thousands of labels would block the event loop.
     return await asyncio.to_thread(
-        write_infer_answer, asked, pipeline.bundle.card, selection, predictions
+        write_infer_answer, asked, name, pipeline.bundle.card.version, selection, predictions
     )
 
 
@@ -135,7 +139,8 @@ async def ready(host: Host) -> ReadyAnswer:
 
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # Logs and metrics show this path: a prefix given to `include_router` would be missing.
-    of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=[Depends(c) for c in checks])
+    depends = [Depends(check) for check in (find_model, *checks)]
+    of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=depends)
     documented = document_errors(*_MODEL_ERRORS, errors.Unauthorized)
     of_model.get("", responses=documented, dependencies=[*PREDICT])(model)
     of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
@@ -163,7 +168,7 @@ async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, li
                 error.detail = " ".join(filter(None, (place, error.detail)))
             raise
 
-    deadline = pipeline.make_deadline()
+    deadline = pipeline.make_deadline(asked.timeout_seconds)
     selection = await pipeline.select(asked.question, deadline)
     works = (score(number, photo) for number, photo in enumerate(asked.photos, 1))
     return selection, await run_together(works)

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from service.bundle.reader import Bundle
 from service.errors import InvalidTensors, QueueFull
@@ -18,6 +19,7 @@ from service.http.open_inference import request
 from service.http.open_inference.request import HEADER_LENGTH
 from service.images.decode import decode_image
 from service.pipeline.pipeline import Pipeline
+from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
 from tests.support.threads import count_turns
@@ -388,11 +390,19 @@ BAD_MEMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "no classes": (output("scores", classification=0), "equal to 1"),
     "classes of the names": (output("labels", classification=1), "output 'scores'"),
     "classes are true": (output("scores", classification=True), "valid integer"),
-    "unknown parameter": ({"parameters": {"labelset": "trained"}}, "'labelset' is unknown"),
-    "shared memory": (
-        output("scores", shared_memory_region=""),
-        "'shared_memory_region' is unknown",
+    "parameter of predict": ({"parameters": {"top_k": 3}}, "'top_k' is for /predict"),
+    "labels of predict": ({"parameters": {"candidate_labels": "cat"}}, "'candidate_labels' is"),
+    "shared memory": (output("scores", shared_memory_region=""), "Shared memory"),
+    "timeout is a text": ({"parameters": {"timeout": "5"}}, "parameters.timeout"),
+    "timeout is true": ({"parameters": {"timeout": True}}, "parameters.timeout"),
+    "timeout is a fraction": ({"parameters": {"timeout": 0.5}}, "parameters.timeout"),
+    "timeout is negative": ({"parameters": {"timeout": -1}}, "parameters.timeout"),
+    "timeout is endless": ({"parameters": {"timeout": 10**400}}, "parameters.timeout"),
+    "kind of outputs is a text": (
+        {"parameters": {"binary_data_output": "1"}},
+        "binary_data_output",
     ),
+    "parameters are a list": ({"parameters": []}, "parameters"),
     "unknown label set": ({"parameters": {"label_set": "nowhere"}}, "'nowhere'"),
     "label set is a number": ({"parameters": {"label_set": 5}}, "label_set"),
     "id is a number": ({"id": 5}, "id"),
@@ -408,6 +418,69 @@ def test_bad_request_is_refused(client: TestClient, case: str) -> None:
     members, words = BAD_MEMBERS[case]
     content = json.dumps({"inputs": [image_input()], **members})
     assert_error(client.post(INFER, content=content), 400, words)
+
+
+IGNORED = {
+    "priority": {"priority": 1},
+    "sequence": {"sequence_id": 7, "sequence_start": True, "sequence_end": False},
+    "named sequence": {"sequence_id": "a", "sequence_start": 1, "sequence_end": []},
+    "unknown": {"labelset": "trained", "nothing": None, "nested": {"a": [1]}},
+}
+
+
+@pytest.mark.parametrize("case", IGNORED)
+def test_unknown_parameters_are_ignored_on_requests_inputs_and_outputs(
+    client: TestClient, case: str
+) -> None:
+    unknown = IGNORED[case]
+    tensor = image_input(parameters=unknown)
+    outputs = [{"name": name, "parameters": unknown} for name in ("scores", "labels")]
+    body = {"inputs": [tensor], "outputs": outputs, "parameters": unknown}
+    response = client.post(INFER, content=json.dumps(body))
+    assert response.status_code == 200, response.text
+    assert response.json()["outputs"] == list(infer(client, image_input()).values())
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "timeout", "status"),
+    [
+        (30_000, 1, 504),
+        (30_000, None, 200),
+        (30_000, 0, 200),
+        (30_000, 60_000_000, 200),
+        (30_000, 2**64 - 1, 200),
+        (0.001, 60_000_000, 504),
+        (0.001, 0, 504),
+    ],
+)
+def test_timeout_in_microseconds_shortens_the_deadline_and_never_lengthens_it(
+    open_bundle: Bundle, deadline_ms: float, timeout: int | None, status: int
+) -> None:
+    with serve_app(open_bundle.path, label_store="memory", deadline_ms=deadline_ms) as client:
+        answer = post(client, image_input(), parameters={"timeout": timeout})
+        assert answer.status_code == status, answer.text
+        if deadline_ms > 1:
+            assert infer(client, image_input())["scores"]["shape"] == [1, 5]
+
+
+def test_alias_answers_in_every_route_of_the_model_by_its_own_name(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, label_store="memory", model_alias="tags of mine") as client:
+        for name in ("tags of mine", "tiny-open"):
+            for version in ("", "/versions/1.0"):
+                path = f"/v2/models/{name.replace(' ', '%20')}{version}"
+                model = client.get(path).json()
+                assert (model["name"], model["versions"]) == (name, ["1.0"])
+                assert client.get(f"{path}/ready").json() == {"name": name, "ready": True}
+                answer = post(client, image_input(), path=f"{path}/infer").json()
+                assert (answer["model_name"], answer["model_version"]) == (name, "1.0")
+            assert_error(client.get(f"{path.removesuffix('1.0')}2.0/ready"), 404)
+        assert_error(client.get("/v2/models/tags"), 404)
+
+
+@pytest.mark.parametrize("alias", ["a/b", "/", "x" * 201])
+def test_alias_that_no_path_can_hold_is_refused(alias: str) -> None:
+    with pytest.raises(ValidationError, match="model_alias"):
+        Settings(model_alias=alias)
 
 
 def test_no_input_duplicate_inputs_and_both_kinds_are_refused(
