@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastapi_offline
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -17,6 +17,12 @@ from service.http.security.browsers import PAGE_POLICY
 
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
+
+# Other files that appear in the folder, such as pictures that a tool writes, are not served.
+_SAMPLES = ("README.md", "astronaut.jpg", "chelsea.jpg", "coffee.jpg", "rocket.jpg")
+_SUFFIXES = frozenset({".css", ".html", ".js", ".svg"})
+_PAGE_NAMES = {path.name for path in PAGE_FOLDER.iterdir() if path.suffix in _SUFFIXES}
+_PAGE_NAMES |= {f"samples/{name}" for name in _SAMPLES}
 
 _METHODS = ["GET", "HEAD"]
 _HEADERS = {
@@ -63,6 +69,8 @@ async def show_reference(request: Request) -> Response:
 @router.api_route("/page/{path:path}", methods=_METHODS)
 async def send_page_file(request: Request, path: str) -> Response:
     """Sends a file of both pages."""
+    if path not in _PAGE_NAMES:
+        raise HTTPException(404)
     return await _PAGE_FILES.get_response(path, request.scope)
 
 

@@ -97,6 +97,17 @@ def test_nothing_outside_of_the_folder_is_served(client: TestClient, path: str) 
     assert_problem(client.get(path), 404, "not_found")
 
 
+@pytest.mark.parametrize("name", ["samples/a.jpg.map-1-cat.jpg", "notes.txt"])
+def test_file_that_is_not_of_the_package_is_not_served(client: TestClient, name: str) -> None:
+    stray = PAGE_FOLDER / name
+    stray.write_bytes(b"private")
+    try:
+        assert_problem(client.get(f"/page/{name}"), 404, "not_found")
+    finally:
+        stray.unlink()
+    assert client.get("/page/samples/chelsea.jpg").status_code == 200
+
+
 @pytest.mark.parametrize("path", [*PAGES, "/page/app.js", "/swagger-ui/swagger-ui.css"])
 def test_every_file_takes_get_and_head_alone(client: TestClient, path: str) -> None:
     for method in ("POST", "DELETE"):
