@@ -7,14 +7,16 @@ Photos go through the service's own pipeline, so that the scores are those of th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import format_first_error
-from service.cli.photos import label_photos, run_pipeline
+from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
 from service.labels.question import Question
@@ -39,13 +41,21 @@ class LabelledFolder(BaseModel):
     images: dict[str, LabelledImage]
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What a run found."""
+
+    points: Mapping[str, OperatingPoint]  # by label
+    left_out: tuple[LabelledPhoto, ...]  # photos that have no prediction
+
+
 async def calibrate_set(
     settings: Settings, name: str, folder: Path, split: str | None = None
-) -> dict[str, OperatingPoint]:
+) -> Calibration:
     """Sets the thresholds of a set's labels that have at least `MIN_POSITIVES` photos.
 
-    Only photos of the split count, if one is given. Raises LabelSetChanged if the set was changed
-    meanwhile, and StartError for an unusable folder or photo.
+    Only photos of the split count, if one is given; those that cannot be used are left out. Raises
+    LabelSetChanged if the set was changed meanwhile, and StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
     photos = {
@@ -65,19 +75,24 @@ async def calibrate_set(
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
         question = Question(label_set=[name], top_k=len(labels.names))
-        scores = await _score(pipeline, list(photos), question)
+        scores, left_out = await _score(pipeline, list(photos), question)
+        if not scores:
+            raise StartError(f"none of the photos can be used: {_describe(left_out)}")
         found = {}
         for label in common:
-            targets = np.array([label in present for present in photos.values()], np.int64)
+            targets = np.array([label in photos[path] for path in scores], np.int64)
             if targets.sum() >= MIN_POSITIVES:
-                column = np.array([row[label] for row in scores], np.float64)
+                column = np.array([row[label] for row in scores.values()], np.float64)
                 found[label] = find_best_f1(column, targets)
         if not found:
-            raise StartError(f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}")
+            rest = f"; {_describe(left_out)}" if left_out else ""
+            raise StartError(
+                f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}{rest}"
+            )
         thresholds = {label: point.threshold for label, point in found.items()}
         # Only this version: the labels of another may be encoded from other texts.
         await pipeline.catalogue.set_thresholds(name, thresholds, int(labels.version))
-        return found
+        return Calibration(found, tuple(left_out))
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:
@@ -100,12 +115,20 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
-) -> list[dict[str, float]]:
+) -> tuple[dict[Path, dict[str, float]], list[LabelledPhoto]]:
+    """Returns the scores by photo and label, and the photos that have none."""
     selection = await pipeline.select(question)
-    scores = []
+    scores, left_out = {}, []
     async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
         async for photo in labelled:
             if photo.prediction is None:
-                raise StartError(f"{photo.path}: {photo.failure}")
-            scores.append({label.label: label.score for label in photo.prediction.labels})
-    return scores
+                left_out.append(photo)
+            else:
+                labels = photo.prediction.labels
+                scores[photo.path] = {label.label: label.score for label in labels}
+    return scores, left_out
+
+
+def _describe(left_out: list[LabelledPhoto]) -> str:
+    first = left_out[0]
+    return f"{len(left_out)} left out, such as {first.path}: {first.failure}"

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from service.cli import labels
-from service.cli.bulk.command import BULK_SETTINGS, EXIT_SOME_FAILED, bulk
+from service.cli.bulk.command import BULK_SETTINGS, bulk
 from service.cli.console import (
+    EXIT_SOME_FAILED,
     Format,
     accept_all_file_names,
     describe_bundle,
@@ -27,7 +28,7 @@ from service.cli.console import (
     show_load,
     write_json,
 )
-from service.cli.options import add_flags, read_path
+from service.cli.options import ExcludedPaths, add_flags, read_path
 from service.errors import (
     BundleError,
     InvalidParameters,
@@ -129,9 +130,15 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
         ),
     ],
     question: Question,
+    exclude_path: ExcludedPaths = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Write pictures that show where each label is.")
+        bool,
+        typer.Option("--explain", help="Write pictures of where each label is, beside the photos."),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where --explain writes instead.", parser=read_path),
+    ] = None,
     output: Annotated[
         Format,
         typer.Option(
@@ -146,13 +153,18 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
 
     ml-decoder predict holiday/ --label-set everyday --format csv > tags.csv
     """
-    from service.cli.predict import predict_photos
+    from service.cli.predict import choose_folders, predict_photos
 
+    if out is not None and not explain:
+        raise StartError("--out needs --explain")
+    found = _find_photos(photos, exclude_path or ())
+    folders = None
     if explain:
         question = question.model_copy(update={"explain": "overlay"})
+        folders = choose_folders(found, photos, out)
     configure_logs("error")
     chosen = Format.JSON if as_json else output
-    if not asyncio.run(predict_photos(_find_photos(photos), question, settings, chosen)):
+    if not asyncio.run(predict_photos(found, question, settings, chosen, folders)):
         raise typer.Exit(EXIT_SOME_FAILED)
 
 
@@ -216,9 +228,10 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     if importlib.util.find_spec("ml_decoder_client") is None:
         raise StartError("bench needs ml-decoder-client: pip install ./client in the checkout")
     from service.cli.bench import SAMPLE, Plan, run_bench
+    from service.images.folders import read_photo
 
     try:
-        contents = [path.read_bytes() for path in _find_photos(photos or [SAMPLE])]
+        contents = [read_photo(path) for path in _find_photos(photos or [SAMPLE])]
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     load = run_bench(Plan(url, contents, clients, seconds, api_key, label_set or ()))
@@ -228,10 +241,10 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
         show_load(load)
 
 
-def _find_photos(paths: Sequence[Path]) -> list[Path]:
+def _find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
     from service.images.folders import describe_left_out, find_photos
 
-    found, left_out = find_photos(paths)
+    found, left_out = find_photos(paths, exclude)
     if left_out:
         sys.stderr.write(f"{describe_left_out(left_out)}\n")
     return found

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
 
+EXIT_SOME_FAILED = 1
+
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
 _LEGEND = Text("* not the label's own threshold", "dim")
 
@@ -73,8 +75,7 @@ def show_photo(photo: LabelledPhoto) -> None:
     """Shows a photo's labels as a table; a failure goes to stderr."""
     # `Text`, because rich reads markup in plain strings.
     if photo.prediction is None:
-        failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
-        Console(stderr=True).print(failure, soft_wrap=True)
+        show_failure(photo)
         return
     table = Table()
     table.add_column("label")
@@ -89,6 +90,12 @@ def show_photo(photo: LabelledPhoto) -> None:
     console.print(table)
     if not all(label.calibrated for label in photo.prediction.labels):
         console.print(_LEGEND, soft_wrap=True)
+
+
+def show_failure(photo: LabelledPhoto) -> None:
+    """Shows on stderr why a photo has no labels."""
+    failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
+    Console(stderr=True).print(failure, soft_wrap=True)
 
 
 def write_csv_head() -> None:
@@ -202,13 +209,17 @@ def show_label_sets(sets: Sequence[LabelSet]) -> None:
     Console().print(table)
 
 
-def show_calibration(name: str, found: Mapping[str, OperatingPoint]) -> None:
-    """Shows the new thresholds of a label set."""
+def show_calibration(name: str, found: Mapping[str, OperatingPoint], left_out: int) -> None:
+    """Shows the new thresholds of a label set, and the number of photos that were not used."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     for label, point in found.items():
         shares = (point.threshold, point.precision, point.recall)
         table.add_row(Text(label), *(f"{share:.3f}" for share in shares))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if left_out:
+        photos = "photo" if left_out == 1 else "photos"
+        console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)
 
 
 def _write_row(values: Sequence[str | None]) -> None:

@@ -14,8 +14,10 @@ import typer
 from pydantic import ValidationError
 
 from service.cli.console import (
+    EXIT_SOME_FAILED,
     describe_label_set,
     show_calibration,
+    show_failure,
     show_label_sets,
     write_json,
 )
@@ -120,10 +122,16 @@ def calibrate(
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
+    for photo in found.left_out:
+        show_failure(photo)
+    left_out = len(found.left_out)
     if as_json:
-        write_json({"name": name, "thresholds": {k: v.threshold for k, v in found.items()}})
+        thresholds = {label: point.threshold for label, point in found.points.items()}
+        write_json({"name": name, "thresholds": thresholds, "left_out": left_out})
     else:
-        show_calibration(name, found)
+        show_calibration(name, found.points, left_out)
+    if left_out:
+        raise typer.Exit(EXIT_SOME_FAILED)
 
 
 def define_set(name: str, names: list[str] | None, file: Path | None) -> Definition:

@@ -92,6 +92,17 @@ def refuse_empty(text: str) -> str:
     return text
 
 
+ExcludedPaths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude-path",
+        metavar="PATTERN",
+        help="Leave out files and folders that match, as '*_small.jpg'; repeatable.",
+        parser=refuse_empty,
+    ),
+]
+
+
 def _make_question(asked: Mapping[str, object]) -> Question:
     from service.labels.question import check_question
 

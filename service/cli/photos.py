@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.errors import BusyError, ImageError, InferenceFailed
+from service.images.folders import read_photo
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -50,7 +51,7 @@ def label_photos(
 
 async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> LabelledPhoto:
     try:
-        data = await asyncio.to_thread(path.read_bytes)
+        data = await asyncio.to_thread(read_photo, path)
         return LabelledPhoto(path, await pipeline.predict(data, selection))
     except OSError as error:
         return LabelledPhoto(path, None, error.strerror or "cannot be read")

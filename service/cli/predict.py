@@ -1,10 +1,13 @@
-"""`ml-decoder predict`: labels on stdout, and with `--explain` pictures beside the photos."""
+"""`ml-decoder predict`: labels on stdout, and with `--explain` pictures in files."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -22,26 +25,36 @@ from service.cli.console import (
     write_json,
 )
 from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
-from service.errors import ImageError
+from service.errors import ImageError, StartError
 from service.images.decode import decode_image
+from service.images.folders import read_photo
 from service.images.formats import name_overlay
 from service.labels.question import Question
 from service.pipeline.prediction import Prediction
 from service.settings import Settings
 
 _MAX_OVERLAY_SIDE = 1024
+_FOLDERS_SHOWN = 3
 
 
 async def predict_photos(
-    photos: Sequence[Path], question: Question, settings: Settings, output: Format
+    photos: Sequence[Path],
+    question: Question,
+    settings: Settings,
+    output: Format,
+    folders: Mapping[Path, Path] | None = None,
 ) -> bool:
-    """Writes the labels of photos; returns whether none of them failed."""
+    """Writes the labels of photos; returns whether none of them failed.
+
+    `folders` is that of `choose_folders`; None writes no overlays.
+    """
     write = {
         Format.TABLE: show_photo,
         Format.JSON: lambda photo: write_json(describe_photo(photo)),
         Format.CSV: write_csv,
     }[output]
     done, complete = 0, True
+    written: Counter[Path] = Counter()
     with show_progress(results_on_stdout=True) as report:
         report(done, len(photos))
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
@@ -52,21 +65,60 @@ async def predict_photos(
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:
                 async for found in labelled:
                     photo = found
-                    if question.explain:
-                        photo = await asyncio.to_thread(write_overlays, found)
+                    if folders is not None:
+                        photo = await asyncio.to_thread(write_overlays, found, folders[found.path])
+                        written.update(overlay.parent for overlay in photo.overlays)
                     write(photo)
                     done += 1
                     report(done, len(photos))
                     complete = complete and photo.failure is None
+    if written:
+        sys.stderr.write(f"{describe_written(written)}\n")
     return complete
 
 
-def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
-    """Writes `dog.jpg.map-1-cat.jpg` and so on beside `dog.jpg`, best label first."""
+def choose_folders(
+    photos: Sequence[Path], given: Sequence[Path], out: Path | None
+) -> dict[Path, Path]:
+    """Returns the folder of each photo's overlays: its own, or one in `out`, which is created.
+
+    `photos` were found in the files and folders `given`. `out` gets the subfolders that these have
+    below their common folder, so that two photos of one name do not collide.
+
+    Raises:
+        StartError: without `out`, a photo is reached through a symbolic link, so that the overlays
+            would be in another folder than they seem to be; or `out` cannot be created.
+    """
+    roots = {path if path.is_dir() else path.parent for path in given}
+    if out is None:
+        parents = {folder for photo in photos for folder in photo.parents}
+        below = {folder for folder in parents if any(map(folder.is_relative_to, roots))}
+        if links := sorted(folder for folder in below if folder.is_symlink()):
+            raise StartError(f"{links[0]} is a symbolic link: --explain needs --out FOLDER")
+        return {photo: photo.parent for photo in photos}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"--out {out}: {error.strerror}") from error
+    base = os.path.commonpath([os.path.abspath(root) for root in roots])
+    return {photo: out / os.path.relpath(photo.parent, base) for photo in photos}
+
+
+def describe_written(written: Counter[Path]) -> str:
+    """Returns one line: `5 maps written to photos, photos/sea`."""
+    shown = [str(folder) for folder in sorted(written)[:_FOLDERS_SHOWN]]
+    if others := len(written) - len(shown):
+        shown.append(f"{others} more folders")
+    maps = "map" if written.total() == 1 else "maps"
+    return f"{written.total()} {maps} written to {', '.join(shown)}"
+
+
+def write_overlays(photo: LabelledPhoto, folder: Path) -> LabelledPhoto:
+    """Writes `dog.jpg.map-1-cat.jpg` and so on into a folder, best label first."""
     if photo.prediction is None:
         return photo
     try:
-        return replace(photo, overlays=tuple(_draw(photo.path, photo.prediction)))
+        return replace(photo, overlays=tuple(_draw(photo.path, photo.prediction, folder)))
     except OSError as error:
         reason = error.strerror or "the pictures cannot be made"
     except ImageError:
@@ -74,7 +126,8 @@ def write_overlays(photo: LabelledPhoto) -> LabelledPhoto:
     return LabelledPhoto(photo.path, None, f"its maps cannot be written: {reason}")
 
 
-def _draw(path: Path, prediction: Prediction) -> Iterator[Path]:
+def _draw(path: Path, prediction: Prediction, folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
     # Turned and flattened as the model sees it.
     shrink = min(1.0, _MAX_OVERLAY_SIDE / max(prediction.width, prediction.height))
     contract = InputContract(
@@ -84,13 +137,14 @@ def _draw(path: Path, prediction: Prediction) -> Iterator[Path]:
         interpolation="bicubic",
     )
     max_pixels = prediction.width * prediction.height
-    decoded = decode_image(path.read_bytes(), contract, max_pixels=max_pixels)
+    decoded = decode_image(read_photo(path), contract, max_pixels=max_pixels)
     upright = Image.fromarray(decoded.pixels).convert("RGBA")
     found = zip(prediction.labels, prediction.explanations, strict=False)
     for rank, (label, explanation) in enumerate(found, start=1):
         assert explanation.overlay is not None
         with Image.open(io.BytesIO(explanation.overlay)) as overlay:
             layer = overlay.convert("RGBA").resize(upright.size, Image.Resampling.BICUBIC)
-        target = path.with_name(name_overlay(path.name, rank, label.label))
+        target = folder / name_overlay(path.name, rank, label.label)
+        target.unlink(missing_ok=True)  # a link of this name is replaced, not followed
         Image.alpha_composite(upright, layer).convert("RGB").save(target, quality=90)
         yield target

@@ -1,25 +1,33 @@
-"""Lists the photos of folders, the same files for every command; imports no ONNX Runtime."""
+"""Finds the photos of folders, the same for every command, and reads files without waiting.
+
+Imports no ONNX Runtime.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from service.errors import StartError
 from service.images.formats import is_overlay_name, is_photo_name, name_kind
 
 _KINDS_SHOWN = 5
+# Thumbnails of Synology and QNAP, and the copies that macOS puts into ZIP files.
+_THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
+# Pipes that a shell opens already have a writer: `< photo.jpg`, `<(command)`.
+_SHELL_PIPES = ("/dev/stdin", "/dev/fd/")
 
 LeftOut = Counter[str]
-"""The number of other files, by kind."""
+"""The number of other files and folders, by kind; the kind of a folder is its name and `/`."""
 
 
-def find_photos(paths: Sequence[Path]) -> tuple[list[Path], LeftOut]:
-    """Returns files, and the photos in and below folders, of `paths`; counts the other files.
-
-    An unreadable subfolder is among the photos, so that it is reported like an unreadable photo.
+def find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> tuple[list[Path], LeftOut]:
+    """Returns files, and the photos in and below folders, of `paths`; counts what it leaves out.
 
     Raises:
         StartError: a folder contains no photos.
@@ -30,35 +38,60 @@ def find_photos(paths: Sequence[Path]) -> tuple[list[Path], LeftOut]:
         if not path.is_dir():
             found.append(path)  # a missing file is reported like a damaged one
             continue
-        inside, others = _search(path)
+        try:
+            inside, others = list_photos(str(path), exclude)
+        except OSError:
+            found.append(path)  # reported like an unreadable photo
+            continue
         if not inside:
             raise StartError(f"{path} contains no photos{explain_none(others)}")
-        found.extend(inside)
+        found.extend(path / name for name in inside)
         left_out.update(others)
     return found, left_out
 
 
-def list_photos(folder: str, onerror: Callable[[OSError], None]) -> tuple[list[str], LeftOut]:
-    """Returns the names of the photos in and below a folder, sorted; counts the other files.
+def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
+    """Returns the photos in and below a folder, sorted; counts what it leaves out.
 
-    Names are relative to the folder. Hidden folders are skipped; links are followed, each folder
-    once. `onerror` is called for every unreadable folder and may raise.
+    Names are relative to the folder. Links are followed, each folder once. Dangling links, pipes
+    and unreadable subfolders are among the photos: reading them fails, which is reported.
+
+    Raises:
+        OSError: the folder itself is unreadable.
     """
-    paths = _walk(folder, onerror)
-    photos, left_out = sort_out(os.path.relpath(path, folder) for path in paths)
-    return [name for name in photos if Path(folder, name).is_file()], left_out
+    unread: list[str] = []
+
+    def note(error: OSError) -> None:
+        if error.filename == folder:
+            raise error
+        unread.append(os.path.relpath(error.filename, folder))
+
+    photos, left_out = sort_out(_walk(folder, note, exclude), exclude)
+    return sorted([*photos, *unread]), left_out
 
 
-def sort_out(names: Iterable[str]) -> tuple[list[str], LeftOut]:
-    """Splits names into sorted photos and counts of others; `--explain`'s pictures are neither."""
+def sort_out(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
+    """Splits relative names of files into sorted photos and counts of others.
+
+    Hidden folders, folders of thumbnails and what `exclude` matches are left out; a folder counts
+    once. `--explain`'s pictures are neither photos nor counted.
+    """
     photos: list[str] = []
     left_out = LeftOut()
+    folders: set[str] = set()
     for name in names:
         file = os.path.basename(name)
-        if is_photo_name(file):
+        if skipped := _find_skipped_folder(name, exclude):
+            folders.add(skipped)
+        elif is_overlay_name(file):
+            continue
+        elif _is_excluded(name, exclude):
+            left_out["excluded"] += 1
+        elif is_photo_name(file):
             photos.append(name)
-        elif not is_overlay_name(file):
+        else:
             left_out[name_kind(file)] += 1
+    left_out.update(f"{os.path.basename(name)}/" for name in folders)
     return sorted(photos), left_out
 
 
@@ -68,8 +101,10 @@ def describe_left_out(left_out: LeftOut) -> str:
     kinds = [f"{count} {kind}" for kind, count in most]
     if others := left_out.total() - sum(count for _, count in most):
         kinds.append(f"{others} of other kinds")
-    files = "file" if left_out.total() == 1 else "files"
-    return f"{left_out.total()} {files} left out ({'; '.join(kinds)})"
+    folders = sum(count for kind, count in left_out.items() if kind.endswith("/"))
+    counts = [(left_out.total() - folders, "file"), (folders, "folder")]
+    parts = [f"{count} {noun}{'s' * (count > 1)}" for count, noun in counts if count]
+    return f"{' and '.join(parts)} left out ({'; '.join(kinds)})"
 
 
 def explain_none(left_out: LeftOut) -> str:
@@ -77,19 +112,48 @@ def explain_none(left_out: LeftOut) -> str:
     return f": {describe_left_out(left_out)}" if left_out else ""
 
 
-def _search(folder: Path) -> tuple[list[Path], LeftOut]:
-    unread: list[Path] = []
-    names, left_out = list_photos(str(folder), lambda error: unread.append(Path(error.filename)))
-    return sorted([*unread, *(folder / name for name in names)]), left_out
+def read_photo(path: str | Path, max_bytes: int = -1) -> bytes:
+    """Returns the file's first `max_bytes` bytes, or all of it.
+
+    Raises:
+        OSError: the file is unreadable, or a pipe or device, which could block or never end.
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or str(path).startswith(_SHELL_PIPES)):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    with open(path, "rb") as file:
+        return file.read(max_bytes)
 
 
-def _walk(folder: str, onerror: Callable[[OSError], None]) -> Iterator[str]:
+def _walk(folder: str, onerror: Callable[[OSError], None], exclude: Sequence[str]) -> Iterator[str]:
+    """Yields the names of files; of a folder to skip only the folder, with `/` at its end."""
     seen = {os.path.realpath(folder)}
     for place, folders, files in os.walk(folder, onerror=onerror, followlinks=True):
-        yield from (os.path.join(place, name) for name in files)
+        base = os.path.relpath(place, folder)
+        yield from (os.path.normpath(os.path.join(base, name)) for name in files)
         inside, folders[:] = sorted(folders), []
         for name in inside:
+            below = os.path.normpath(os.path.join(base, name))
             real = os.path.realpath(os.path.join(place, name))
-            if real not in seen and not name.startswith("."):
+            if _find_skipped_folder(f"{below}/", exclude):
+                yield f"{below}/"
+            elif real not in seen:
                 seen.add(real)
                 folders.append(name)
+
+
+def _find_skipped_folder(name: str, exclude: Sequence[str]) -> str | None:
+    """Returns the outermost folder of a file's name that is skipped, or None."""
+    parts = name.split("/")[:-1]
+    for depth, part in enumerate(parts, start=1):
+        folder = "/".join(parts[:depth])
+        if part.startswith(".") or part in _THUMBNAIL_FOLDERS or _is_excluded(folder, exclude):
+            return folder
+    return None
+
+
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    """Returns whether a pattern matches the base name or, if it contains `/`, the whole name."""
+    base = os.path.basename(name)
+    wanted = [pattern.rstrip("/") for pattern in patterns]
+    return any(fnmatchcase(name if "/" in pattern else base, pattern) for pattern in wanted)

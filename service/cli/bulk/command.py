@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import show_progress, write_json
-from service.cli.options import refuse_empty
+from service.cli.console import EXIT_SOME_FAILED, show_progress, write_json
+from service.cli.options import ExcludedPaths, refuse_empty
 from service.errors import StartError
 from service.http.telemetry.logs import configure_logs
 from service.settings import Settings
@@ -22,8 +22,6 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.cli.bulk.run import Totals
     from service.labels.question import Question
-
-EXIT_SOME_FAILED = 1
 
 BULK_SETTINGS = (
     *("bundle", "device", "precision", "intra_op_threads", "decode_threads", "max_batch_size"),
@@ -47,6 +45,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
         typer.Argument(metavar="OUT", help="Folder of the results, or a URL.", parser=refuse_empty),
     ],
     question: Question,
+    exclude_path: ExcludedPaths = None,
     part_size: Annotated[int, typer.Option(min=1, help="Photos per Parquet file.")] = 1000,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry photos that could not be used.")
@@ -64,7 +63,8 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
     from service.cli.bulk.run import BulkJob, run_bulk
 
     configure_logs("warning")  # a fallback to the CPU may cost hours
-    job = BulkJob(photos, out, question, settings, part_size, retry_failed)
+    exclude = tuple(exclude_path or ())
+    job = BulkJob(photos, out, question, settings, part_size, retry_failed, exclude)
     with show_progress(results_on_stdout=False) as show:
 
         def report(totals: Totals, to_do: int) -> None:

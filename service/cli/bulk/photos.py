@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from service.images.folders import (
     describe_left_out,
     explain_none,
     list_photos,
+    read_photo,
     sort_out,
 )
 
@@ -30,17 +32,21 @@ class PhotoStore:
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Returns at most `max_bytes` + 1 bytes of a file; raises OSError."""
-        with self.filesystem.open_input_stream(posixpath.join(self.folder, name)) as stream:
+        path = posixpath.join(self.folder, name)
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            return read_photo(path, max_bytes + 1)
+        with self.filesystem.open_input_stream(path) as stream:
             content: bytes = stream.read(max_bytes + 1)
             return content
 
 
-def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
-    """Returns the store, unique names (sorted for a folder), and the number of other files.
+def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
+    """Returns the store, unique names (sorted for a folder), and the number of things left out.
 
     Args:
         location: path or URL (any scheme of pyarrow) of a folder, which is searched recursively
             without hidden files, or of a text file with one name per line, relative to the file.
+        exclude: patterns of files and folders to leave out; for a folder only.
     """
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()
@@ -48,8 +54,10 @@ def open_photos(location: str) -> tuple[PhotoStore, list[str], int]:
         kind = filesystem.get_file_info(path).type
         if kind == fs.FileType.Directory:
             store = PhotoStore(filesystem, path)
-            names, left_out = _search_folder(store)
+            names, left_out = _search_folder(store, exclude)
         elif kind == fs.FileType.File:
+            if exclude:
+                raise StartError(f"--exclude-path needs a folder of photos; {location} is a list")
             store = PhotoStore(filesystem, posixpath.dirname(path))
             names = _read_list(filesystem, path)
         else:
@@ -75,27 +83,19 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
         raise StartError(f"{location}: file system not available: {error}") from error
 
 
-def _search_folder(store: PhotoStore) -> tuple[list[str], LeftOut]:
+def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str], LeftOut]:
     if isinstance(store.filesystem, fs.LocalFileSystem):
-        photos, left_out = list_photos(store.folder, _raise)
+        photos, left_out = list_photos(store.folder, exclude)
     else:
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
         names = (posixpath.relpath(path, store.folder) for path in files)
-        photos, left_out = sort_out(name for name in names if not _is_in_hidden_folder(name))
+        photos, left_out = sort_out(names, exclude)
     try:
         "".join(photos).encode()
     except UnicodeEncodeError as error:
         raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
     return photos, left_out
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _is_in_hidden_folder(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/")[:-1])
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:

@@ -43,7 +43,7 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     `workers` limits the processes; 0 means as many as the cluster's CPUs allow, of which each takes
     `intra_op_threads`, 1 by default. After an error the next run continues.
     """
-    store, names, left_out = open_photos(job.photos)
+    store, names, left_out = open_photos(job.photos, job.exclude)
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:

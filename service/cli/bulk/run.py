@@ -41,6 +41,7 @@ class BulkJob:
     settings: Settings
     part_size: int  # photos per file; a run that is killed loses at most so many
     retry_failed: bool = False  # photos that have an error
+    exclude: tuple[str, ...] = ()  # patterns of files and folders to leave out
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Totals:
     skipped: int = 0  # were done before
     unread: int = 0  # could not be read; the next run tries them again
     failed_before: int = 0  # have an error, among the skipped
-    left_out: int = 0  # files of the folder that are not photos
+    left_out: int = 0  # other files and folders
 
     @property
     def seen(self) -> int:
@@ -77,7 +78,7 @@ class Totals:
 
 async def run_bulk(job: BulkJob, report: Report) -> Totals:
     """Tags all photos that are not done yet; after an error the next run continues."""
-    store, names, left_out = open_photos(job.photos)
+    store, names, left_out = open_photos(job.photos, job.exclude)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,62 @@ def test_calibrate_changes_nothing_if_there_are_too_few_photos(run: Run, tmp_pat
     assert before in run("labels", "list", "--json")[1]
 
 
+def break_photos(folder: Path, kind: str, count: int) -> list[str]:
+    """Adds photos that cannot be used, with the labels of the first; returns their names."""
+    listing = json.loads((folder / "labels.json").read_text())
+    images = listing["images"]
+    names = [f"{kind}{i}.jpg" for i in range(count)]
+    for name in names:
+        path = folder / "images" / name
+        if kind == "junk":
+            path.write_bytes(b"junk")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to(path)
+        images[name] = images["0.png"]
+    write_listing(folder, listing["label_names"], images)
+    return names
+
+
+@pytest.mark.parametrize("kind", ["junk", "pipe", "link", "missing"])
+def test_calibrate_leaves_out_photos_that_cannot_be_used(
+    run: Run, tmp_path: Path, kind: str
+) -> None:
+    write_photos(tmp_path / "photos", "yak")
+    run("labels", "add", "zoo", "--label", "yak")
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path / "photos")
+    expected = json.loads(run(*calibrate, "--json")[1])
+    assert expected["left_out"] == 0
+
+    names = break_photos(tmp_path / "photos", kind, 2)
+    code, out, err = run(*calibrate, "--json")
+    assert (code, json.loads(out)) == (1, expected | {"left_out": 2})
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [
+        str(tmp_path / "photos" / "images" / name) for name in names
+    ]
+    code, out, _ = run(*calibrate)
+    assert (code, out.splitlines()[-1]) == (1, "2 photos left out")
+    assert "zoo" in run("labels", "list", "--json")[1]
+
+
+def test_calibrate_fails_if_no_photo_can_be_used(run: Run, tmp_path: Path) -> None:
+    write_photos(tmp_path, "yak")
+    for path in (tmp_path / "images").iterdir():
+        path.write_bytes(b"junk")
+    run("labels", "add", "zoo", "--label", "yak")
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path)
+    reason = (
+        f"none of the photos can be used: 6 left out, such as {tmp_path}/images/0.png: The file"
+    )
+    assert_refused(run, reason, *calibrate)
+    for seed in range(4):
+        (tmp_path / "images" / f"{seed}.png").write_bytes(make_photo(seed))
+    assert_refused(run, "has 5 photos in ", *calibrate)
+    (tmp_path / "images" / "4.png").write_bytes(make_photo(4))
+    assert run(*calibrate)[0] == 1
+
+
 def test_calibrate_refuses_a_read_only_set_before_scoring(run: Run, tmp_path: Path) -> None:
     write_listing(tmp_path, ["yak"], {"absent.png": {"split": "val", "labels": []}})
     calibrate = ("labels", "calibrate", "everyday", "--photos", tmp_path)
@@ -164,7 +221,7 @@ def test_calibrate_leaves_a_set_that_was_changed_meanwhile(
     run("labels", "add", "zoo", "--label", "yak")
     score = calibrating._score
 
-    async def score_beside_another(pipeline: Pipeline, *arguments: Any) -> list[dict[str, float]]:
+    async def score_beside_another(pipeline: Pipeline, *arguments: Any) -> Any:
         scores = await score(pipeline, *arguments)
         newer = define_set("zoo", ["yak", "newt"], None)
         await asyncio.to_thread(add_set, pipeline.settings, newer, replace=True)

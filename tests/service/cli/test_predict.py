@@ -97,9 +97,40 @@ def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, photos: li
     assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
 
 
-def test_predict_reports_a_missing_photo(predict: Run, tmp_path: Path) -> None:
-    code, _, err = predict(tmp_path / "none.png")
+def test_predict_names_photos_that_cannot_be_read(
+    predict: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    photos[1].unlink()
+    (tmp_path / "dangling.jpg").symlink_to("gone.jpg")
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    code, out, err = predict("--format", "csv", "--top-k", 1, tmp_path)
+    rows = {Path(row["photo"]).name: row["error"] for row in csv.DictReader(out.splitlines())}
+    assert (code, err) == (1, "")
+    assert rows == {
+        "a[red].png": "",
+        "c.png": "",
+        "dangling.jpg": "No such file or directory",
+        "loop.jpg": "Too many levels of symbolic links",
+        "pipe.jpg": "Not a regular file",
+    }
+    code, _, err = predict(tmp_path / "none.png", tmp_path / "pipe.jpg")
     assert (code, "none.png: No such file or directory" in err) == (1, True)
+    assert predict(photos[0])[0] == 0
+
+
+def test_predict_counts_folders_and_files_that_it_leaves_out(
+    predict: Run, photos: list[Path], tmp_path: Path
+) -> None:
+    for name in ("@eaDir/c.png/THUMB.jpg", "sea/.thumbnails/d.png", "._c.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"junk")
+    code, out, err = predict("--json", tmp_path, "--exclude-path", "broken.*")
+    assert [json.loads(line)["photo"] for line in out.splitlines()] == [
+        str(photos[0]), str(photos[2])
+    ]  # fmt: skip
+    kinds = "1 .thumbnails/; 1 @eaDir/; 1 excluded; 1 hidden"
+    assert (code, err) == (0, f"2 files and 2 folders left out ({kinds})\n")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +143,8 @@ def test_predict_reports_a_missing_photo(predict: Run, tmp_path: Path) -> None:
         (("--bundle", "/none"), "the folder does not exist: set --bundle"),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
+        (("--out", "maps"), "--out needs --explain"),
+        (("--exclude-path", ""), "it is empty"),
     ],
 )
 def test_predict_writes_one_line_for_an_invalid_argument(
@@ -161,7 +194,7 @@ def photo(tmp_path: Path) -> Path:
 def test_explain_writes_overlays_beside_the_photo(predict_mapped: Run, photo: Path) -> None:
     flags = ("--explain", "--json", "--top-k", 2, "--candidate-label", "a/b ../c")
     code, out, err = predict_mapped(*flags, photo)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"1 map written to {photo.parent}\n")
     labels = json.loads(out)["labels"]
     (written,) = sorted(photo.parent.glob("photo.jpg.map-*"))
     assert [label["overlay"] for label in labels] == [str(written)]
@@ -186,7 +219,7 @@ def test_explain_draws_the_photo_as_the_model_sees_it(predict_mapped: Run, tmp_p
     make_picture(1).save(tmp_path / "turned.jpg", xmp=_SIDEWAYS_IN_XMP)  # which is not looked at
     flags = ("--explain", "--json", "--candidate-label", "x", "--top-k", 1)
     code, _, err = predict_mapped(*flags, tmp_path)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"3 maps written to {tmp_path}\n")
     drawn = {}
     for path in tmp_path.glob("*.map-1-x.jpg"):
         with Image.open(path) as picture:
@@ -232,3 +265,59 @@ def test_explain_reports_a_photo_whose_overlays_cannot_be_written(
     assert code == 1
     assert "photo.jpg: its maps cannot be written" in err.replace("\n", "")
     assert (tmp_path / "other.jpg.map-1-cat.jpg").is_file()
+
+
+_EXPLAIN = ("--explain", "--json", "--candidate-label", "x")
+
+
+def test_explain_writes_into_the_folders_of_out(
+    predict_mapped: Run, photo: Path, tmp_path: Path
+) -> None:
+    below = tmp_path / "sea" / "photo.jpg"
+    below.parent.mkdir()
+    below.write_bytes(photo.read_bytes())
+    out = tmp_path / "maps"
+    code, _, err = predict_mapped(*_EXPLAIN, tmp_path, "--out", out)
+    assert (code, err) == (0, f"2 maps written to {out}, {out / 'sea'}\n")
+    written = {path.relative_to(out).as_posix() for path in out.rglob("*.jpg")}
+    assert written == {"photo.jpg.map-1-x.jpg", "sea/photo.jpg.map-1-x.jpg"}
+    assert list(below.parent.iterdir()) == [below]
+
+    # Two folders keep their names below the folder that they share.
+    assert predict_mapped(*_EXPLAIN, below, photo, "--out", out / "two")[0] == 0
+    assert len(list((out / "two").rglob("*.jpg"))) == 2
+    reason = f"--out {photo}: File exists"
+    assert_refused(predict_mapped, reason, *_EXPLAIN, below, "--out", photo)
+
+
+def test_explain_writes_nothing_through_a_symbolic_link(
+    predict_mapped: Run, photo: Path, tmp_path: Path
+) -> None:
+    real = tmp_path / "real" / "deep"
+    real.mkdir(parents=True)
+    photo = photo.rename(real / photo.name)
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path / "real")
+    reason = f"{linked} is a symbolic link: --explain needs --out FOLDER"
+    for given in (linked, tmp_path):
+        assert_refused(predict_mapped, reason, *_EXPLAIN, given)
+    assert list(real.iterdir()) == [photo]
+
+    code, _, err = predict_mapped(*_EXPLAIN, linked, "--out", tmp_path / "maps")
+    assert (code, err) == (0, f"1 map written to {tmp_path / 'maps' / 'deep'}\n")
+    assert list(real.iterdir()) == [photo]
+    # A link above the given folder is part of its address.
+    assert predict_mapped(*_EXPLAIN, linked / "deep")[0] == 0
+    assert len(list(real.iterdir())) == 2
+
+
+def test_explain_replaces_a_link_that_has_the_name_of_a_picture(
+    predict_mapped: Run, photo: Path, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("kept")
+    picture = tmp_path / "photo.jpg.map-1-x.jpg"
+    picture.symlink_to(precious)
+    assert predict_mapped(*_EXPLAIN, photo)[0] == 0
+    assert precious.read_text() == "kept"
+    assert not picture.is_symlink()

@@ -1,6 +1,7 @@
 """`ml-decoder bulk` as a command; `test_run` has what it does."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -48,15 +49,40 @@ def test_bulk_writes_totals_and_exits_with_1_after_failures(
     assert run(photos, tmp_path / "a", "--retry-failed") == (0, told, "")
 
 
-def test_bulk_recommends_another_run_for_unread_photos(
-    run: Run, photos: Path, tmp_path: Path
+def make_unreadable(kind: str, path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        targets = {"dangling": "gone.png", "loop": path.name, "broken": "/proc/self/mem"}
+        path.symlink_to(targets[kind])
+
+
+@pytest.mark.parametrize("kind", ["dangling", "loop", "pipe", "broken"])
+def test_bulk_names_an_unread_photo_and_recommends_another_run(
+    run: Run, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    (photos / "3.png").symlink_to("/proc/self/mem")
+    make_unreadable(kind, photos / "3.png")
     code, out, _ = run(photos, tmp_path / "a")
     told = "3 tagged, 0 failed, 0 done before, 1 not read: run it again for them\n"
     assert (code, out) == (1, told)
+    assert "3.png was not read: " in caplog.text
     (photos / "3.png").unlink()
-    assert run(photos, tmp_path / "a") == (0, "0 tagged, 0 failed, 3 done before\n", "")
+    (photos / "3.png").write_bytes(make_photo(3))
+    assert run(photos, tmp_path / "a") == (0, "1 tagged, 0 failed, 3 done before\n", "")
+
+
+def test_bulk_counts_what_it_leaves_out(
+    run: Run, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("@eaDir/0.png/THUMB.jpg", "__MACOSX/._0.png", "._1.png", "sea/4_small.png"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(b"junk")
+    flags = ("--exclude-path", "*_small.*", "--json")
+    code, out, _ = run(photos, tmp_path / "a", *flags)
+    assert (code, json.loads(out)) == (0, TOTALS | {"tagged": 3, "left_out": 4})
+    kinds = "1 @eaDir/; 1 __MACOSX/; 1 excluded; 1 hidden"
+    assert f"{photos}: 2 files and 2 folders left out ({kinds})" in caplog.text
+    assert run(photos, tmp_path / "a")[0] == 1, "without the pattern the photo is tried"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def test_open_photos_sorts_a_folder_and_logs_its_other_files(
 ) -> None:
     store, names, left_out = open_photos(str(folder))
     assert names == ["a.jpg", "b.PNG", "sub/deep/c.webp"]
-    assert left_out == 2
-    assert f"{folder}: 2 files left out (" in caplog.text
+    assert left_out == 3
+    assert f"{folder}: 2 files and 1 folder left out (1 .cache/; " in caplog.text
     assert store.read(names[2], 10_000_000) == make_photo()
 
 
@@ -55,6 +55,15 @@ def test_open_photos_counts_linked_folders_once(folder: Path) -> None:
     (folder / "album.jpg").mkdir()
     names = open_photos(str(folder))[1]
     assert names == ["a.jpg", "b.PNG", "elsewhere/e.jpg", "sub/deep/c.webp"]
+
+
+def test_open_photos_leaves_out_what_a_pattern_matches_in_a_folder(folder: Path) -> None:
+    assert open_photos(str(folder), ["deep", "*.PNG"])[1:] == (["a.jpg"], 5)
+    listed = folder.parent / "list.txt"
+    listed.write_text("photos/a.jpg\n")
+    with pytest.raises(StartError, match=r"--exclude-path needs a folder .*list\.txt is a list"):
+        open_photos(str(listed), ["deep"])
+    assert open_photos(str(listed))[1] == ["photos/a.jpg"]
 
 
 def test_open_photos_takes_a_url(folder: Path) -> None:
