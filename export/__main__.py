@@ -1,6 +1,7 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
-Logs its progress to stderr; exits with 0 (written) or 2 (not written).
+Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
+written).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from service.bundle.card import Precision
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 
+_EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
 _REFUSALS = (ExportError, CheckpointError, DataError, MetricError, BundleError, OSError)
 # An option -> the option that it needs.
@@ -41,20 +43,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exports; returns the exit code."""
     given = _read_arguments(arguments)
     _log_to_stderr()
+    left_out: set[Path] = set()
     try:
-        bundle = _export(given) if given.bundle is None else load_bundle(given.bundle)
+        bundle = _export(given, left_out) if given.bundle is None else load_bundle(given.bundle)
         if given.triton is not None:
             write_repository(given.triton, bundle, given.triton_precision)
     except _REFUSALS as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
+    if left_out:
+        photos = "photo was" if len(left_out) == 1 else "photos were"
+        sys.stderr.write(f"{len(left_out)} {photos} left out\n")
+        return _EXIT_SOME_LEFT_OUT
     return 0
 
 
-def _export(given: argparse.Namespace) -> Bundle:
+def _export(given: argparse.Namespace, left_out: set[Path]) -> Bundle:
     if given.triton is not None:
         check_new_bundle(given.triton, given.out)
-    return build_bundle(_to_request(given))
+    return build_bundle(_to_request(given), left_out)
 
 
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

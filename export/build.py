@@ -47,11 +47,14 @@ class ExportRequest:
     opened: OpenRequest | None = None  # an open head to put beside the trained one
 
 
-def build_bundle(request: ExportRequest) -> Bundle:
+def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
     """Exports a checkpoint as a bundle; writes nothing if a step fails.
+
+    Photos that cannot be used are logged, and added to `left_out`.
 
     Raises ExportError, CheckpointError, DataError, MetricError or BundleError, in one line.
     """
+    left_out = set() if left_out is None else left_out
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
     source = read_source(request.checkpoint, request.hints, request.label_names)
@@ -61,8 +64,11 @@ def build_bundle(request: ExportRequest) -> Bundle:
     _log.info("read %s with %s", source.config.backbone, labels)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
-    opened = None if request.opened is None else read_open_source(request.opened, source)
-    splits = None if request.photos is None else read_splits(request.photos, names)
+    opened = splits = None
+    if request.opened is not None:
+        opened = read_open_source(request.opened, source, left_out)
+    if request.photos is not None:
+        splits = read_splits(request.photos, names, source.contract, left_out)
 
     # Trace, optimise and verify the graphs; make the other precisions.
     variants = make_variants(source, splits, request.precisions, request.compact_weights)

@@ -38,8 +38,6 @@ from service.bundle.manifest import MAP_GRAPHS, GraphName
 # Not in float16: labels and maps have to be the same on every device.
 _EXACT_GRAPHS: tuple[GraphName, ...] = (*MAP_GRAPHS, "label_encoder")
 
-CALIBRATION_PHOTOS = 256  # training photos that the ranges of int8 are measured on
-
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +85,7 @@ def make_variants(
 
 
 def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits) -> None:
-    samples = read_pixels(splits.train.sample(CALIBRATION_PHOTOS), source.contract)
+    samples = read_pixels(splits.train.paths, source.contract)
     expected = predict_logits(exact, splits.val, source.contract)
     int8 = find_int8(
         exact,

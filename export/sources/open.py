@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from export import ExportError
-from export.sources.photos import LabelledPhotos, UnusablePhotosError, select_photos
+from export.sources.photos import LabelledPhotos, UnusablePhotosError, keep_usable, select_photos
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import ZeroShotMLDecoderConfig
@@ -62,8 +62,11 @@ def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = Non
     return OpenHead(kind=config.kind, embedding_space=space, threshold=threshold)
 
 
-def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
-    """Reads an open head; raises CheckpointError if it has another encoder or text encoder."""
+def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) -> OpenSource:
+    """Reads an open head; adds the photos that cannot be used to `left_out`.
+
+    Raises CheckpointError if it has another encoder or text encoder.
+    """
     if source.is_open:
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)
@@ -80,7 +83,10 @@ def read_open_source(request: OpenRequest, source: Source) -> OpenSource:
         raise ExportError(f"label set {twice[0]} is repeated")
     unseen = None
     if request.photos is not None:
-        unseen = _read_unseen(request.photos, request.split, opened.origin.label_names)
+        photos = _read_unseen(request.photos, request.split, opened.origin.label_names)
+        unseen = keep_usable(photos, source.contract, left_out)
+        if not unseen.targets.any():
+            raise UnusablePhotosError(f"{unseen.dataset} shows no label that was not trained")
     return OpenSource(opened.head, text, sets, unseen)
 
 
@@ -89,8 +95,6 @@ def _read_unseen(path: Path, split: str, trained: Collection[str]) -> LabelledPh
     photos = select_photos(folder, split, folder.label_names)
     names = tuple(name for name in folder.label_names if name not in trained)
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
-    if not targets.any():
-        raise UnusablePhotosError(f"{photos.dataset} shows no label that was not trained")
     return replace(photos, label_names=names, targets=targets)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,13 @@ from models.data import LabelledFolder, read_labelled_folder
 from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images.decode import PixelArray, decode_image
+from service.images.folders import read_photo
 
 _MAX_PIXELS = 200_000_000  # width x height; the user's own photos, so only a sanity bound
 _SEED = 0
+_CALIBRATION_PHOTOS = 256
+
+_log = logging.getLogger(__name__)
 
 
 class UnusablePhotosError(ExportError):
@@ -34,27 +39,34 @@ class LabelledPhotos:
 
     def sample(self, count: int) -> tuple[Path, ...]:
         """Returns at most `count` of the files, evenly at random with a fixed seed."""
-        chosen = np.random.default_rng(_SEED).permutation(len(self.paths))[:count]
-        return tuple(self.paths[i] for i in chosen)
+        return tuple(self.paths[row] for row in _shuffle(self)[:count])
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
     """The splits of a labelled folder, by purpose."""
 
-    train: LabelledPhotos  # to measure the ranges of int8 on
+    train: LabelledPhotos  # at most 256, at random, to measure the ranges of int8 on
     val: LabelledPhotos  # to choose thresholds and the default precision on
     test: LabelledPhotos  # to measure the manifest's accuracy on
 
 
-def read_splits(path: Path, label_names: Sequence[str]) -> Splits:
-    """Reads a labelled folder.
+def read_splits(
+    path: Path, label_names: Sequence[str], contract: InputContract, left_out: set[Path]
+) -> Splits:
+    """Reads a labelled folder; adds the photos that cannot be used to `left_out`.
 
-    Raises UnusablePhotosError if val or test has every label on all photos or on none.
+    Raises UnusablePhotosError if a split has no usable photo, or if val or test has every label on
+    all photos or on none.
     """
     folder = read_labelled_folder(path)
+    train, val, test = (
+        select_photos(folder, split, label_names) for split in ("train", "val", "test")
+    )
     splits = Splits(
-        *(select_photos(folder, split, label_names) for split in ("train", "val", "test"))
+        keep_usable(train, contract, left_out, sample=_CALIBRATION_PHOTOS),
+        keep_usable(val, contract, left_out),
+        keep_usable(test, contract, left_out),
     )
     for photos in (splits.val, splits.test):
         if not np.ptp(photos.targets, axis=0).any():
@@ -91,6 +103,44 @@ def select_photos(
     )
 
 
+def keep_usable(
+    photos: LabelledPhotos,
+    contract: InputContract,
+    left_out: set[Path],
+    *,
+    sample: int | None = None,
+) -> LabelledPhotos:
+    """Decodes all photos, or at random until `sample` are usable; returns the usable ones.
+
+    Logs the others and adds them to `left_out`; raises UnusablePhotosError if no photo is usable.
+    """
+    rows: list[int] = []
+    failures: dict[Path, str] = {}
+    for row in range(len(photos.paths)) if sample is None else _shuffle(photos):
+        try:
+            _read_pixels(photos.paths[row], contract)
+        except UnusablePhotosError as error:
+            failures[photos.paths[row]] = str(error)
+        else:
+            rows.append(row)
+        if len(rows) == sample:
+            break
+    if not rows:
+        first = next(iter(failures.values()))
+        raise UnusablePhotosError(f"no photo of {photos.dataset} can be used: {first}")
+    for path, failure in failures.items():
+        if path not in left_out:
+            _log.warning("left out: %s", failure)
+    left_out.update(failures)
+    paths = tuple(photos.paths[row] for row in rows)
+    return replace(photos, paths=paths, targets=photos.targets[rows])
+
+
+def _shuffle(photos: LabelledPhotos) -> list[int]:
+    order: list[int] = np.random.default_rng(_SEED).permutation(len(photos.paths)).tolist()
+    return order
+
+
 def read_batches(
     paths: Sequence[Path], contract: InputContract, batch_size: int
 ) -> Iterator[PixelArray]:
@@ -101,13 +151,15 @@ def read_batches(
 
 def read_pixels(paths: Sequence[Path], contract: InputContract) -> PixelArray:
     """Returns pixels uint8 [n, H, W, 3]; raises UnusablePhotosError for a damaged file."""
-    return np.stack([_read_photo(path, contract) for path in paths])
+    return np.stack([_read_pixels(path, contract) for path in paths])
 
 
-def _read_photo(path: Path, contract: InputContract) -> PixelArray:
+def _read_pixels(path: Path, contract: InputContract) -> PixelArray:
     try:
-        return decode_image(path.read_bytes(), contract, _MAX_PIXELS).pixels
+        return decode_image(read_photo(path), contract, _MAX_PIXELS).pixels
     except OSError as error:
-        raise UnusablePhotosError(f"photo {path.name} cannot be read") from error
+        reason = error.strerror or "unreadable"
+        raise UnusablePhotosError(f"photo {path} cannot be read: {reason}") from error
     except ImageError as error:
-        raise UnusablePhotosError(f"photo {path.name} cannot be decoded") from error
+        reason = error.describe()
+        raise UnusablePhotosError(f"photo {path} cannot be decoded: {reason}") from error

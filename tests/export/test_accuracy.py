@@ -6,17 +6,13 @@ import pytest
 from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
 from export.graphs.graph import Chain, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
-from service.bundle.card import InputContract, Label
+from service.bundle.card import Label
 from service.labels.calibration import MIN_POSITIVES
-from tests.export.tiny_network import INPUT, LABELS
-
-CONTRACT = InputContract(
-    height=INPUT.height, width=INPUT.width, resize_mode="squash", interpolation="bilinear"
-)
+from tests.export.tiny_network import CONTRACT, LABELS
 
 
 def test_logits_keep_the_order_of_the_photos(graphs: Graphs, folder: Path) -> None:
-    photos = read_splits(folder, LABELS).test  # more than one batch
+    photos = read_splits(folder, LABELS, CONTRACT, set()).test  # more than one batch
     logits = predict_logits(graphs, photos, CONTRACT)
     chain = Chain(graphs)
     for row in (0, 11, len(photos.paths) - 1):

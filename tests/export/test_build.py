@@ -21,7 +21,7 @@ from service.errors import BundleError
 from service.images.decode import PixelArray
 from service.labels.calibration import find_best_f1
 from service.pipeline.scoring import compute_scores
-from tests.export.tiny_network import LABELS, assert_close, run_torch
+from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def run_trained(bundle: Bundle, pixels: PixelArray, precision: Precision = "fp32
 def test_service_computes_what_torch_does_on_the_same_pixels(
     bundle: Bundle, network: Network, folder: Path
 ) -> None:
-    pixels = read_pixels(read_splits(folder, LABELS).test.sample(3), bundle.card.input)
+    pixels = read_pixels(
+        read_splits(folder, LABELS, CONTRACT, set()).test.sample(3), bundle.card.input
+    )
     assert_close(run_trained(bundle, pixels), run_torch(network, pixels))
 
 
@@ -71,7 +73,7 @@ def test_card_has_the_provenance_and_the_accuracy_of_every_variant(bundle: Bundl
 
 
 def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: Path) -> None:
-    targets = read_splits(folder, LABELS).val.targets
+    targets = read_splits(folder, LABELS, CONTRACT, set()).val.targets
     assert [label.name for label in bundle.labels] == list(LABELS)
     assert [label.positives for label in bundle.labels] == targets.sum(axis=0).tolist()
     assert all(label.threshold is not None for label in bundle.labels)
@@ -96,7 +98,7 @@ def test_int8_is_the_cpus_default_only_when_it_agrees_with_fp32(
 
 
 def test_cpus_default_is_as_measured_on_the_validation_photos(bundle: Bundle, folder: Path) -> None:
-    pixels = read_pixels(read_splits(folder, LABELS).val.paths, bundle.card.input)
+    pixels = read_pixels(read_splits(folder, LABELS, CONTRACT, set()).val.paths, bundle.card.input)
     exact, rounded = run_trained(bundle, pixels), run_trained(bundle, pixels, "int8")
     agrees = variation_to_noise(exact, rounded) >= MIN_AGREEMENT
     assert bundle.default_precision("cpu") == ("int8" if agrees else "fp32")
@@ -108,7 +110,7 @@ def test_agreement_of_20_db_is_a_deviation_of_a_tenth_of_the_variation(
     checkpoint: Path, folder: Path, graphs: Graphs, share: float, enough: bool
 ) -> None:
     contract = read_source(checkpoint).contract
-    logits = predict_logits(graphs, read_splits(folder, LABELS).val, contract)
+    logits = predict_logits(graphs, read_splits(folder, LABELS, CONTRACT, set()).val, contract)
     tenth = 0.1 * np.linalg.norm(logits - logits.mean(axis=0)) / np.linalg.norm(logits)
     found = (logits * (1 + share * tenth)).astype(np.float32)
     assert (variation_to_noise(logits, found) >= MIN_AGREEMENT) == enough
@@ -140,7 +142,7 @@ def test_thresholds_of_single_labels_are_softmax_scores(
 ) -> None:
     hints = Hints(single_label=True)
     bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, hints=hints))
-    val = read_splits(folder, LABELS).val
+    val = read_splits(folder, LABELS, CONTRACT, set()).val
     logits = run_trained(bundle, read_pixels(val.paths, bundle.card.input))
     scores = np.stack([compute_scores(row, "softmax") for row in logits])
     for label, column, targets in zip(bundle.labels, scores.T, val.targets.T, strict=True):

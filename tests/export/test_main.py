@@ -7,6 +7,7 @@ import torch
 
 from export.__main__ import main
 from service.bundle.reader import load_bundle
+from tests.export.tiny_network import SPLITS, write_folder
 from tests.goldens import read_golden
 from tests.models.heads.test_goldens import write_official
 
@@ -36,6 +37,29 @@ def test_export_logs_its_steps_and_writes_a_bundle(
     assert lines[0] == "read test_efficientnet with 3 labels"
     assert lines[-1] == f"wrote {out}"
     assert load_bundle(out).precisions() == ("fp32",)
+
+
+def test_export_goes_on_without_photos_that_cannot_be_used(
+    checkpoint: Path, tmp_path: Path, run: Run
+) -> None:
+    photos, out = write_folder(tmp_path / "colours"), tmp_path / "tiny"
+    (photos / "images" / "val0.png").write_bytes(b"junk")
+    (photos / "images" / "test0.png").unlink()
+    arguments = ("--checkpoint", checkpoint, "--precision", "fp32", "--photos", photos)
+    code, lines = run(*arguments, "--out", out)
+    assert code == 1
+    assert f"left out: photo {photos / 'images' / 'test0.png'} cannot be read: No such" in lines[2]
+    assert lines[-2:] == [f"wrote {out}", "2 photos were left out"]
+    bundle = load_bundle(out)
+    assert bundle.card.metrics[0].images == SPLITS["test"] - 1
+    assert any(label.threshold is not None for label in bundle.labels)
+
+    for path in (photos / "images").glob("test*"):
+        path.write_bytes(b"junk")
+    code, lines = run(*arguments, "--out", tmp_path / "other")
+    assert code == 2
+    assert lines[-1].startswith("error: no photo of colours/test can be used: photo ")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 from tests.export.graphs.test_heads import OPEN
 from tests.export.tiny_network import (
+    CONTRACT,
     LABELS,
     assert_close,
     run_torch,
@@ -140,7 +141,7 @@ def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -
 
 
 def test_thresholds_are_of_best_f1_with_the_served_embeddings(bundle: Bundle, folder: Path) -> None:
-    val = read_splits(folder, LABELS).val
+    val = read_splits(folder, LABELS, CONTRACT, set()).val
     default = bundle.default_precision("cpu")
     served = {
         name: load_graph(bundle, name, bundle.image_precision(name, default))
@@ -171,12 +172,14 @@ def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
         for i, label in enumerate(labels)
     )
     source = read_source(checkpoint)
-    read = replace(read_open_source(opened, source), label_sets=records)
+    read = replace(read_open_source(opened, source, set()), label_sets=records)
     graphs = {name: load_graph(bundle, name) for name in PIXELS_TO_OPEN_LOGITS}
     texts = TextEmbedder(read.text, load_graph(bundle, "text_encoder", "int8"))
     plain, given, prompted, embedded = (
         record.labels[0].threshold
-        for record in calibrate_label_sets(read, source, read_splits(folder, LABELS), graphs, texts)
+        for record in calibrate_label_sets(
+            read, source, read_splits(folder, LABELS, CONTRACT, set()), graphs, texts
+        )
     )
     assert plain is not None
     assert plain != given == 0.875
@@ -237,13 +240,13 @@ def test_open_head_of_another_encoder_or_text_encoder_is_refused(
     other = write_text_encoder(tmp_path / "other", seed=1)
     source = read_source(checkpoint)
     with pytest.raises(CheckpointError, match="another text encoder"):
-        read_open_source(replace(opened, text_encoder=other), source)
+        read_open_source(replace(opened, text_encoder=other), source, set())
     with pytest.raises(ExportError, match="has no BERT encoder"):
-        read_open_source(replace(opened, text_encoder=tmp_path), source)
+        read_open_source(replace(opened, text_encoder=tmp_path), source, set())
     foreign = write_head(tmp_path / "open.safetensors", make_open_head(), "0" * 64, text)
     with pytest.raises(CheckpointError, match="another encoder"):
-        read_open_source(replace(opened, checkpoint=foreign), source)
-    assert read_open_source(opened, source).label_sets
+        read_open_source(replace(opened, checkpoint=foreign), source, set())
+    assert read_open_source(opened, source, set()).label_sets
 
 
 def test_the_command_refuses_a_foreign_open_head_in_one_line(
@@ -272,10 +275,10 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
     with pytest.raises(ExportError, match=f"zoo.json: {reason}"):
-        read_open_source(replace(opened, label_sets=(path,)), source)
-    space = describe_head(read_open_source(opened, source).head.config).embedding_space
+        read_open_source(replace(opened, label_sets=(path,)), source, set())
+    space = describe_head(read_open_source(opened, source, set()).head.config).embedding_space
     path.write_text(json.dumps({**good, "embedding_space": space.fingerprint}))
-    assert read_open_source(replace(opened, label_sets=(path,)), source).label_sets
+    assert read_open_source(replace(opened, label_sets=(path,)), source, set()).label_sets
 
 
 def test_unusable_label_sets_and_photos_are_refused(
@@ -294,7 +297,7 @@ def test_unusable_label_sets_and_photos_are_refused(
         (replace(opened, photos=tmp_path), DataError, "neither labels.json"),
     ):
         with pytest.raises(error, match=reason):
-            read_open_source(request, read_source(checkpoint))
+            read_open_source(request, read_source(checkpoint), set())
 
 
 def test_everyday_labels_are_plain_and_unique() -> None:

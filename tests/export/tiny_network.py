@@ -9,11 +9,13 @@ from PIL import Image
 
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
 from models.network import Network
+from service.bundle.card import InputContract
 from service.engine.heads import LogitsArray
 from service.images.decode import PixelArray
 
 LABELS = ("blue", "green", "red")
 INPUT = InputConfig(height=32, width=48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
+CONTRACT = InputContract(height=32, width=48, resize_mode="squash", interpolation="bilinear")
 NUM_TOKENS, ENCODER_WIDTH = 2, 256
 SPLITS = {"train": 16, "val": 24, "test": 24}
 

@@ -1,22 +1,27 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from export.sources.photos import UnusablePhotosError, read_batches, read_pixels, read_splits
-from models.data import DataError
-from service.bundle.card import InputContract
+from export.sources.photos import (
+    UnusablePhotosError,
+    keep_usable,
+    read_batches,
+    read_pixels,
+    read_splits,
+    select_photos,
+)
+from models.data import DataError, read_labelled_folder
 from service.images.decode import decode_image
-from tests.export.tiny_network import LABELS, SPLITS, write_folder
-
-CONTRACT = InputContract(height=32, width=48, resize_mode="squash", interpolation="bilinear")
+from tests.export.tiny_network import CONTRACT, LABELS, SPLITS, write_folder
 
 
 def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
     index = json.loads((folder / "labels.json").read_text())
     assert tuple(index["label_names"]) != LABELS
-    splits = read_splits(folder, LABELS)
+    splits = read_splits(folder, LABELS, CONTRACT, set())
     assert splits.val.dataset == "colours/val"
     for split, count in SPLITS.items():
         photos = getattr(splits, split)
@@ -29,7 +34,7 @@ def test_splits_are_complete_and_columns_follow_the_model(folder: Path) -> None:
 
 def test_folder_with_other_labels_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(UnusablePhotosError, match="'teal' is in one only"):
-        read_splits(folder, (*LABELS, "teal"))
+        read_splits(folder, (*LABELS, "teal"), CONTRACT, set())
 
 
 def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
@@ -38,7 +43,7 @@ def test_folder_without_a_test_split_is_refused(tmp_path: Path) -> None:
     kept = {file: entry for file, entry in index["images"].items() if entry["split"] != "test"}
     (folder / "labels.json").write_text(json.dumps({**index, "images": kept}))
     with pytest.raises(DataError, match="'test'"):
-        read_splits(folder, LABELS)
+        read_splits(folder, LABELS, CONTRACT, set())
 
 
 @pytest.mark.parametrize("labels", [[], ["red", "green", "blue"]])
@@ -52,11 +57,11 @@ def test_split_is_refused_when_no_label_differs_between_photos(
             image["labels"] = labels
     (folder / "labels.json").write_text(json.dumps(index))
     with pytest.raises(UnusablePhotosError, match="colours/test has no label that some photos"):
-        read_splits(folder, LABELS)
+        read_splits(folder, LABELS, CONTRACT, set())
 
 
 def test_pixels_are_those_of_the_service_in_order(folder: Path) -> None:
-    paths = read_splits(folder, LABELS).val.paths[:5]
+    paths = read_splits(folder, LABELS, CONTRACT, set()).val.paths[:5]
     batches = list(read_batches(paths, CONTRACT, 2))
     assert [len(batch) for batch in batches] == [2, 2, 1]
     expected = [decode_image(path.read_bytes(), CONTRACT, 10**6).pixels for path in paths]
@@ -64,10 +69,55 @@ def test_pixels_are_those_of_the_service_in_order(folder: Path) -> None:
 
 
 def test_sample_is_the_same_each_time_and_has_no_photo_twice(folder: Path) -> None:
-    photos = read_splits(folder, LABELS).train
+    photos = read_splits(folder, LABELS, CONTRACT, set()).val
     assert photos.sample(9) == photos.sample(9)
     assert len(set(photos.sample(9))) == 9
     assert set(photos.sample(10**6)) == set(photos.paths)
+
+
+def break_photo(path: Path, kind: str) -> None:
+    path.unlink()
+    if kind == "junk":
+        path.write_bytes(b"junk")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "loop":
+        path.symlink_to(path)
+
+
+@pytest.mark.parametrize("kind", ["junk", "pipe", "loop", "missing"])
+def test_photo_that_cannot_be_used_is_left_out_of_its_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    folder = write_folder(tmp_path / "colours")
+    whole = read_splits(folder, LABELS, CONTRACT, set())
+    broken = {photos.paths[3] for photos in (whole.train, whole.val, whole.test)}
+    for path in broken:
+        break_photo(path, kind)
+    left_out: set[Path] = set()
+    splits = read_splits(folder, LABELS, CONTRACT, left_out)
+    assert left_out == broken
+    assert all(f"left out: photo {path} cannot be " in caplog.text for path in broken)
+    for before, after in zip(vars(whole).values(), vars(splits).values(), strict=True):
+        targets = dict(zip(before.paths, before.targets.tolist(), strict=True))
+        kept = {path: targets[path] for path in before.paths if path not in broken}
+        assert dict(zip(after.paths, after.targets.tolist(), strict=True)) == kept
+
+
+def test_split_is_refused_when_no_photo_can_be_used(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "colours")
+    for path in (folder / "images").glob("val*"):
+        path.write_bytes(b"junk")
+    with pytest.raises(UnusablePhotosError, match=r"no photo of colours/val can be used: .*val0"):
+        read_splits(folder, LABELS, CONTRACT, set())
+
+
+def test_calibration_sample_is_filled_up_with_usable_photos(tmp_path: Path) -> None:
+    folder = read_labelled_folder(write_folder(tmp_path / "colours"))
+    photos = select_photos(folder, "train", LABELS)
+    first, second, third = photos.sample(3)
+    second.write_bytes(b"junk")
+    assert keep_usable(photos, CONTRACT, set(), sample=2).paths == (first, third)
 
 
 def test_damaged_or_missing_photo_is_named(tmp_path: Path) -> None:
