@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
     else cpu; any other device that does not work stops the start (default auto)."""
 
+    root_path: str | None = None
+    """Path below which a proxy publishes the service, such as /tags, whether the proxy removes it
+    from requests or not; X-Forwarded-Prefix of a trusted proxy takes precedence (default none)."""
+
     model_alias: str | None = Field(default=None, pattern=r"^[^/]{1,200}$")
     """Second name of the model under /v2, such as that of a KServe InferenceService (default none:
     only the bundle's name)."""

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from service.errors import StartError
 from service.http.host import PipelineHost
@@ -22,6 +23,7 @@ from service.http.routes import labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import PageGuard, read_origins
 from service.http.security.keys import KeyRing
+from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
 from service.http.telemetry.access import Access
 from service.http.telemetry.metrics import Metrics, keep_sampling, open_registry
@@ -43,6 +45,18 @@ WebP, GIF or BMP, recognised by content; the first frame counts; transparency li
 white; the EXIF orientation is applied."""
 
 
+class ProxiedApp(DocumentedApp):
+    """The app, which reads the headers of its proxies first: traces need them too."""
+
+    def __init__(self, settings: Settings, **arguments: Any) -> None:  # noqa: ANN401 - FastAPI's own
+        super().__init__(**arguments)
+        self._proxies = TrustedProxies(super().__call__, settings.root_path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        await self._proxies(scope, receive, send)
+
+
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
@@ -53,7 +67,8 @@ def create_app(
     """
     host = host or PipelineHost(Settings())
     traces = _open_traces(host.settings, tracer_provider)
-    app = DocumentedApp(
+    app = ProxiedApp(
+        host.settings,
         title="ML-Decoder",
         description=_DESCRIPTION,
         version=_find_version(),
@@ -70,7 +85,7 @@ def create_app(
     if traces is not None:
         traces.watch(app, host)
     _add_metrics(app, host)
-    # For the OpenAPI document, for 405, and below a root path; else `DirectRouter` calls them.
+    # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
     for routes in (labels, status, open_inference, page):
         app.include_router(routes.router)

@@ -167,6 +167,7 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # `security/proxies.py` reads them
         timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
     )
     # `startup` raises the error of a port with a better message.

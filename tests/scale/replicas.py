@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx2 as httpx
 
 from tests.e2e.server_process import ServerProcess
-from tests.support.nginx import Nginx, find_free_port
+from tests.support.nginx import Nginx, deployed_site, find_free_port
 from tests.support.photos import make_photo
 
 TIMEOUT_SECONDS = 120.0
@@ -28,7 +28,7 @@ class Replicas:
         self._servers = [self._start(port) for port in self.ports]
         for index in range(count):
             self.wait_until_ready(index)
-        self.proxy = Nginx(folder, self.ports)
+        self.proxy = Nginx(folder, deployed_site(self.ports))
 
     def open_client(self, index: int | None = None) -> httpx.Client:
         """Returns a client of one replica, or of the proxy."""

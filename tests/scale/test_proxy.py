@@ -39,7 +39,7 @@ def open_proxy(*ports: int) -> Iterator[httpx.Client]:
     if missing is not None:
         pytest.skip(f"nginx: {missing}")
     with tempfile.TemporaryDirectory(prefix="nginx-", ignore_cleanup_errors=True) as folder:
-        running = nginx.Nginx(Path(folder), ports)
+        running = nginx.Nginx(Path(folder), nginx.deployed_site(ports))
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client:
                 yield client
@@ -134,6 +134,16 @@ def test_replicas_that_answer_503_still_get_requests(
     set_status(replicas, 200)
     # nginx still has them marked as down.
     assert_answered_by_replica(predict(proxy))
+
+
+def test_replicas_get_no_forwarded_headers_of_the_client(
+    proxy: httpx.Client, replicas: list[FakeService]
+) -> None:
+    sent = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Prefix": "/evil"}
+    assert_answered_by_replica(proxy.post("/predict", content=b"photo", headers=sent))
+    ((_, _, headers),) = [request for replica in replicas for request in replica.requests]
+    assert headers["X-Forwarded-For"] == "127.0.0.1"
+    assert "X-Forwarded-Prefix" not in headers
 
 
 def test_request_that_breaks_replicas_reaches_at_most_two(

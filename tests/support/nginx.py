@@ -1,11 +1,11 @@
-"""A real nginx for tests, with the configuration that is deployed (Debian: `nginx-light`)."""
+"""A real nginx for tests, with the deployed configuration or another (Debian: `nginx-light`)."""
 
 import getpass
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.threads import wait_until
@@ -32,20 +32,12 @@ http {{
 
 
 class Nginx:
-    """A proxy on a port of its own in front of servers on other ports of this machine."""
+    """A proxy on a port of its own; `site` returns its configuration by its `address:port`."""
 
-    def __init__(self, folder: Path, server_ports: Sequence[int]) -> None:
+    def __init__(self, folder: Path, site: Callable[[str], str]) -> None:
         self.port = find_free_port()
         self.log = folder / "error.log"
-        (folder / "default.conf").write_text(
-            render_template(
-                {
-                    "ML_DECODER_LISTEN": f"127.0.0.1:{self.port}",
-                    "ML_DECODER_SERVERS": _list_servers(server_ports, max_fails=1),
-                    "ML_DECODER_LABEL_SERVERS": _list_servers(server_ports, max_fails=0),
-                }
-            )
-        )
+        (folder / "default.conf").write_text(site(f"127.0.0.1:{self.port}"))
         # By default root's workers run as a user that may not enter pytest's folders.
         user = "user root;" if getpass.getuser() == "root" else ""
         main = folder / "nginx.conf"
@@ -62,6 +54,41 @@ class Nginx:
         assert self._process.poll() is None, self.log.read_text()
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def deployed_site(server_ports: Sequence[int]) -> Callable[[str], str]:
+    """Returns the site that is deployed, in front of servers on other ports of this machine."""
+    return lambda listen: render_template(
+        {
+            "ML_DECODER_LISTEN": listen,
+            "ML_DECODER_SERVERS": _list_servers(server_ports, max_fails=1),
+            "ML_DECODER_LABEL_SERVERS": _list_servers(server_ports, max_fails=0),
+        }
+    )
+
+
+def prefix_site(
+    prefix: str, server_port: int, *, strips: bool, names_it: bool
+) -> Callable[[str], str]:
+    """Returns a site that publishes a server below a path.
+
+    `strips` is whether requests reach the server without the path; `names_it`, whether they have
+    the path in `X-Forwarded-Prefix`.
+    """
+    header = f"proxy_set_header X-Forwarded-Prefix {prefix};" if names_it else ""
+    # Like Traefik and ingress-nginx: the path alone is not redirected to the path and a slash.
+    rewrite = f"rewrite ^{prefix}/?(.*)$ /$1 break;" if strips else ""
+    return lambda listen: (
+        f"""server {{
+        listen {listen};
+        location ~ ^{prefix}(/|$) {{
+            proxy_pass http://127.0.0.1:{server_port};
+            proxy_set_header Host $http_host;
+            {header}
+            {rewrite}
+        }}
+    }}"""
+    )
 
 
 def render_template(variables: Mapping[str, str]) -> str:

@@ -22,7 +22,10 @@ _TEXT = {"type": "string"}
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
 """For FastAPI's `responses`: the header of an answer with a label set."""
 TAG_AND_PLACE = {
-    "headers": {**TAG["headers"], "Location": {"description": "The set's path.", "schema": _TEXT}}
+    "headers": {
+        **TAG["headers"],
+        "Location": {"description": "The set's path, below the root path.", "schema": _TEXT},
+    }
 }
 """The headers of an answer with a new label set."""
 

@@ -210,7 +210,7 @@ def _list_methods(request: Request) -> list[str]:
 def _answer(request: Request, error: ServiceError) -> JSONResponse:
     request.state.problem = error.code  # for the log and the metrics
     headers = list_headers(error)
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    path = request.scope["path"].removeprefix(request.scope["root_path"])
     if f"{path}/".startswith(f"{PREFIX}/"):
         return JSONResponse({"error": error.describe()}, _find_status(error.status), headers)
     request_id: str | None = request.scope.get("state", {}).get("request_id")

@@ -1,6 +1,6 @@
 """Predictions bypass FastAPI, whose layers cost more than all other Python of a prediction.
 
-FastAPI documents their routes, answers 405, and routes requests to them below a root path.
+FastAPI documents their routes, and answers 405.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class DirectRouter:
         self._routes = {route.path: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if route is None or scope["method"] != "POST":
+        route = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(scope["path"].removeprefix(scope["root_path"]))
+        if route is None:
             await self._app(scope, receive, send)
             return
         scope["route"] = route  # for the metrics

@@ -138,7 +138,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     with pipeline.admit():
         work = pipeline.catalogue.register(definition)
         labels, created = await cancel_on_disconnect(request, work)
-        return await _answer(labels, created=created)
+        return await _answer(request, labels, created=created)
 
 
 @router.get(
@@ -157,7 +157,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
     labels = host.pipeline.catalogue.find(name)
     if _has_version(request, labels):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": _make_tag(labels)})
-    return await _answer(labels)
+    return await _answer(request, labels)
 
 
 @router.put(
@@ -191,7 +191,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     with pipeline.admit():
         work = _replace(request, pipeline.catalogue, definition)
         labels, created = await cancel_on_disconnect(request, work)
-        return await _answer(labels, created=created)
+        return await _answer(request, labels, created=created)
 
 
 @router.delete(
@@ -269,11 +269,11 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         raise InvalidParameters(list_values(shown, where="body")) from error
 
 
-async def _answer(labels: LabelSet, *, created: bool = False) -> Response:
+async def _answer(request: Request, labels: LabelSet, *, created: bool = False) -> Response:
     # Thousands of labels would block the event loop.
     content = await asyncio.to_thread(lambda: answer_label_set(labels).model_dump_json())
     headers = {"ETag": _make_tag(labels)}
     if created:
-        headers["Location"] = f"/labels/{labels.name}"
+        headers["Location"] = f"{request.scope['root_path']}/labels/{labels.name}"
     status = HTTPStatus.CREATED if created else HTTPStatus.OK
     return Response(content, status, headers, media_type="application/json")

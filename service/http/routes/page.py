@@ -1,15 +1,18 @@
 """The playground at `/` and the API reference at `/docs`; their files come from this host only.
 
-Swagger UI's files are those of the package `fastapi_offline`.
+Swagger UI's files are those of the package `fastapi_offline`. URLs in the pages are relative.
+Below a root path a `<base>` names it, because proxies show the page at `/tags` as well as `/tags/`.
 """
 
 from __future__ import annotations
 
+import html
+from functools import cache
 from pathlib import Path
 
 import fastapi_offline
 from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -56,13 +59,26 @@ _SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 @router.api_route("/", methods=_METHODS)
 async def show_playground(request: Request) -> Response:
     """Shows the playground."""
-    return await _PAGE_FILES.get_response("index.html", request.scope)
+    return await _show("index.html", request.scope)
 
 
 @router.api_route("/docs", methods=_METHODS)
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
-    return await _PAGE_FILES.get_response("docs.html", request.scope)
+    return await _show("docs.html", request.scope)
+
+
+async def _show(page: str, scope: Scope) -> Response:
+    if not scope["root_path"]:
+        return await _PAGE_FILES.get_response(page, scope)
+    base = f'<base href="{html.escape(scope["root_path"])}/">'
+    content = _read_page(page).replace("<head>", f"<head>\n  {base}", 1)
+    return HTMLResponse(content, headers=_HEADERS)
+
+
+@cache
+def _read_page(name: str) -> str:
+    return (PAGE_FOLDER / name).read_text(encoding="utf-8")
 
 
 # Routes instead of mounts, which lose the app's root path and the methods of a path.

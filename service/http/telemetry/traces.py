@@ -128,4 +128,4 @@ def open_provider() -> TracerProvider:
 
 
 def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
-    return scope["type"] != "http" or scope["path"] in _UNTRACED
+    return scope["type"] != "http" or scope["path"].removeprefix(scope["root_path"]) in _UNTRACED

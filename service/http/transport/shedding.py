@@ -18,6 +18,7 @@ from service.errors import QueueFull
 from service.http.host import PipelineHost
 from service.http.responses.problems import PROBLEM_JSON, describe_type
 from service.http.security.browsers import EVERYWHERE
+from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics
 from service.http.transport.protocol import Refusal
@@ -31,18 +32,23 @@ logger = logging.getLogger(__name__)
 
 
 class Shedder:
-    """Refuses POST requests to `paths` while the queue is full; counts and logs the refusals."""
+    """Refuses POST requests to `paths` while the queue is full; counts and logs the refusals.
+
+    Paths below the root path of the settings count too. If a proxy names a prefix in a header and
+    leaves it in the path, the app refuses the request.
+    """
 
     def __init__(self, host: PipelineHost, metrics: Metrics, paths: Iterable[str]) -> None:
         self._host = host
         self._metrics = metrics
-        self._paths = frozenset(paths)
+        root_path = read_root_path(host.settings.root_path)
+        self._paths = {prefix + path: path for path in paths for prefix in ("", root_path)}
         self._unlogged = Counter[str]()
 
     def refuse(self, scope: Mapping[str, Any]) -> Refusal | None:
         """Returns the refusal for a request, by its ASGI scope, or None to pass it on."""
-        path = scope["path"]
-        if path not in self._paths or scope["method"] != "POST" or not self._host.ready:
+        path = self._paths.get(scope["path"])
+        if path is None or scope["method"] != "POST" or not self._host.ready:
             return None
         started = time.perf_counter()
         queue = self._host.pipeline.queue

@@ -17,6 +17,7 @@ from service.settings import Settings
 from tests.support.serving import PHOTO, assert_problem, assert_still_serving, send_image, serve_app
 
 ORIGIN = "https://a.example"
+ROOT_PATH = "/tags"
 PREDICT_KEY, ADMIN_KEY = "predict-key-000001", "admin-key-00000001"
 
 
@@ -85,7 +86,7 @@ def refuse(_queue: object) -> None:
 @pytest.fixture
 def full_client(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A service whose queue is full, with room again at the end."""
-    with serve_app(tiny_bundle.path, cors_origins=ORIGIN) as client:
+    with serve_app(tiny_bundle.path, cors_origins=ORIGIN, root_path=ROOT_PATH) as client:
         assert_still_serving(client)
         with monkeypatch.context() as patch:
             patch.setattr(BatchQueue, "check_room", refuse)
@@ -93,7 +94,9 @@ def full_client(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterato
         assert_still_serving(client)
 
 
-@pytest.mark.parametrize("path", ["/predict", "/predict?top_k=0", "/predict/batch"])
+@pytest.mark.parametrize(
+    "path", ["/predict", "/predict?top_k=0", "/predict/batch", f"{ROOT_PATH}/predict"]
+)
 def test_prediction_is_refused_when_the_queue_is_full(full_client: TestClient, path: str) -> None:
     for content in (b"", b"junk", b"x" * 3_000_000):
         response = full_client.post(path, content=content, headers={"X-Request-ID": "abc"})
@@ -117,8 +120,7 @@ def test_refusals_are_counted_with_their_route(full_client: TestClient) -> None:
 
 
 def test_predictions_are_answered_below_a_root_path_too(tiny_bundle: Bundle) -> None:
-    with serve_app(tiny_bundle.path) as client:
-        client.app.root_path = "/tags"  # type: ignore[attr-defined]
-        for path in ("/predict", "/tags/predict"):
+    with serve_app(tiny_bundle.path, root_path=ROOT_PATH) as client:
+        for path in ("/predict", f"{ROOT_PATH}/predict"):
             response = client.post(path, content=PHOTO, headers={"Content-Type": "image/png"})
             assert response.status_code == 200, response.text

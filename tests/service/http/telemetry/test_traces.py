@@ -24,6 +24,7 @@ from tests.support.serving import assert_still_serving, send_image, send_images
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
+ROOT_PATH = "/tags"
 STAGES = ["decode", "queue", "encode", "head", "respond"]
 
 
@@ -36,7 +37,10 @@ def exporter() -> Exporter:
 def client(tiny_bundle: Bundle, exporter: Exporter) -> Iterator[TestClient]:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    host = PipelineHost(Settings(bundle=tiny_bundle.path, device="cpu", label_store="memory"))
+    settings = Settings(
+        bundle=tiny_bundle.path, device="cpu", label_store="memory", root_path=ROOT_PATH
+    )
+    host = PipelineHost(settings)
     with TestClient(create_app(host, provider), raise_server_exceptions=False) as client:
         while client.get("/readyz").status_code != 200:
             pass
@@ -114,9 +118,10 @@ def test_refused_request_has_its_status_and_no_stages(
     assert stages == []
 
 
-def test_probes_are_not_traced(client: TestClient, exporter: Exporter) -> None:
+@pytest.mark.parametrize("prefix", ["", ROOT_PATH])
+def test_probes_are_not_traced(client: TestClient, exporter: Exporter, prefix: str) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
-        client.get(path)
+        assert client.get(prefix + path).status_code == 200
     assert exporter.get_finished_spans() == ()
 
 

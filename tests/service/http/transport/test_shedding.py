@@ -79,6 +79,22 @@ async def test_other_request_passes(shedder: Shedder, scope: dict[str, Any]) -> 
 
 
 @pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("path", ["/predict", "/tags/predict"])
+async def test_prediction_below_the_root_path_is_refused_and_counted_by_its_route(
+    host: PipelineHost, path: str
+) -> None:
+    host.settings = host.settings.model_copy(update={"root_path": "/tags"})
+    metrics = Metrics()
+    shedder = Shedder(host, metrics, PATHS)
+    assert shedder.refuse(make_scope(path)) is not None
+    labels = {"method": "POST", "path": "/predict", "status": "429"}
+    assert metrics.registry.get_sample_value("ml_decoder_request_seconds_count", labels) == 1
+    for other in (f"/tags{path}", "/tags", "/other/predict"):
+        if other != "/tags/predict":
+            assert shedder.refuse(make_scope(other)) is None
+
+
+@pytest.mark.usefixtures("full")
 async def test_request_passes_when_the_service_drains(shedder: Shedder, host: PipelineHost) -> None:
     await host.drain()
     assert shedder.refuse(make_scope()) is None

@@ -1,0 +1,166 @@
+"""A real server below a path of a real nginx, by the setting or by the header of the proxy."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urljoin
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle.reader import Bundle
+from tests.e2e.server_process import ServerProcess, serve_command
+from tests.support import nginx
+from tests.support.serving import assert_problem, assert_still_serving
+
+PREFIX = "/team-1/tags"
+
+
+class Kind(NamedTuple):
+    """How a proxy publishes the service, and whether the service has the setting too."""
+
+    strips: bool
+    names_it: bool
+    is_set: bool
+
+
+KINDS = {
+    "strips and names": Kind(strips=True, names_it=True, is_set=False),
+    "strips, set": Kind(strips=True, names_it=False, is_set=True),
+    "keeps and names": Kind(strips=False, names_it=True, is_set=False),
+    "keeps, set": Kind(strips=False, names_it=False, is_set=True),
+    "strips and names, set too": Kind(strips=True, names_it=True, is_set=True),
+}
+INVALID = [
+    *("team", "//evil.example", "/a//b", "/..", "/a/../b", "/.", "/a/.", "https://evil.example/a"),
+    *('/"><script>alert(1)</script>', "/a b", "/a\tb", "/a?b", "/a#b", "/%2f%2fevil", "/\\evil"),
+    *("/a;b", "/@evil", "/ä", "/" + "x" * 200, "/a, //b", "/a,b"),
+]
+
+
+@pytest.fixture(scope="module")
+def servers(open_bundle: Bundle) -> Iterator[dict[bool, ServerProcess]]:
+    """Servers without and with the setting."""
+    command = serve_command(open_bundle, "--label-store", "memory")
+    with (
+        ServerProcess(*command) as plain,
+        ServerProcess(*command, "--root-path", f"{PREFIX}/") as below,
+    ):
+        for server in (plain, below):
+            server.open_client().close()
+        yield {False: plain, True: below}
+
+
+@pytest.fixture(params=KINDS)
+def proxy(
+    request: pytest.FixtureRequest, servers: dict[bool, ServerProcess], tmp_path: Path
+) -> Iterator[httpx.Client]:
+    missing = nginx.find_missing()
+    if missing is not None:
+        pytest.skip(f"nginx: {missing}")
+    kind = KINDS[request.param]
+    _, port = servers[kind.is_set].find_address()
+    site = nginx.prefix_site(PREFIX, port, strips=kind.strips, names_it=kind.names_it)
+    running = nginx.Nginx(tmp_path, site)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{running.port}{PREFIX}") as client:
+            yield client
+            assert_still_serving(client)
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("page", ["", "/", "/docs"])
+def test_page_loads_its_files_below_the_prefix(proxy: httpx.Client, page: str) -> None:
+    url = str(proxy.base_url).rstrip("/") + page
+    response = proxy.get(url)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-security-policy"]
+    (base,) = re.findall(r'<base href="([^"]+)">', response.text)
+    assert base == f"{PREFIX}/"
+    found = re.findall(r'<(?:script|link)[^>]+(?:src|href)="([^"]+)"', response.text)
+    assert len(found) > 1
+    for each in found:
+        assert proxy.get(urljoin(urljoin(url, base), each)).status_code == 200, each
+
+
+def test_openapi_document_names_the_prefix_as_its_server(proxy: httpx.Client) -> None:
+    assert proxy.get("/openapi.json").json()["servers"] == [{"url": PREFIX}]
+
+
+def test_new_label_set_is_found_at_its_location(proxy: httpx.Client) -> None:
+    made = proxy.put("/labels/zoo", json={"labels": ["panda"]})
+    assert (made.status_code, made.headers["location"]) == (201, f"{PREFIX}/labels/zoo")
+    found = proxy.get(urljoin(str(made.url), made.headers["location"]))
+    assert [label["name"] for label in found.json()["labels"]] == ["panda"]
+    assert proxy.delete("/labels/zoo").status_code == 204
+
+
+def test_errors_below_the_prefix_have_the_form_of_their_route(proxy: httpx.Client) -> None:
+    assert_problem(proxy.post("/predict"), 422, "missing_field")
+    assert_problem(proxy.get("/nowhere"), 404, "not_found")
+    refused = proxy.get("/predict")
+    assert_problem(refused, 405, "method_not_allowed")
+    assert refused.headers["allow"] == "POST"
+    assert list(proxy.get("/v2/models/other").json()) == ["error"]
+
+
+def test_metrics_and_logs_name_the_route(
+    proxy: httpx.Client, servers: dict[bool, ServerProcess]
+) -> None:
+    assert_still_serving(proxy)
+    text = proxy.get("/metrics").text
+    assert 'path="/predict",status="200"' in text
+    assert PREFIX not in text
+    lines = "".join(server.stderr for server in servers.values())
+    assert 'path="/predict" status=200' in lines or "path=/predict status=200" in lines
+
+
+@pytest.mark.parametrize("prefix", INVALID, ids=lambda prefix: prefix[:12])
+@pytest.mark.parametrize("is_set", [False, True])
+def test_invalid_prefix_of_a_trusted_proxy_is_ignored(
+    servers: dict[bool, ServerProcess], prefix: str, is_set: bool
+) -> None:
+    assert_prefix(servers[is_set], prefix, PREFIX if is_set else "")
+
+
+@pytest.mark.parametrize(
+    ("named", "prefix"),
+    [("/a/", "/a"), ("/a, /b/c", "/a/b/c"), ("/", ""), ("", ""), ("/a.b_c~d-1", "/a.b_c~d-1")],
+)
+def test_prefix_of_a_trusted_proxy_is_read(
+    servers: dict[bool, ServerProcess], named: str, prefix: str
+) -> None:
+    assert_prefix(servers[False], named, prefix)
+
+
+def test_prefix_of_another_client_changes_nothing(open_bundle: Bundle) -> None:
+    command = serve_command(open_bundle, "--label-store", "memory")
+    with ServerProcess(*command, FORWARDED_ALLOW_IPS="192.0.2.1") as server:
+        server.open_client().close()
+        assert_prefix(server, "/evil", "")
+
+
+@pytest.mark.parametrize("prefix", ["tags", "//evil", "/a/../b", "/a b", "/é", "/a//"])
+def test_start_with_an_invalid_root_path_fails_with_a_line(
+    open_bundle: Bundle, prefix: str
+) -> None:
+    with ServerProcess(*serve_command(open_bundle, "--root-path", prefix)) as server:
+        assert server.wait() == 2
+    assert server.stderr.count("\n") == 1
+    assert "root_path must be a path such as /tags" in server.stderr
+
+
+def assert_prefix(server: ServerProcess, named: str, prefix: str) -> None:
+    """Checks which prefix is in the answers to requests whose header names one."""
+    with server.open_client() as client:
+        client.headers = httpx.Headers([(b"X-Forwarded-Prefix", named.encode("latin-1"))])
+        page = client.get("/").text
+        assert re.findall("<base.*", page) == ([f'<base href="{prefix}/">'] if prefix else [])
+        servers = client.get("/openapi.json").json().get("servers")
+        assert servers == ([{"url": prefix}] if prefix else None)
+        made = client.put("/labels/zoo", json={"labels": ["panda"]})
+        assert made.headers["location"] == f"{prefix}/labels/zoo"
+        assert client.delete("/labels/zoo").status_code == 204
+        assert_still_serving(client)
