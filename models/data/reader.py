@@ -14,6 +14,8 @@ _SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 _SUFFIXES = {
     ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"
 }  # fmt: skip
+# Thumbnails of Synology and QNAP, and the copies that macOS puts into ZIP files.
+_THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
 
 
 def read_labelled_folder(path: Path) -> LabelledFolder:
@@ -76,7 +78,7 @@ def _read_text(value: object) -> str:
 def _read_classes(path: Path) -> LabelledFolder:
     """Reads ImageNet's layout, single-label: `train/<class>/*`, `val/<class>/*`, maybe `test/`.
 
-    Ignores hidden files and folders, such as `.ipynb_checkpoints`.
+    Ignores hidden files and folders, such as `.ipynb_checkpoints`, and folders of thumbnails.
     """
     images = [
         LabelledImage(file, split, (label.name,))
@@ -91,4 +93,5 @@ def _read_classes(path: Path) -> LabelledFolder:
 
 
 def _list_classes(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in folders if p.name not in _THUMBNAIL_FOLDERS)

@@ -311,8 +311,9 @@ def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     assert read_labelled_folder(simple).name == "pets"
 
 
-def test_hidden_files_and_folders_are_ignored(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_of_thumbnails_are_ignored(tmp_path: Path) -> None:
     touch(tmp_path, "train/dog/1.jpg", "train/dog/._1.jpg", "train/.ipynb_checkpoints/1.jpg")
+    touch(tmp_path, "train/@eaDir/1.jpg", "train/__MACOSX/1.jpg", "train/dog/@eaDir/1.jpg")
     folder = read_labelled_folder(tmp_path)
     assert folder.label_names == ("dog",)
     assert [image.path.name for image in folder.images] == ["1.jpg"]
