@@ -85,7 +85,10 @@ def read_backbone(file: CheckpointFile) -> Content | None:
 def write_checkpoint(
     path: Path, network: Network, label_names: tuple[str, ...], notes: Mapping[str, str]
 ) -> None:
-    """Writes `.safetensors` with the configuration inside; labels in the order of the logits."""
+    """Writes `.safetensors` with the configuration inside.
+
+    `label_names` are in the order of the logits; an empty tuple if they are not known.
+    """
     metadata = {
         _CONFIG_KEY: network.config.model_dump_json(),
         _LABELS_KEY: json.dumps(label_names),
@@ -112,7 +115,7 @@ def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def _read_own(file: CheckpointFile) -> Weights:
     try:
         config = NetworkConfig.model_validate_json(file.metadata[_CONFIG_KEY])
-        label_names = tuple(json.loads(file.metadata[_LABELS_KEY]))
+        label_names = tuple(json.loads(file.metadata[_LABELS_KEY])) or None
         notes = json.loads(file.metadata.get(_NOTES_KEY, "{}"))
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file.name} has a damaged network configuration") from error

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from export.__main__ import main as export
 from models import average
 from models.average import main
 from models.backbones.backbone import Backbone
@@ -58,6 +59,20 @@ def test_average_has_the_weighted_mean_of_every_weight(paths: Paths) -> None:
             torch.testing.assert_close(found, 0.25 * first[key] + 0.75 * second[key])
     assert averaged.label_names == LABELS
     assert averaged.notes["average"].startswith("0.25 ")
+
+
+def test_average_of_checkpoints_without_label_names_has_none(
+    paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, _, out = paths
+    network = read_checkpoint(a).network
+    assert isinstance(network, Network)
+    write_checkpoint(a, network, (), {})
+    assert run(out, f"{a}=1") == 0
+    assert read_checkpoint(out).label_names is None
+    bundle = out.parent / "bundle"
+    assert export(["--checkpoint", str(out), "--out", str(bundle)]) == 2
+    assert "out.safetensors names no labels: give --label-names" in capsys.readouterr().err
 
 
 def test_share_of_1_keeps_the_weights(paths: Paths) -> None:
