@@ -12,11 +12,13 @@ Triton cannot register labels at runtime.
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +81,14 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
 def check_new_bundle(folder: Path, bundle: Path) -> None:
     """Checks before an export that the paths of a bundle and its models do not collide.
 
+    The names of the label sets are not read yet: every folder that may be a set's model is checked.
+
     Raises:
         ExportError: they collide, or a model's folder exists and is not a Triton model.
     """
-    _check_places(folder, (bundle.name, f"{bundle.name}_encoder"), bundle)
+    name = bundle.name
+    sets = sorted(path.name for path in folder.glob(f"{glob.escape(name)}_set_*"))
+    _check_places(folder, (name, f"{name}_encoder", f"{name}_trained", *sets), bundle)
 
 
 def _check_places(folder: Path, models: Iterable[str], bundle: Path) -> None:
@@ -147,18 +153,18 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     if encoding is None:
         return []
     heads = []
-    for definition in definitions:
-        graph = _read_head(bundle, "open_head", precision)
-        _fix_queries(graph, _encode(definition, encoding))
-        heads.append(
-            _Head(
-                f"{bundle.card.name}_set_{definition.name}",
-                f"scores_{definition.name}",
-                definition.names,
-                _score(graph, "sigmoid", len(definition.names)),
+    with closing(encoding):
+        for definition in definitions:
+            graph = _read_head(bundle, "open_head", precision)
+            _fix_queries(graph, _encode(definition, encoding))
+            heads.append(
+                _Head(
+                    f"{bundle.card.name}_set_{definition.name}",
+                    f"scores_{definition.name}",
+                    definition.names,
+                    _score(graph, "sigmoid", len(definition.names)),
+                )
             )
-        )
-    encoding.close()
     return heads
 
 

@@ -212,6 +212,20 @@ def test_repository_never_replaces_a_folder_that_is_no_model(tmp_path: Path, pla
     assert other.read_text() == "kept"
 
 
+@pytest.mark.parametrize("place", ["new", "new_encoder", "new_trained", "new_set_zoo"])
+def test_new_bundle_is_not_made_if_a_model_has_a_folder_that_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    models = tmp_path / "models"
+    (models / place).mkdir(parents=True)
+    new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
+    assert main([*new, "--triton", str(models)]) == 2
+    assert f"{place} exists and is not a Triton model" in capsys.readouterr().err
+    (models / place / "config.pbtxt").touch()
+    assert main([*new, "--triton", str(models)]) == 2
+    assert "no checkpoint file" in capsys.readouterr().err
+
+
 def test_bundle_inside_the_repository_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
