@@ -73,8 +73,11 @@ class TextEncoder:
         return torch.cat([torch.zeros(0, self.width), *rows]).clone()
 
     def embed_names(self, names: Sequence[str], template: str) -> Tensor:
-        """Embeds names, each in place of the template's `{}`, to float [L, E] of length 1."""
-        return self.embed([template.replace("{}", name) for name in names])
+        """Embeds names, each in place of the template's `{}`, to float [L, E] of length 1.
+
+        As in the service, `wooden_table` is encoded as `wooden table`.
+        """
+        return self.embed([template.replace("{}", name.replace("_", " ")) for name in names])
 
 
 def read_text_encoder(folder: Path | None = None, name: str | None = None) -> TextEncoder:

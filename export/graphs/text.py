@@ -20,6 +20,7 @@ from export.graphs.optimise import optimise
 from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
 from models.text import SentenceEmbedding, TextEncoder
+from service.bundle.card import write_prompt
 
 TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
 INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
@@ -48,8 +49,8 @@ class TextEmbedder:
         return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *rows])
 
     def embed_names(self, names: Sequence[str], template: str) -> FloatArray:
-        """Embeds names, each in place of the template's `{}`, to float32 [L, E] of length 1."""
-        return self.embed([template.replace("{}", name) for name in names])
+        """Embeds names in a template as the service does, to float32 [L, E] of length 1."""
+        return self.embed([write_prompt(template, name) for name in names])
 
     def _embed_one(self, text: str) -> FloatArray:
         ids, mask = (tokens.numpy() for tokens in self._encoder.tokenize([text]))

@@ -65,10 +65,18 @@ class TrainedHead(Record):
     activation: Activation
 
 
+def write_prompt(template: str, name: str) -> str:
+    """Returns the text to encode for a label: its name in the template's place, without `_`.
+
+    A text encoder knows `wooden table`, and not `wooden_table`.
+    """
+    return template.replace("{}", name.replace("_", " "))
+
+
 class EmbeddingSpace(Record):
     """The space of label embeddings of width E; embeddings of two spaces must not be mixed.
 
-    `template` is the text to encode for a label; `{}` is its name.
+    `template` is the text to encode for a label; `{}` is its name, see `write_prompt`.
     """
 
     encoder: str = Field(min_length=1, max_length=200)

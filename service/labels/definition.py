@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.bundle.card import EmbeddingSpace, Record
+from service.bundle.card import EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
 from service.labels.text import LabelSetName, LabelText, PromptText
@@ -119,7 +119,7 @@ class Definition:
     """A label set as columns of L labels, before anything is encoded.
 
     Attributes:
-        prompts: texts to encode as they are; None uses the name.
+        prompts: texts to encode as they are; None uses the name, with spaces for `_`.
         thresholds: scores (0..1); None for labels without their own.
         given: positions of the M labels that came with an embedding, ascending.
         embeddings: their embeddings, float32 [M, E].
@@ -145,7 +145,7 @@ class Definition:
     def texts(self, space: EmbeddingSpace) -> tuple[str, ...]:
         """Returns the text to encode for each label: its prompt, or its name in the template."""
         return tuple(
-            space.template.replace("{}", name) if prompt is None else prompt
+            write_prompt(space.template, name) if prompt is None else prompt
             for name, prompt in zip(self.names, self.prompts, strict=True)
         )
 

@@ -35,6 +35,11 @@ def test_template_takes_the_name(encoder: TextEncoder) -> None:
     torch.testing.assert_close(found, encoder.embed(["a photo of red"]))
 
 
+def test_name_is_encoded_with_spaces_for_underscores(encoder: TextEncoder) -> None:
+    found = encoder.embed_names(["red_square"], "a {}")
+    torch.testing.assert_close(found, encoder.embed(["a red square"]))
+
+
 def test_long_text_is_truncated(encoder: TextEncoder) -> None:
     assert (encoder.name, encoder.width) == ("tiny", WIDTH)
     ids, mask = encoder.tokenize(["red " * 1000, "red"])

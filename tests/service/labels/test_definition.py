@@ -74,6 +74,13 @@ def test_template_applies_to_names_and_not_to_prompts() -> None:
     assert found.texts(space) == ("a photo of {} cat", "my {}")
 
 
+def test_name_is_encoded_with_spaces_for_underscores_and_a_prompt_as_it_is() -> None:
+    space = EmbeddingSpace(encoder="any", width=2, template="a {}")
+    found = define(labels=["wooden_table", {"name": "oak_chair", "prompt": "an oak_chair"}])
+    assert found.texts(space) == ("a wooden table", "an oak_chair")
+    assert found.names == ("wooden_table", "oak_chair")
+
+
 def test_digest_differs_for_every_difference() -> None:
     other = [{"threshold": 0.5}, {"prompt": "an a"}, {"embedding": [1, 2]}, {"embedding": [1, 3]}]
     sets: list[Any] = [[{"name": "a", **values}, "b"] for values in other]
