@@ -22,8 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel
 
 # Most characters and names of the client's own that an answer repeats.
 _MAX_CHARACTERS = 80
@@ -136,8 +139,7 @@ class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        shown = name[:_MAX_CHARACTERS]
-        super().__init__(f"Field '{shown}' is unknown; known fields: {', '.join(known)}.")
+        super().__init__(f"Field '{name[:_MAX_CHARACTERS]}' is {_describe_unknown(name, known)}.")
 
 
 class RepeatedField(FieldError):
@@ -197,10 +199,14 @@ class InvalidParameters(RequestError):
         super().__init__(f"Invalid: {names}.")
 
 
-def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> list[InvalidValue]:
+def list_values(
+    pydantic_errors: Iterable[Any],
+    where: str | None = None,
+    model: type[BaseModel] | None = None,
+) -> list[InvalidValue]:
     """Returns the first ten of pydantic's error dictionaries as values that a client may see.
 
-    Without `where`, each `loc` begins with it, as FastAPI's do.
+    Without `where`, each `loc` begins with it, as FastAPI's do. `model` is as in `explain_error`.
     """
     found = list(pydantic_errors)
     # An invalid item also makes its list invalid: only the item's error is useful.
@@ -210,8 +216,31 @@ def list_values(pydantic_errors: Iterable[Any], where: str | None = None) -> lis
     for error in islice(own, _MAX_NAMES):
         place, *names = error["loc"] if where is None else (where, *error["loc"])
         name = ".".join(map(str, names)) or str(place)
-        values.append(InvalidValue(str(place), name, error["msg"]))
+        values.append(InvalidValue(str(place), name, explain_error(error, model)))
     return values
+
+
+def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
+    """Returns the message of a pydantic error; of an unknown name, also the names of `model`."""
+    if model is None or error["type"] != "extra_forbidden":
+        return str(error["msg"])
+    *path, name = error["loc"]
+    for part in path:
+        if isinstance(part, str):  # else an index of a list
+            (model,) = _find_models(model.model_fields[part].annotation)
+    return f"This name is {_describe_unknown(name, tuple(model.model_fields))}"
+
+
+def _find_models(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _find_models(part)]
+
+
+def _describe_unknown(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name[:_MAX_CHARACTERS], known, n=1)
+    meant = f"; did you mean '{near[0]}'?" if near else "."
+    return f"unknown{meant} Known names: {', '.join(known)}"
 
 
 class InvalidTensors(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -100,12 +101,14 @@ def _read_unseen(path: Path, split: str, trained: Collection[str]) -> LabelledPh
 
 def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
     try:
-        record = LabelSetRecord.model_validate_json(path.read_bytes())
+        record = LabelSetRecord.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
         check_fit(define_label_set(record), space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:
-        raise ExportError(f"label set {path.name}: {format_first_error(error)}") from error
+        raise ExportError(
+            f"label set {path.name}: {format_first_error(error, LabelSetRecord)}"
+        ) from error
     except LabelSetError as error:
         raise ExportError(f"label set {path.name}: {error}") from error
     return record

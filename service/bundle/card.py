@@ -15,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from service.errors import explain_error
+
 Precision = Literal["fp32", "fp16", "int8"]
 RunPrecision = Literal[Precision, "bf16"]
 """`bf16` runs an fp32 graph with products of bfloat16."""
@@ -36,11 +38,15 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-def format_first_error(error: ValidationError) -> str:
-    """Returns the first error of a record as `field.path: message`."""
+def format_first_error(error: ValidationError, model: type[Record] | None = None) -> str:
+    """Returns the first error of a record as `field.path: message`.
+
+    With the record's `model`, the message of an unknown name lists the known ones.
+    """
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    message = explain_error(first, model)
+    return f"{where}: {message}" if where else message
 
 
 class InputContract(Record):

@@ -57,11 +57,13 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     name: Name,
-    label: Annotated[list[str] | None, typer.Option(help="A label; repeatable.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="One label; repeatable.")] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="Labels as .json or .npz, instead of --label.", parser=read_path
+            metavar="PATH",
+            help="Labels as .txt (a name a line), .csv, .json or .npz, instead of --label.",
+            parser=read_path,
         ),
     ] = None,
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,

@@ -1,16 +1,20 @@
-"""Label set files: JSON or `.npz` becomes a definition, and back to `.npz`.
+"""Label set files: JSON, `.npz`, text or CSV becomes a definition, and back to `.npz`.
 
 JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` has the arrays `names`
 (text [L]) and `embeddings` (float [L, E]), and optionally `prompts` (text [L], empty for none),
 `thresholds` (float [L], NaN for none) and `embedding_space` (one text). Pickles are never read.
+A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`, or
+one column of names without a header.
 """
 
+import csv
 import io
 import json
 import lzma
 import math
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,11 @@ from service.labels.definition import (
 )
 from service.labels.text import LabelSetName, LabelText, PromptText
 
-SUFFIXES = (".json", ".npz")
+FOLDER_SUFFIXES = (".json", ".npz")
+"""Other files of a folder of label sets are ignored: a text may be a README."""
+SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
+_CSV_COLUMNS = ("name", "prompt", "threshold")
 _NPZ_REQUIRED = frozenset({"names", "embeddings"})
 _NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space"}
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file.
@@ -44,7 +51,7 @@ _label_names = TypeAdapter[tuple[str, ...]](tuple[LabelText, ...])
 
 
 def read_label_set_file(path: Path, name: str | None = None) -> Definition:
-    """Reads a `.json` or `.npz` file; without `name`, the set has the file's.
+    """Reads a file that ends in one of `SUFFIXES`; without `name`, the set has the file's.
 
     Raises `StartError` with a one-line reason.
     """
@@ -62,7 +69,7 @@ def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
     """Reads every label set of a folder, ordered by name; raises `StartError` as above."""
     if not folder.is_dir():
         raise StartError(f"label_sets must be a folder; it is {folder}")
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(path for path in folder.iterdir() if path.suffix in FOLDER_SUFFIXES)
     stems = [path.stem for path in files]
     for stem in stems:
         if stems.count(stem) > 1:
@@ -80,6 +87,10 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
         return _parse_npz(content, name)
     if suffix == ".json":
         return _parse_json(content, name)
+    if suffix == ".txt":
+        return _define_rows(_read_lines(_decode(content)), name)
+    if suffix == ".csv":
+        return _define_rows(_read_csv(_decode(content)), name)
     raise InvalidLabelSet(f"A label set file ends in {' or '.join(SUFFIXES)}")
 
 
@@ -119,7 +130,84 @@ def _parse_json(content: bytes, name: str) -> Definition:
     try:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
-        raise InvalidLabelSet(format_first_error(error)) from error
+        raise InvalidLabelSet(format_first_error(error, LabelSetRecord)) from error
+
+
+def _decode(content: bytes) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InvalidLabelSet(f"Line {line} is not UTF-8") from error
+    # Not `str.splitlines`, for which a form feed ends a line too.
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read_lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, {"name": line}
+
+
+def _read_csv(text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the rows of a CSV with their line numbers; empty values are left out."""
+    first = text.partition("\n")[0]
+    # Spreadsheets write semicolons where a comma is a decimal point.
+    delimiter = ";" if first.count(";") > first.count(",") else ","
+    rows = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    columns: list[str] = []
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            if not columns:
+                columns, is_header = _read_header(cells, rows.line_num)
+                if is_header:
+                    continue
+            if len(cells) > len(columns):
+                raise InvalidLabelSet(
+                    f"Line {rows.line_num} has {len(cells)} values, for {len(columns)} column(s)"
+                )
+            pairs = zip(columns, cells, strict=False)
+            yield rows.line_num, {column: cell for column, cell in pairs if cell}
+    except csv.Error as error:
+        raise InvalidLabelSet(f"Line {rows.line_num} is not valid CSV: {error}") from error
+
+
+def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
+    """Returns the columns, and whether the first row is their header."""
+    columns = [cell.lower() for cell in cells]
+    if "name" not in columns and len(columns) == 1:
+        return ["name"], False
+    wrong = [column for column in columns if column not in _CSV_COLUMNS]
+    if wrong or "name" not in columns or len(set(columns)) < len(columns):
+        raise InvalidLabelSet(
+            f"Line {line} must name the columns: name and optionally prompt and threshold"
+        )
+    return columns, True
+
+
+def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Definition:
+    """Returns the definition of labels, each with its line number; `InvalidLabelSet` names it."""
+    numbered = list(rows)
+    if not numbered:
+        raise InvalidLabelSet("The file has no labels")
+    lines, labels = zip(*numbered, strict=True)
+    try:
+        record = LabelSetRecord.model_validate({"name": name, "labels": labels})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        _, index, *column = first["loc"]
+        reason = ": ".join([*map(str, column), first["msg"]])
+        raise InvalidLabelSet(f"Line {lines[int(index)]}: {reason}") from error
+    seen: dict[str, int] = {}
+    for line, label in zip(lines, record.labels, strict=True):
+        if seen.setdefault(label.name, line) != line:
+            raise InvalidLabelSet(
+                f"Line {line}: the label '{label.name}' is on line {seen[label.name]} too"
+            )
+    return define_label_set(record)
 
 
 def _parse_npz(content: bytes, name: str) -> Definition:

@@ -59,6 +59,32 @@ def test_add_reads_labels_from_a_file(run: Run, tmp_path: Path) -> None:
     assert "zoo" in list_names(run)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tags.txt", "yak\n\nwild newt\n"),
+        ("tags.csv", "name,prompt,threshold\nyak,,\nwild newt,,\n"),
+        ("tags.json", '\ufeff{"labels": ["yak", "wild newt"]}'),
+    ],
+)
+def test_add_reads_names_from_a_text_or_csv(
+    run: Run, tmp_path: Path, photo: Path, file: str, content: str
+) -> None:
+    (tmp_path / file).write_text(content)
+    assert run("labels", "add", "zoo", "--file", tmp_path / file)[0] == 0
+    _, out, _ = run("predict", photo, "--label-set", "zoo", "--top-k", 9, "--json")
+    assert {label["label"] for label in json.loads(out)["labels"]} == {"yak", "wild newt"}
+
+
+@pytest.mark.parametrize("file", ["tags.txt", "tags.csv"])
+def test_add_names_the_line_of_a_wrong_label(run: Run, tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("yak\n\nyak\n")
+    reason = f"{tmp_path / file}: Line 3: the label 'yak' is on line 1 too"
+    assert_refused(run, reason, "labels", "add", "zoo", "--file", tmp_path / file)
+    (tmp_path / file).write_text("yak\n")
+    assert run("labels", "add", "zoo", "--file", tmp_path / file)[0] == 0
+
+
 def test_add_reads_the_json_that_a_service_returns(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "zoo.json"
     label = {"name": "yak", "prompt": None, "threshold": 0.3, "calibrated": False}

@@ -71,7 +71,30 @@ def test_json_and_npz_give_the_same_set() -> None:
         (make_npz(["a"], thresholds=[2.0]), ".npz", "threshold"),
         (make_npz(["a"], prompts=[1]), ".npz", "prompts"),
         (make_npz(["a"], prompts=["\1"]), ".npz", "prompts"),
-        (b"x", ".txt", "ends in"),
+        (b"x", ".xml", "ends in"),
+        (b"", ".txt", "no labels"),
+        (b" \n\n", ".txt", "no labels"),
+        (b"a\n\nb\xe9\n", ".txt", "Line 3 is not UTF-8"),
+        (b"\xef\xbb\xbfa\n\xe9", ".txt", "Line 2 is not UTF-8"),
+        (b"a\r\n\r\nb\r\na\r\n", ".txt", "Line 4: the label 'a' is on line 1 too"),
+        (b"a\nb\0", ".txt", "Line 2: name: Text should not contain control"),
+        (b"a\nb\x0cc", ".txt", "Line 2: name: Text should not contain control"),
+        (b"a\n" + b"b" * 201, ".txt", "Line 2: name: Text should have at most 200"),
+        (b"", ".csv", "no labels"),
+        (b"name,prompt\n", ".csv", "no labels"),
+        (b"a,b\nc,d\n", ".csv", "Line 1 must name the columns"),
+        (b"\nprompt\tname\n", ".csv", "Line 2: name: Text should not contain control"),
+        (b"name,treshold\na,1\n", ".csv", "Line 1 must name the columns: name and optionally"),
+        (b"name,name\na,b\n", ".csv", "Line 1 must name the columns"),
+        (b"name\na\nb,c\n", ".csv", "Line 3 has 2 values, for 1 column"),
+        (b"name,threshold\na,\nb,2\n", ".csv", "Line 3: threshold: Input should be less"),
+        (b"name,threshold\na,x\n", ".csv", "Line 2: threshold: Input should be a valid"),
+        (b"name,prompt\n,b\n", ".csv", "Line 2: name: Field required"),
+        (b'name\n"a\nb"\n', ".csv", "Line 3: name: Text should not contain control"),
+        (b'name\na\n"b', ".csv", "Line 3 is not valid CSV"),
+        (b'name\n"a"b\n', ".csv", "Line 2 is not valid CSV"),
+        (b"name\na\nb\na\n", ".csv", "Line 4: the label 'a' is on line 2 too"),
+        (b'{"labels": [{"name": "a", "promt": "b"}]}', ".json", "mean 'prompt'"),
     ],
 )
 def test_invalid_file_is_refused_with_its_reason(content: bytes, ending: str, reason: str) -> None:
@@ -79,6 +102,37 @@ def test_invalid_file_is_refused_with_its_reason(content: bytes, ending: str, re
         parse_label_set(content, ending, "pets")
     assert "\n" not in caught.value.reason
     assert parse_label_set(GOOD, ".npz", "pets").names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("content", "ending"),
+    [
+        (b"cat\n\n # dog\nwooden_table, old", ".txt"),
+        (b"\xef\xbb\xbfcat\r\n# dog \r\n\r\nwooden_table, old\r\n", ".txt"),
+        (b'cat\n# dog\n\n"wooden_table, old"\n', ".csv"),
+        (b'\xef\xbb\xbfName\r\ncat\r\n# dog\r\n\r\n"wooden_table, old"\r\n', ".csv"),
+        (b"name;prompt\ncat\n# dog;\n;\nwooden_table, old;\n", ".csv"),
+    ],
+)
+def test_text_and_csv_have_a_name_a_line(content: bytes, ending: str) -> None:
+    found = parse_label_set(content, ending, "pets")
+    assert found.names == ("cat", "# dog", "wooden_table, old")
+    assert found.prompts == found.thresholds == (None, None, None)
+
+
+def test_csv_with_a_header_has_prompts_and_thresholds() -> None:
+    content = b'Threshold, prompt ,name\n0.25,"a dog, asleep",dog\n,,cat\n1\n,,\n'
+    with pytest.raises(InvalidLabelSet, match="Line 4: name: Field required"):
+        parse_label_set(content, ".csv", "pets")
+    found = parse_label_set(content.replace(b"1\n", b""), ".csv", "pets")
+    assert found.names == ("dog", "cat")
+    assert found.prompts == ("a dog, asleep", None)
+    assert found.thresholds == (0.25, None)
+
+
+def test_json_may_begin_with_a_byte_order_mark() -> None:
+    content = b'\xef\xbb\xbf{"labels": ["cat"]}'
+    assert parse_label_set(content, ".json", "pets").names == ("cat",)
 
 
 @given(
@@ -156,6 +210,7 @@ def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
     (tmp_path / "a.npz").write_bytes(GOOD)
     (tmp_path / "notes.txt").write_text("not a set")
+    (tmp_path / "notes.csv").write_text("not a set")
     assert [found.name for found in read_label_set_folder(tmp_path)] == ["a", "b"]
 
 
