@@ -36,7 +36,6 @@ LabelToWrite = str | NewLabel | RegisteredLabel | Mapping[str, Any]
 
 # The service reads at most 2,048 text fields of a form; the rest are for single values.
 _MAX_FORM_ENTRIES = 2000
-# JSON requires a list for these; a form takes a single name too.
 _LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
@@ -139,8 +138,10 @@ def _read_photo(photo: Photo) -> bytes:
 
 def _write_question(data: bytes, question: Question) -> dict[str, Any]:
     fields = {name: _write_value(name, value) for name, value in question.items()}
-    entries = sum(len(value) for value in fields.values() if isinstance(value, list))
-    if entries > _MAX_FORM_ENTRIES:
+    lists = [value for value in fields.values() if isinstance(value, list)]
+    # The service separates a text that is alone in a form at its commas.
+    has_comma = any(len(names) == 1 and "," in names[0] for names in lists)
+    if has_comma or sum(map(len, lists)) > _MAX_FORM_ENTRIES:
         return {"json": {"image": base64.b64encode(data).decode(), **fields}}
     # Not the file's name: a header cannot carry every name, and the service ignores it.
     return {"files": {"image": ("image", data)}, "data": fields}
@@ -149,8 +150,8 @@ def _write_question(data: bytes, question: Question) -> dict[str, Any]:
 def _write_value(name: str, value: object) -> str | list[str]:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str) and name in _LISTS:
-        return [value]
+    if isinstance(value, str) and name in _LISTS:  # as in a query string
+        return [part for text in value.split(",") if (part := text.strip())]
     if isinstance(value, str | Real):  # numpy's numbers are Real
         return str(value)
     # No iterators: `predict_many` sends the same question with every photo.

@@ -39,6 +39,11 @@ LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 Threshold = float | Literal["calibrated"]
 
+_COMMAS = (
+    "Given once in a query string or form, commas separate the names; repeated fields and JSON "
+    "lists are taken as they are."
+)
+
 
 class Question(BaseModel):
     """The parameters of a prediction; None means not given."""
@@ -69,24 +74,25 @@ class Question(BaseModel):
     )
     include: Names[LabelName] | None = Field(
         default=None,
-        description="Choose among these labels only; may be repeated.",
+        description=f"Choose among these labels only; may be repeated. {_COMMAS}",
         examples=[[]],
     )
     exclude: Names[LabelName] | None = Field(
         default=None,
-        description="Never answer with these labels; may be repeated.",
+        description=f"Never answer with these labels; may be repeated. {_COMMAS}",
         examples=[[]],
     )
     label_set: Names[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; may be repeated. A label in several is "
-        "answered from the first. Without it: the default set.",
+        f"answered from the first. Without it: the default set. {_COMMAS}",
         examples=[[]],
     )
     candidate_labels: Names[LabelText] | None = Field(
         default=None,
         description="Labels of this request alone, which the model need not have seen; may be "
-        "repeated. Without `label_set` they are all there is to choose from.",
+        "repeated. Without `label_set` they are all there is to choose from. `_` in a name is "
+        f"encoded as a space. {_COMMAS}",
         examples=[[]],
     )
     min_version: Annotated[int | None, NoBool] = Field(
@@ -117,4 +123,4 @@ def check_question(values: dict[str, Any], place: str) -> Question:
     try:
         return Question.model_validate(values)
     except ValidationError as error:
-        raise InvalidParameters(list_values(error.errors(), where=place)) from error
+        raise InvalidParameters(list_values(error.errors(), place, Question)) from error

@@ -211,6 +211,20 @@ def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
     expect(lamp).to_have_attribute("aria-pressed", "false")
 
 
+def test_label_with_a_comma_shows_its_map(visit: Visit) -> None:
+    name = "tench, Tinca tinca"
+    with httpx.Client(base_url=visit.url) as client:
+        client.post("/labels", json={"name": "fish", "labels": [name]}).raise_for_status()
+        visit.maps = MAP
+        page = visit.open()
+        page.get_by_role("checkbox", name="fish").check()
+        show_best(page)
+        page.get_by_role("button", name=name).click()
+        expect(page.locator("#map-caption")).to_contain_text(f"“{name}”")
+        assert visit.asked[-1]["include"] == [name, ""]
+        client.delete("/labels/fish").raise_for_status()
+
+
 def test_empty_map_shows_a_message(visit: Visit) -> None:
     page = open_everyday(visit, [[0.0, 0.0], [0.0, 0.0]])
     page.get_by_role("button", name="lamp").click()

@@ -60,6 +60,20 @@ def test_predict_takes_numpy_values_and_sets_of_names(client: Any) -> None:
         assert client.predict(PHOTO, include=include, **numbers).labels == plain.labels
 
 
+def test_name_with_a_comma_is_one_name_in_a_list_and_several_as_a_text(client: Any) -> None:
+    def names(labels: Any) -> list[str]:
+        found = client.predict(PHOTO, candidate_labels=labels, top_k=9).labels
+        return sorted(label.label for label in found)
+
+    assert names(["a, b"]) == ["a, b"]
+    assert names(["a, b", "c"]) == ["a, b", "c"]
+    assert names("a, b") == ["a", "b"]
+    client.register_label_set("commas", ["tench, Tinca tinca", "yak"])
+    alone = client.predict(PHOTO, label_set=["commas"], include=["tench, Tinca tinca"], top_k=9)
+    assert [label.label for label in alone.labels] == ["tench, Tinca tinca"]
+    client.delete_label_set("commas")
+
+
 @pytest.mark.parametrize(
     ("question", "reason"),
     [

@@ -38,6 +38,8 @@ export async function predict(photo, query, signal) {
   const body = new FormData();
   for (const [name, values] of Object.entries(query)) {
     for (const value of values) body.append(name, value);
+    // The service separates a value that is alone at its commas, and ignores an empty one.
+    if (values.length === 1 && values[0].includes(",")) body.append(name, "");
   }
   body.append("image", photo.file, photo.name);
   return (await send("predict", { method: "POST", body, signal })).body;

@@ -72,7 +72,7 @@ def parse_json(
         raise MalformedBody(f"The JSON has more than {max_parts + max_numbers} values")
     try:
         value = json.loads(
-            body.decode("utf-8"),
+            body.decode("utf-8-sig"),
             object_pairs_hook=_unique_members,
             parse_constant=_refuse_constant,
             parse_float=_read_float,

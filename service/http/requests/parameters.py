@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qsl
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from service.errors import RepeatedField
+from service.errors import InvalidParameters, InvalidValue, RepeatedField
 from service.labels.definition import check_candidates
 from service.labels.question import Question, check_question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
+NOT_UTF8 = "surrogateescape"
+"""How bytes that are not UTF-8 are decoded for `read_texts`, which refuses them by name."""
 
 _CACHED_BYTES = 200
 # Candidate labels of so many combining marks, the slowest to normalise, take 1 ms.
@@ -34,14 +37,47 @@ def read_parameters(request: Request) -> Question:
 
 def _read_query_string(text: bytes) -> Question:
     query: dict[str, list[str]] = defaultdict(list)
-    for name, value in QueryParams(text).multi_items():
+    escaped = text.decode("utf-8", NOT_UTF8)
+    for name, value in parse_qsl(escaped, keep_blank_values=True, errors=NOT_UTF8):
         query[name].append(value)
+    return check_question(read_texts(query, "query"), "query")
+
+
+def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
+    """Returns the values of the texts of a query string or form, by name, not yet checked.
+
+    An empty text is as if it were not sent. The text of a list that is given once is separated at
+    its commas. Raises RequestError for a single parameter with two texts, or bytes not in UTF-8.
+    """
     values: dict[str, Any] = {}
-    for name, given in query.items():
-        if name in SINGLE_PARAMETERS and len(given) > 1:
+    for name, texts in given.items():
+        _check_utf8(name, texts, place)
+        sent = [text for text in texts if text]
+        if name in LIST_PARAMETERS:
+            if sent:
+                values[name] = _separate(sent[0]) if len(texts) == 1 else sent
+        elif name not in SINGLE_PARAMETERS:
+            values[name] = texts[0]  # unknown, so refused by the check
+        elif len(sent) > 1:
             raise RepeatedField(name)
-        values[name] = given if name in LIST_PARAMETERS else given[0]
-    return check_question(values, "query")
+        elif sent:
+            values[name] = sent[0]
+    return values
+
+
+def _separate(text: str) -> list[str]:
+    if "," not in text:
+        return [text]
+    # Only commas: the empty name is refused.
+    return [name for part in text.split(",") if (name := part.strip())] or [""]
+
+
+def _check_utf8(name: str, texts: Iterable[str], place: str) -> None:
+    try:
+        "".join([name, *texts]).encode()
+    except UnicodeEncodeError as error:
+        shown = name.encode(errors="replace").decode()
+        raise InvalidParameters([InvalidValue(place, shown, "Text should be UTF-8")]) from error
 
 
 _read_cached = lru_cache(maxsize=256)(_read_query_string)

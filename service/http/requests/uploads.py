@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,20 +21,21 @@ from service.errors import (
     BodyTooLarge,
     MalformedBody,
     MissingField,
-    RepeatedField,
     TooManyImages,
     UnknownField,
     UnsupportedMediaType,
 )
 from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body
 from service.http.requests.json import parse_aside
-from service.http.requests.parameters import LIST_PARAMETERS
+from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.labels.question import Question
 from service.settings import Settings
 
-MAX_TEXT_BYTES = 4096
+MAX_TEXT_BYTES = 65_536
 MAX_TEXT_PARTS = 2048
 _URL_FIELD = "url"
+# What browsers write before base64. The media type is ignored: the bytes tell it.
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,18 @@ class Upload:
 
 
 def decode_base64(image: bytes | str) -> bytes:
-    """Returns the bytes of an image; raises MalformedBody for a text that is not base64."""
+    """Returns the bytes of an image; raises MalformedBody for a text that is not base64.
+
+    The base64 may have line breaks, and `data:image/png;base64,` or the like before it.
+    """
     if isinstance(image, bytes):
         return image
+    prefix = _DATA_URL.match(image)
+    text = image if prefix is None else image[prefix.end() :]
     try:
-        return base64.b64decode(image, validate=True)
+        return base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
     except ValueError as error:
-        raise MalformedBody("The image is not standard base64 without a prefix") from error
+        raise MalformedBody("The image is not standard base64") from error
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
@@ -123,7 +131,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: Uplo
         raise MalformedBody("The multipart body is malformed, or its end is missing") from error
     if not form.images:
         raise MissingField(shape.image_field)
-    return Upload(form.images, form.fields)
+    return Upload(form.images, read_texts(form.texts, "body"))
 
 
 class _Form:
@@ -134,10 +142,10 @@ class _Form:
 
     def __init__(self, shape: UploadShape) -> None:
         self.images: list[bytes | str] = []
-        self.fields: dict[str, Any] = {}
+        self.texts: dict[str, list[str]] = defaultdict(list)
         self._shape = shape
         self._image_field = shape.image_field
-        self._texts = 0
+        self._num_texts = 0
         self._name = ""
         # Most images come in one piece, which is not copied.
         self._pieces: list[bytes | bytearray] = []
@@ -151,10 +159,8 @@ class _Form:
             return
         if name not in Question.model_fields:
             raise UnknownField(name, self._shape.fields)
-        if name in self.fields and name not in LIST_PARAMETERS:
-            raise RepeatedField(name)
-        self._texts += 1
-        if self._texts > MAX_TEXT_PARTS:
+        self._num_texts += 1
+        if self._num_texts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
 
     def add(self, piece: bytes | bytearray) -> None:
@@ -168,14 +174,7 @@ class _Form:
         if self._name == self._image_field:
             self.images.append(content)
             return
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise MalformedBody("A text field is not UTF-8") from error
-        if self._name in LIST_PARAMETERS:
-            self.fields.setdefault(self._name, []).append(text)
-        else:
-            self.fields[self._name] = text
+        self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:

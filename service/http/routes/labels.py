@@ -266,7 +266,7 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         return define_label_set(LabelSetRecord.model_validate(body))
     except ValidationError as error:
         shown = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidParameters(list_values(shown, where="body")) from error
+        raise InvalidParameters(list_values(shown, "body", LabelSetRecord)) from error
 
 
 async def _answer(request: Request, labels: LabelSet, *, created: bool = False) -> Response:

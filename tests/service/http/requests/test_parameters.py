@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
@@ -92,6 +93,38 @@ def test_bad_query_string_is_refused_every_time() -> None:
         with pytest.raises(RepeatedField, match="top_k"):
             read("top_k=1&top_k=2")
     assert read("top_k=1") == Question(top_k=1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["cat,dog,bus"], ["cat", "dog", "bus"]),
+        ([" cat , dog,,bus, "], ["cat", "dog", "bus"]),
+        (["cat"], ["cat"]),
+        (["a, b", "c"], ["a, b", "c"]),
+        (["a, b", ""], ["a, b"]),
+        (["", ""], None),
+        ([""], None),
+    ],
+)
+@pytest.mark.parametrize("name", ["include", "exclude", "candidate_labels"])
+def test_commas_separate_the_names_of_a_list_that_is_given_once(
+    name: str, texts: list[str], names: list[str] | None
+) -> None:
+    query = urlencode({name: texts}, doseq=True)
+    assert read(query) == Question.model_validate({name: names})
+
+
+def test_only_commas_are_refused() -> None:
+    with pytest.raises(InvalidParameters, match="candidate_labels"):
+        read("candidate_labels=,")
+    assert read("label_set=a,b").label_set == ["a", "b"]
+
+
+@pytest.mark.parametrize("raw", ["caf\u00e9".encode(), b"caf%C3%A9"])
+def test_query_string_may_have_the_bytes_of_utf8(raw: bytes) -> None:
+    scope = {"type": "http", "query_string": b"candidate_labels=" + raw}
+    assert read_parameters(Request(scope)).candidate_labels == ["caf\u00e9"]
 
 
 def test_query_string_of_many_names_is_read_in_one_pass() -> None:

@@ -376,6 +376,16 @@ def test_prompt_is_encoded_instead_of_the_name(client: TestClient) -> None:
     assert client.get("/labels/a").json()["labels"][0]["prompt"] == "a newt"
 
 
+def test_underscores_of_a_name_are_encoded_as_spaces(client: TestClient) -> None:
+    wanted = scores_of(client, candidate_labels=["wooden table", "wooden"])["wooden table"]
+    register(client, {"name": "snakes", "labels": ["wooden_table", "wooden table"]})
+    found = scores_of(client, label_set="snakes")
+    assert set(found) == {"wooden_table", "wooden table"}, "the names stay"
+    asked = scores_of(client, candidate_labels=["wooden_table"])
+    for score in (found["wooden_table"], asked["wooden_table"]):
+        assert score == pytest.approx(wanted, abs=TOLERANCE)
+
+
 def test_names_are_normalised(client: TestClient) -> None:
     register(client, {"name": "pets", "labels": ["  cafe\u0301 ", "\u200dnewt"]})
     assert set(scores_of(client, label_set="pets")) == {"caf\u00e9", "\u200dnewt"}
@@ -473,7 +483,11 @@ def test_many_wrong_labels_get_a_short_answer(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("labels", "name", "reason"),
     [
-        (["a", {"name": "b", "treshold": 1}], "labels.1.treshold", "Extra inputs are not"),
+        (
+            ["a", {"name": "b", "treshold": 1}],
+            "labels.1.treshold",
+            "This name is unknown; did you mean 'threshold'? Known names: name, prompt, ",
+        ),
         (["a", ""], "labels.1.name", "Text should not be empty"),
         (["a", 7], "labels.1", "A label should be a text or an object"),
         ([{"name": "a", "prompt": "a", "embedding": [1]}], "labels.0", "A label takes a prompt or"),
@@ -490,6 +504,32 @@ def test_wrong_label_is_named_by_its_place_alone(
     assert error["name"] == name
     assert error["reason"].startswith(reason)
     assert_still_serving(client)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/labels"), ("PUT", "/labels/x")])
+def test_unknown_member_gets_the_nearest_name_and_all_names(
+    client: TestClient, method: str, path: str
+) -> None:
+    body = {"name": "x", "labels": ["a"], "embeding_space": "y"}
+    response = client.request(method, path, json=body)
+    (error,) = assert_problem(response, 422, "invalid_parameters")["errors"]
+    assert error["name"] == "embeding_space"
+    meant = "This name is unknown; did you mean 'embedding_space'? Known names: name, labels, "
+    assert error["reason"].startswith(meant)
+    assert_still_serving(client)
+
+
+def test_json_may_begin_with_a_byte_order_mark(client: TestClient) -> None:
+    body = b'\xef\xbb\xbf{"name": "marked", "labels": ["a"]}'
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/labels", content=body, headers=headers).status_code == 201
+    assert client.put("/labels/marked", content=body, headers=headers).status_code == 200
+    image = b'\xef\xbb\xbf{"image": "%b"}' % to_base64(PHOTO).encode()
+    assert client.post("/predict", content=image, headers=headers).status_code == 200
+    images = b'\xef\xbb\xbf{"images": ["%b"]}' % to_base64(PHOTO).encode()
+    assert client.post("/predict/batch", content=images, headers=headers).status_code == 200
+    twice = client.post("/labels", content=b"\xef\xbb\xbf" + body, headers=headers)
+    assert_problem(twice, 400, "malformed_body")
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "x" * 101, "caf\u00e9"])

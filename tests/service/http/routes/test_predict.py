@@ -1,9 +1,14 @@
 """Tests of `/predict` and `/predict/batch`: right answers; a bad image fails alone."""
 
+from collections.abc import Callable
+from textwrap import wrap
+from urllib.parse import quote
+
 import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
+from service.labels.question import Question
 from tests.support.photos import make_photo
 from tests.support.serving import (
     PHOTO,
@@ -70,7 +75,7 @@ def test_bad_image_of_a_batch_fails_alone(client: TestClient) -> None:
 
 
 def test_bad_base64_of_a_json_batch_fails_alone(client: TestClient) -> None:
-    body = {"images": ["data:image/png;base64,AAAA", to_base64(PHOTO)]}
+    body = {"images": ["data:image/png,AAAA", to_base64(PHOTO)]}
     results = client.post("/predict/batch", json=body).json()["results"]
     assert results[0]["error"]["code"] == "malformed_body"
     assert results[1]["labels"]
@@ -86,7 +91,7 @@ def test_batch_over_the_maximum_is_refused(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("top_k", ""), ("top_k", "0"), ("threshold", "often"), ("threshold", "NaN")),
+        *(("top_k", "0"), ("threshold", "often"), ("threshold", "NaN")),
         *(("min_version", "9" * 30), ("explain", "maybe"), ("topk", "3")),
     ],
 )
@@ -95,6 +100,97 @@ def test_bad_parameter_is_422_naming_it(client: TestClient, name: str, value: st
     assert [(e["where"], e["name"]) for e in in_query["errors"]] == [("query", name)]
     code = "unknown_field" if name == "topk" else "invalid_parameters"
     assert name in assert_problem(send_image(client, data={name: value}), 422, code)["detail"]
+
+
+@pytest.mark.parametrize("name", sorted(Question.model_fields))
+def test_empty_parameter_is_ignored(client: TestClient, name: str) -> None:
+    plain = labels_of(send_image(client))
+    assert labels_of(send_image(client, params={name: ""})) == plain
+    assert labels_of(send_image(client, data={name: ""})) == plain
+    given = send_image(client, params={"top_k": 1}, data={"top_k": "", "include": ["", "cat"]})
+    assert [name for name, _ in labels_of(given)] == ["cat"]
+
+
+@pytest.mark.parametrize("name", sorted(Question.model_fields))
+def test_text_that_is_not_utf8_is_422_naming_its_parameter(client: TestClient, name: str) -> None:
+    in_query = client.post(f"/predict?{name}=caf%E9", files={"image": PHOTO})
+    part = f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + b"caf\xe9"
+    in_form = client.post(
+        "/predict",
+        content=part
+        + b'\r\n--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n'
+        + PHOTO
+        + b"\r\n--x--\r\n",
+        headers={"Content-Type": "multipart/form-data; boundary=x"},
+    )
+    for where, answer in (("query", in_query), ("body", in_form)):
+        (error,) = assert_problem(answer, 422, "invalid_parameters")["errors"]
+        assert error == {"where": where, "name": name, "reason": "Text should be UTF-8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("topk", "top_k"), ("candidate_labels[]", "candidate_labels"), ("labels_set", "label_set")],
+)
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
+def test_unknown_parameter_gets_the_nearest_name_and_all_names(
+    client: TestClient, path: str, name: str, nearest: str
+) -> None:
+    image = "images" if path.endswith("batch") else "image"
+    base64 = to_base64(PHOTO)
+    json = {image: [base64] if path.endswith("batch") else base64}
+    in_query = client.post(f"{path}?{quote(name)}=3", files={image: PHOTO})
+    (error,) = assert_problem(in_query, 422, "invalid_parameters")["errors"]
+    in_form = client.post(path, files={image: PHOTO}, data={name: "3"})
+    in_json = client.post(path, json={**json, name: "3"})
+    details = [assert_problem(each, 422, "unknown_field")["detail"] for each in (in_form, in_json)]
+    for text in (error["reason"], *details):
+        assert f"is unknown; did you mean '{nearest}'? Known names: " in text
+        assert all(known in text for known in Question.model_fields)
+    assert client.post(path, json=json).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["%E9", "%ED%B3%A9", "x" * 50_000])
+def test_odd_unknown_name_is_422(client: TestClient, name: str) -> None:
+    answer = client.post(f"/predict?{name}=1", files={"image": PHOTO})
+    assert len(assert_problem(answer, 422, "invalid_parameters")["errors"]) == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda text: "\n".join(wrap(text, 76)),
+        lambda text: "\r\n".join(wrap(text, 64)) + "\r\n",
+        lambda text: f"data:image/png;base64,{text}",
+        lambda text: f"DATA:image/svg+xml;charset=utf-8;base64,{text}",
+        lambda text: f"data:;base64,{text}\n",
+    ],
+)
+def test_base64_may_have_line_breaks_and_the_prefix_of_a_data_url(
+    client: TestClient, write: Callable[[str], str]
+) -> None:
+    text = write(to_base64(PHOTO))
+    plain = labels_of(send_image(client))
+    assert labels_of(client.post("/predict", json={"image": text})) == plain
+    batch = client.post("/predict/batch", json={"images": [text, text]}).json()["results"]
+    assert [len(result["labels"]) for result in batch] == [len(plain)] * 2
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda text: f"data:image/png,{text}",
+        lambda text: f"image/png;base64,{text}",
+        lambda text: f"data:image/png;base64,data:image/png;base64,{text}",
+        lambda text: f"{text[:8]} {text[8:]}",
+        lambda text: f"{text[:8]}\\n{text[8:]}",
+        lambda text: text.rstrip("=") + "=" * (3 - text.count("=")),
+        lambda text: "-_" + text,
+    ],
+)
+def test_other_text_around_base64_is_400(client: TestClient, write: Callable[[str], str]) -> None:
+    bad = client.post("/predict", json={"image": write(to_base64(PHOTO))})
+    assert "base64" in assert_problem(bad, 400, "malformed_body")["detail"]
 
 
 @pytest.mark.parametrize("name", ["top_k", "threshold", "min_version"])
