@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from export.graphs import text
-from export.graphs.text import INT8_COSINE, build_text_graph, embed_tokens, trace_text_encoder
+from export.graphs.text import (
+    INT8_COSINE,
+    TextEmbedder,
+    build_text_graph,
+    embed_tokens,
+    trace_text_encoder,
+)
 from export.graphs.verify import VerificationError
 from models.text import TextEncoder, read_text_encoder
 from tests.models.tiny_text import write_text_encoder
@@ -38,6 +44,12 @@ def test_int8_text_graph_is_close_and_logs_nothing(
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     assert (found * encoder.embed(TEXTS).numpy()).sum(axis=1).min() >= INT8_COSINE
     assert [port.name for port in stored.graph.input] == ["input_ids", "attention_mask"]
+
+
+def test_names_are_embedded_as_the_service_writes_them(encoder: TextEncoder) -> None:
+    texts = TextEmbedder(encoder, trace_text_encoder(encoder.module))
+    found = texts.embed_names(["dark_square", "dark square"], "a {}")
+    np.testing.assert_array_equal(found, texts.embed(["a dark square"] * 2))
 
 
 def test_text_graph_is_refused_when_it_deviates(

@@ -327,7 +327,7 @@ BAD_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "neither 'data' nor binary data"),
     "data is a text": ({"data": to_base64(PHOTO)}, "neither 'data' nor binary data"),
     "data is numbers": ({"data": [1]}, "base64 texts"),
-    "data is not base64": ({"data": ["data:image/png;base64,AAAA"]}, "base64"),
+    "data is not base64": ({"data": ["data:image/png,AAAA"]}, "base64"),
     "no photo": ({"data": [to_base64(b"junk")]}, "damaged or is not an image"),
     "svg": ({"data": [to_base64(b"<svg xmlns='x'></svg>")]}, "not supported"),
     "bytes that did not come": ({"data": None, "parameters": {"binary_data_size": 5}}, "bytes"),
