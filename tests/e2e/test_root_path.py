@@ -1,7 +1,7 @@
 """A real server below a path of a real nginx, by the setting or by the header of the proxy."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urljoin
@@ -14,6 +14,7 @@ from tests.e2e.server_process import ServerProcess, serve_command
 from tests.support import nginx
 from tests.support.serving import assert_problem, assert_still_serving
 
+GUIDE = Path(__file__).parents[2] / "docs" / "operate.md"
 PREFIX = "/team-1/tags"
 
 
@@ -52,23 +53,34 @@ def servers(open_bundle: Bundle) -> Iterator[dict[bool, ServerProcess]]:
         yield {False: plain, True: below}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "as documented"])
 def proxy(
     request: pytest.FixtureRequest, servers: dict[bool, ServerProcess], tmp_path: Path
 ) -> Iterator[httpx.Client]:
     missing = nginx.find_missing()
     if missing is not None:
         pytest.skip(f"nginx: {missing}")
-    kind = KINDS[request.param]
-    _, port = servers[kind.is_set].find_address()
-    site = nginx.prefix_site(PREFIX, port, strips=kind.strips, names_it=kind.names_it)
+    kind = KINDS.get(request.param)
+    _, port = servers[kind is not None and kind.is_set].find_address()
+    if kind is None:
+        site = documented_site(port)
+    else:
+        site = nginx.prefix_site(PREFIX, port, strips=kind.strips, names_it=kind.names_it)
     running = nginx.Nginx(tmp_path, site)
+    url = f"http://127.0.0.1:{running.port}{PREFIX}"
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{running.port}{PREFIX}") as client:
+        with httpx.Client(base_url=url, follow_redirects=True) as client:
             yield client
             assert_still_serving(client)
     finally:
         running.stop()
+
+
+def documented_site(port: int) -> Callable[[str], str]:
+    """Returns the site of the guide, for this server and prefix."""
+    (block,) = re.findall(r"```nginx\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    location = block.replace("8000", str(port)).replace("/tags", PREFIX)
+    return lambda listen: f"server {{ listen {listen}; {location} }}"
 
 
 @pytest.mark.parametrize("page", ["", "/", "/docs"])
