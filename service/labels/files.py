@@ -58,7 +58,7 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidLabelSet(f"The file has more than {MAX_FILE_BYTES} bytes")
-        return parse_label_set(path.read_bytes(), path.suffix, name or path.stem)
+        return parse_label_set(path.read_bytes(), path.suffix.lower(), name or path.stem)
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or 'cannot be read'}") from error
     except InvalidLabelSet as error:

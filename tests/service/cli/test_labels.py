@@ -63,7 +63,7 @@ def test_add_reads_labels_from_a_file(run: Run, tmp_path: Path) -> None:
     ("file", "content"),
     [
         ("tags.txt", "yak\n\nwild newt\n"),
-        ("tags.csv", "name,prompt,threshold\nyak,,\nwild newt,,\n"),
+        ("TAGS.CSV", "name,prompt,threshold\nyak,,\nwild newt,,\n"),
         ("tags.json", '\ufeff{"labels": ["yak", "wild newt"]}'),
     ],
 )
