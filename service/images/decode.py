@@ -18,6 +18,8 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
+from service.images.png import parse_png
+from service.images.scans import end_picture, looks_cut
 
 PixelArray = NDArray[np.uint8]
 
@@ -73,11 +75,10 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     try:
         if isinstance(photo, bytes):
             photo = parse_jpeg(photo) or photo
-        if isinstance(photo, bytes):
-            return _decode_by_pillow(photo, b"", contract, max_pixels)
-        data = photo.strip()
-        decoded = _decode_jpeg(photo, data, contract, max_pixels)
-        return decoded or _decode_by_pillow(data, photo.exif, contract, max_pixels)
+        if isinstance(photo, Jpeg):
+            return _decode_jpeg(photo, contract, max_pixels)
+        data, exif = parse_png(photo) or (photo, b"")
+        return _decode_by_pillow(data, exif, contract, max_pixels)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -87,17 +88,20 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
 
 
-def _decode_jpeg(
-    jpeg: Jpeg, data: bytes, contract: InputContract, max_pixels: int
-) -> DecodedImage | None:
-    """Decodes a grey or colour JPEG without Pillow; returns None if Pillow has to."""
+def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
+    if math.prod((jpeg.width, jpeg.height)) > max_pixels:
+        raise TooManyPixels(max_pixels)
+    data = jpeg.strip()
+    decoded = _decode_without_pillow(jpeg, data, contract)
+    return decoded or _decode_by_pillow(end_picture(data), jpeg.exif, contract, max_pixels)
+
+
+def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> DecodedImage | None:
+    """Decodes a grey or colour JPEG; returns None if Pillow has to."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
     if jpeg.components not in (1, 3):
         return None
-    size = jpeg.width, jpeg.height
-    if math.prod(size) > max_pixels:
-        raise TooManyPixels(max_pixels)
     orientation = read_orientation(jpeg.exif)
     wanted = _turn((contract.width, contract.height), orientation)
     pixels = shrink_jpeg(data, *wanted, contract.interpolation)
@@ -105,7 +109,7 @@ def _decode_jpeg(
         return None
     if orientation != UPRIGHT:
         pixels = np.asarray(Image.fromarray(pixels).transpose(_UPRIGHT_TURNS[orientation]))
-    return DecodedImage(pixels, *_turn(size, orientation))
+    return DecodedImage(pixels, *_turn((jpeg.width, jpeg.height), orientation))
 
 
 def _decode_by_pillow(
@@ -117,6 +121,9 @@ def _decode_by_pillow(
     frame = (contract.width, contract.height) if squash else _crop_frame(contract)
     width, height = _turn(frame, orientation)
     image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
+    image.load()
+    if image.format == "JPEG" and looks_cut(image):
+        end_picture(data, is_suspect=True)
     image = _flatten(image)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
@@ -156,15 +163,14 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
         # Pillow decodes these in Python, for seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)
-    if image.format != "JPEG":
-        image.load()  # a PNG may carry its EXIF block after the pixels
-        exif = image.info.get("exif") or b""
-    return image, read_orientation(exif)
+    # Pillow passes on the block of a WebP.
+    return image, read_orientation(exif or image.info.get("exif") or b"")
 
 
 def _flatten(image: Image.Image) -> Image.Image:
     """Returns the first frame in RGB, transparent parts on white."""
-    image.load()
+    if image.format == "BMP" and image.mode == "RGBA" and not image.getchannel("A").getbbox():
+        image = image.convert("RGB")  # the writer left the fourth byte 0; browsers do the same
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip it
         samples = np.asarray(image).astype(np.uint32)
         grey = (samples >> 8).clip(0, 255).astype(np.uint8)

@@ -8,9 +8,9 @@ size. Two of Pillow's own filters differ by 2.7.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,14 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Interpolation
 from service.errors import InvalidImage
+from service.images.scans import (
+    BASELINE,
+    FRAMES,
+    MAX_SEGMENTS,
+    START_OF_SCAN,
+    check_scans,
+    end_picture,
+)
 
 try:
     import cv2
@@ -30,29 +38,20 @@ else:
 
 UPRIGHT = 1
 _ORIENTATION_TAG = 0x0112
-_SHORT = 3  # TIFF's name for an unsigned 16-bit number
+# The format of each of TIFF's integer types; most writers use 3, some 4 or 1.
+_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_HEADER = b"Exif\0\0"
 
 _START_OF_IMAGE = b"\xff\xd8"
 _APP1 = 0xE1
-_END_OF_IMAGE = 0xD9
-_START_OF_SCAN = 0xDA
 _FILL = 0xFF  # may precede any marker
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of starts of frames
-_BASELINE = frozenset({0xC0, 0xC1})  # the sequential ones; progressive ones take longer
 # Markers without a length: a stuffed byte, TEM, restarts, starts and ends of images. No camera
 # writes them into a header, and decoders disagree on the bytes that follow.
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 # Pillow needs JFIF (APP0) and Adobe (APP14) for the colours; the rest is metadata.
 _METADATA = frozenset({*range(0xE1, 0xEE), 0xEF, 0xFE})
-# Markers with a length, and the end: in a scan 0xFF is followed by 0 or by a restart.
-_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
 
-# Real files have far fewer. Files with more are made to keep a decoder busy: each scan of a
-# progressive JPEG goes over the whole picture.
-_MAX_SEGMENTS = 1000
-_MAX_SCANS = 50
 _MAX_QUICK_PIXELS = 2 * 2**20
 _MAX_QUICK_BYTES = 2 * 2**20
 
@@ -80,8 +79,7 @@ class Jpeg(NamedTuple):
         Raises InvalidImage if the file has too many scans or segments.
         """
         data = b"".join([self.data[part] for part in self.kept])
-        if data.count(b"\xff\xda") > _MAX_SCANS and _count_scans(data) > _MAX_SCANS:
-            raise InvalidImage("the JPEG has too many scans")
+        check_scans(data)
         return data
 
 
@@ -100,9 +98,9 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
                 exif = data[start + 4 : end]
             continue
         kept.append(slice(start, end))
-        if marker in _FRAMES:
+        if marker in FRAMES:
             frame = frame or data[start:end]  # decoders refuse a second one
-        elif marker == _START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             scan = data[start:end]
     kept.append(slice(end, None))
     if not scan or len(frame) < 10:
@@ -111,7 +109,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
     is_quick = (
         len(data) <= _MAX_QUICK_BYTES
         and height * width <= _MAX_QUICK_PIXELS
-        and frame[1] in _BASELINE
+        and frame[1] in BASELINE
         and frame[9:10] == scan[4:5]  # the first scan has all components: it is the only one
     )
     return Jpeg(data, width, height, components, is_quick, exif, tuple(kept))
@@ -120,7 +118,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
 def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yields marker, start and end of each segment that a decoder finds, up to the first scan."""
     position = 2
-    for _ in range(_MAX_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff" or len(data) < position + 4:
             return
         marker = data[position + 1]
@@ -132,23 +130,9 @@ def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             return
         end = position + 2 + length
         yield marker, position, end
-        if marker == _START_OF_SCAN:
+        if marker == START_OF_SCAN:
             return
         position = end
-    raise InvalidImage("the JPEG has too many segments")
-
-
-def _count_scans(data: bytes) -> int:
-    """Counts scans up to the end of the picture, after which a phone may append a video."""
-    position, scans = 2, 0
-    for _ in range(_MAX_SEGMENTS):
-        found = _MARKER.search(data, position)
-        marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
-        if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
-            return scans
-        scans += marker == _START_OF_SCAN
-        (length,) = struct.unpack_from(">H", data, found.end())
-        position = found.end() + length
     raise InvalidImage("the JPEG has too many segments")
 
 
@@ -162,10 +146,12 @@ def read_orientation(exif: bytes) -> int:
         (start,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, start)
         for position in range(start + 2, start + 2 + entries * 12, 12):
-            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", tiff, position)
+            tag, kind, count = struct.unpack_from(f"{order}HHI", tiff, position)
             if tag == _ORIENTATION_TAG:
-                known = kind == _SHORT and count == 1 and 1 <= value <= 8
-                return value if known else UPRIGHT
+                if kind not in _INTEGERS or count != 1:
+                    return UPRIGHT
+                (value,) = struct.unpack_from(order + _INTEGERS[kind], tiff, position + 8)
+                return int(value) if 1 <= value <= 8 else UPRIGHT
     except struct.error:  # the block ends early
         pass
     return UPRIGHT
@@ -176,15 +162,23 @@ def shrink_jpeg(
 ) -> NDArray[np.uint8] | None:
     """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
 
-    Returns None if the picture is smaller, the decoder warns, or the extra is not installed.
+    Returns None if the picture is smaller, of a kind that only Pillow decodes, or the extra is not
+    installed.
+
+    Raises:
+        InvalidImage: the picture ends early.
     """
     if not AVAILABLE:
         return None
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
+    decode = partial(simplejpeg.decode_jpeg, min_height=least_height, min_width=least_width)
     try:
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least_height, min_width=least_width)
-    except ValueError:  # it is strict: Pillow may still read the file
-        return None
+        pixels = decode(data, "RGB")
+    except ValueError:  # the decoder warns: something is missing, or follows the picture
+        try:
+            pixels = decode(end_picture(data, is_suspect=True), "RGB", strict=False)
+        except ValueError:
+            return None
     if pixels.shape[0] < height or pixels.shape[1] < width:
         return None
     return _resize(pixels, width, height, interpolation)

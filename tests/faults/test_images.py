@@ -10,20 +10,12 @@ import pytest
 from PIL import Image
 
 from tests.e2e.server_process import ServerProcess
+from tests.support.odd_files import make_chunk, put_into_png
 from tests.support.photos import CAMERA_TURNS, encode_picture, make_photo, make_picture
 from tests.support.serving import assert_problem, labels_of, send_image
 
 MIB = 1024 * 1024
 ALL = {"top_k": 5}
-
-
-def make_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def put_into_png(photo: bytes, *chunks: bytes) -> bytes:
-    """Puts chunks behind the header of a PNG."""
-    return photo[:33] + b"".join(chunks) + photo[33:]
 
 
 def put_into_jpeg(photo: bytes, marker: int, content: bytes) -> bytes:

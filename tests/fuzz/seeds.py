@@ -1,4 +1,4 @@
-"""Seeds of a fuzzer: one small good file of every supported kind, and mutations."""
+"""Seeds of a fuzzer: small files of every supported kind, and mutations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from PIL import Image
 
 from service.images.formats import FORMATS
+from tests.support.odd_files import make_cut_files, make_odd_files
 from tests.support.photos import encode_picture, make_picture
 
 _MODES = {"PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"), "JPEG": ("L", "RGB", "CMYK"),
           "GIF": ("P",), "BMP": ("1", "L", "P", "RGB"), "WEBP": ("RGB", "RGBA"),
           "HEIF": ("RGB", "RGBA"), "AVIF": ("RGB", "RGBA")}  # fmt: skip
+_TRAILER_BYTES = 500
 # Numbers at the edges of lengths and sizes.
 _EDGES = (
     b"\0\0\0\0",
@@ -25,7 +27,7 @@ _EDGES = (
 
 
 def make_seeds() -> list[bytes]:
-    """Returns good files of every format and mode, some with EXIF, frames or interlacing."""
+    """Returns good files of every format and mode, odd ones, and JPEGs that end early."""
     picture = make_picture(0, 40, 24)
     seeds = []
     for file_format in FORMATS:
@@ -38,7 +40,9 @@ def make_seeds() -> list[bytes]:
     seeds.append(encode_picture(picture, "JPEG", exif=exif, progressive=True))
     frames = [make_picture(seed, 40, 24) for seed in (1, 2)]
     moving = {"save_all": True, "append_images": frames}
-    return seeds + [encode_picture(picture, kind, **moving) for kind in ("GIF", "PNG", "WEBP")]
+    seeds += [encode_picture(picture, kind, **moving) for kind in ("GIF", "PNG", "WEBP")]
+    odd = make_odd_files(_TRAILER_BYTES).values()
+    return [*seeds, *(file for file, _ in odd), *make_cut_files(_TRAILER_BYTES).values()]
 
 
 def mutate(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:

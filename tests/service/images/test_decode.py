@@ -5,7 +5,6 @@ import io
 import json
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,17 @@ from PIL import Image, ImageOps
 
 from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.images import jpeg
 from service.images.decode import PixelArray, decode_image, resize_image
-from service.images.jpeg import parse_jpeg
+from service.images.jpeg import AVAILABLE, parse_jpeg
+from tests.support.odd_files import (
+    make_bmp,
+    make_chunk,
+    make_cut_files,
+    make_damaged_pngs,
+    make_odd_files,
+    put_into_png,
+)
 from tests.support.photos import CAMERA_TURNS, encode_picture, make_exif, make_photo, make_picture
 
 # Pillow warns about what it repairs; the service logs that.
@@ -45,21 +53,15 @@ def assert_refused(data: bytes, error: type[ImageError] = InvalidImage) -> None:
     """Checks that a file is refused, and that a good one is decoded afterwards."""
     with pytest.raises(error):
         decode(data)
+    assert_decodes_a_good_photo()
+
+
+def assert_decodes_a_good_photo() -> None:
     np.testing.assert_array_equal(decode(make_photo(0)), shrink(make_picture(0)))
-
-
-def chunk(name: bytes, content: bytes) -> bytes:
-    body = name + content
-    return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def segment(marker: int, content: bytes) -> bytes:
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
-
-
-def put_into_png(png: bytes, chunks: bytes) -> bytes:
-    header = 8 + 25  # signature and IHDR
-    return png[:header] + chunks + png[header:]
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "BMP", "GIF", "WEBP", "JPEG"])
@@ -138,7 +140,7 @@ def test_oriented_photo_equals_the_upright_one(orientation: int, file_format: st
 
 def test_orientation_after_the_pixels_of_a_png_counts() -> None:
     upright = make_picture(6, 64, 32)
-    block = chunk(b"eXIf", make_exif(6).tobytes().removeprefix(b"Exif\0\0"))
+    block = make_chunk(b"eXIf", make_exif(6).tobytes().removeprefix(b"Exif\0\0"))
     plain = encode_picture(upright.transpose(CAMERA_TURNS[6]))
 
     data = plain[:-12] + block + plain[-12:]  # the last chunk, IEND, has 12 bytes
@@ -236,7 +238,7 @@ def test_run_length_encoded_bmp_is_unsupported() -> None:
 def test_pixel_bomb_is_refused_before_decoding() -> None:
     header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
     # The file has no pixels: a decoder would find it truncated.
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"")
+    bomb = b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", header) + make_chunk(b"IDAT", b"")
 
     assert_refused(bomb, TooManyPixels)
 
@@ -262,10 +264,56 @@ def test_nearest_copies_single_pixels_of_the_photo(file_format: str) -> None:
     np.testing.assert_array_equal(decode(data, contract), expected)
 
 
-def test_png_with_text_that_explodes_or_countless_chunks_is_invalid() -> None:
-    text = b"key\0\0" + zlib.compress(bytes(50_000_000))
-    assert_refused(put_into_png(make_photo(0), chunk(b"zTXt", text)))
-    assert_refused(put_into_png(make_photo(0), chunk(b"teXt", b"") * 100_000))
+def test_png_with_countless_chunks_is_invalid() -> None:
+    assert_refused(put_into_png(make_photo(0), make_chunk(b"teXt", b"") * 100_000))
+
+
+CROP = change(height=32, width=48)
+SQUASH = change("squash", height=32, width=48)
+ODD_FILES = make_odd_files()
+CUT_FILES = make_cut_files()
+DAMAGED_PNGS = make_damaged_pngs()
+
+
+@pytest.mark.parametrize("contract", [SQUASH, CROP], ids=["squash", "crop"])
+@pytest.mark.parametrize("available", [AVAILABLE, False])
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_odd_file_has_the_pixels_of_the_usual_one(
+    name: str, available: bool, contract: InputContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg, "AVAILABLE", available)
+    odd, usual = ODD_FILES[name]
+    np.testing.assert_array_equal(decode(odd, contract), decode(usual, contract))
+
+
+@pytest.mark.parametrize("contract", [SQUASH, CROP], ids=["squash", "crop"])
+@pytest.mark.parametrize("available", [AVAILABLE, False])
+@pytest.mark.parametrize("name", CUT_FILES)
+def test_jpeg_that_ends_early_is_invalid_whatever_follows(
+    name: str, available: bool, contract: InputContract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg, "AVAILABLE", available)
+    with pytest.raises(InvalidImage):
+        decode(CUT_FILES[name], contract)
+    assert_decodes_a_good_photo()
+
+
+@pytest.mark.parametrize("name", DAMAGED_PNGS)
+def test_wrong_checksum_in_the_picture_of_a_png_is_invalid(name: str) -> None:
+    assert_refused(DAMAGED_PNGS[name])
+
+
+def test_alpha_of_0_everywhere_counts_in_every_format_but_bmp() -> None:
+    """Their writers mean it, and browsers show nothing."""
+    clear = make_picture(5)
+    clear.putalpha(0)
+    for file_format in ("PNG", "WEBP", "GIF"):
+        assert (decode(encode_picture(clear, file_format)) == 255).all()
+
+
+def test_alpha_of_a_bmp_counts_where_any_is_not_0() -> None:
+    white = decode(make_bmp(1), SQUASH)
+    assert white.min() >= 254
 
 
 def test_jpeg_with_an_endless_header_is_invalid() -> None:

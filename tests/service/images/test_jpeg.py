@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service.bundle.card import InputContract, Interpolation
+from service.errors import InvalidImage
 from service.images import jpeg
 from service.images.decode import decode_image
 from tests.support.photos import encode_picture, make_exif, make_photo
@@ -61,22 +62,23 @@ def test_usual_jpeg_is_decoded_without_pillow(
     assert decode_image(data, CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
-def sample(data: bytes, factors: int) -> bytes:
-    """Changes the sampling factors of a JPEG's luma, which spoils the picture."""
-    place = data.index(b"\xff\xc0") + 11
-    return data[:place] + bytes([factors]) + data[place + 1 :]
+def sample(data: bytes, height: int, factors: int) -> bytes:
+    """Changes the height and luma's sampling factors of a JPEG, which spoils the picture."""
+    place = data.index(b"\xff\xc0") + 5
+    low = data[place + 2 : place + 6]
+    return data[:place] + struct.pack(">H", height) + low + bytes([factors]) + data[place + 7 :]
 
 
 @needs_extra
 @pytest.mark.parametrize(
     "data",
     [
-        sample(encode(Image.new("RGB", (256, 256)), subsampling=0), 0x14),
+        sample(encode(Image.new("RGB", (256, 1024)), subsampling=0), 256, 0x13),
         encode(Image.open(PHOTOS[0]).convert("CMYK")),
         encode(Image.open(PHOTOS[0]).resize((40, 200))),  # narrower than the encoder wants
         encode(Image.open(PHOTOS[0]).resize((200, 40))),
     ],
-    ids=["4:4:1", "CMYK", "narrow", "low"],
+    ids=["1x3", "CMYK", "narrow", "low"],
 )
 def test_unusual_jpeg_is_decoded_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     found = decode_image(data, CONTRACT, 10**9).pixels
@@ -139,10 +141,11 @@ def test_jpeg_of_the_wanted_size_keeps_its_pixels() -> None:
 
 
 @needs_extra
-def test_damaged_jpeg_is_not_decoded() -> None:
+def test_damaged_jpeg_is_invalid() -> None:
     data = encode(Image.open(PHOTOS[0]))
-    assert jpeg.shrink_jpeg(data[: len(data) // 2], 8, 8, "bicubic") is None
-    assert jpeg.shrink_jpeg(b"\xff\xd8 no picture", 8, 8, "bicubic") is None
+    for damaged in (data[: len(data) // 2], b"\xff\xd8 no picture"):
+        with pytest.raises(InvalidImage):
+            jpeg.shrink_jpeg(damaged, 8, 8, "bicubic")
     assert jpeg.shrink_jpeg(data, 8, 8, "bicubic") is not None
 
 

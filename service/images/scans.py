@@ -1,0 +1,131 @@
+"""The scans of a JPEG: how many there are, where the last one ends, and whether it is whole."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Iterator
+
+from PIL import Image
+
+from service.errors import InvalidImage
+
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""The markers of starts of frames."""
+BASELINE = frozenset({0xC0, 0xC1})
+"""The sequential ones with Huffman codes; progressive ones take longer."""
+START_OF_SCAN = 0xDA
+# Real files have far fewer. Files with more are made to keep a decoder busy: each scan of a
+# progressive JPEG goes over the whole picture.
+MAX_SEGMENTS = 1000
+_MAX_SCANS = 50
+
+_PROGRESSIVE = 0xC2  # with Huffman codes
+_RESTART_INTERVAL = 0xDD
+_END_OF_IMAGE = 0xD9
+_END = b"\xff\xd9"
+# Markers with a length, and the end.
+_MARKER = re.compile(rb"\xff[\x02-\xcf\xd9-\xfe]")
+# In a scan 0xFF is followed by 0, or by a restart if the file has restarts.
+_SCAN_END = re.compile(rb"\xff[^\0\xff]")
+_SCAN_END_WITH_RESTARTS = re.compile(rb"\xff[^\0\xff\xd0-\xd7]")
+
+_COEFFICIENTS = 64  # of a block
+_ALL = bytes([0, _COEFFICIENTS - 1, 0])  # the first, the last, and their precision
+_CODES = b"\xfe" * 8 + bytes(number**3 % 251 for number in range(4096))
+_RESTARTS = [bytes([0xFF, number]) for number in range(0xD0, 0xD8)]
+# Codes of any value, for more than one block in each restart interval that may be missing.
+_MORE_DATA = _CODES + b"".join(restart + _CODES[:512] for restart in _RESTARTS)
+_NO_DATA = 128  # the value of samples that are missing
+
+
+def check_scans(data: bytes) -> None:
+    """Raises InvalidImage if a JPEG has too many scans or segments."""
+    if data.count(b"\xff\xda") <= _MAX_SCANS:
+        return
+    # After the end of the picture, a phone may append a video.
+    if sum(marker == START_OF_SCAN for marker, _, _ in _walk_scans(data)) > _MAX_SCANS:
+        raise InvalidImage("the JPEG has too many scans")
+
+
+def end_picture(data: bytes, *, is_suspect: bool = False) -> bytes:
+    """Returns a JPEG up to its last scan, and an end marker; unchanged if scans are missing.
+
+    If the marker is not directly behind the scan, or with `is_suspect`, this decodes twice.
+
+    Raises:
+        InvalidImage: the last scan ends early; with `is_suspect`, or scans are missing.
+    """
+    end = _find_end(data)
+    if not is_suspect and (end is None or data.startswith(_END, end)):
+        return data
+    if end is None:
+        raise InvalidImage("the JPEG has too few scans")
+    picture = data[:end].rstrip(b"\xff")  # half of a marker, or of an escaped 0xFF
+    if _decode_half(picture + _END) != _decode_half(picture + _MORE_DATA + _END):
+        # The pixels of a whole picture do not depend on what follows.
+        raise InvalidImage("the JPEG ends early")
+    return picture + _END
+
+
+def looks_cut(image: Image.Image) -> bool:
+    """Returns whether the last pixel of a decoded JPEG is grey, as if its data were missing.
+
+    If an end marker follows a scan that ends early, Pillow gives no error and no warning. Of a
+    progressive JPEG, this finds only cuts in the first scans.
+    """
+    corner = image.crop((image.width - 1, image.height - 1, image.width, image.height))
+    return all(abs(sample - _NO_DATA) <= 1 for sample in corner.tobytes())
+
+
+def _walk_scans(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields marker, start and end of each segment, up to the end marker."""
+    position = 2
+    for _ in range(MAX_SEGMENTS):
+        found = _MARKER.search(data, position)
+        marker = data[found.end() - 1] if found is not None else _END_OF_IMAGE
+        if found is None or marker == _END_OF_IMAGE or len(data) < found.end() + 2:
+            return
+        (length,) = struct.unpack_from(">H", data, found.end())
+        position = found.end() + length
+        yield marker, found.start(), position
+    raise InvalidImage("the JPEG has too many segments")
+
+
+def _find_end(data: bytes) -> int | None:
+    """Returns the end of the scan that completes the picture.
+
+    Returns None if scans are missing, or the codes are arithmetic: zeros may follow them unwritten.
+    """
+    missing: dict[int, set[int]] = {}  # components, and the coefficients that they lack
+    scan_end, is_progressive = _SCAN_END, False
+    for marker, start, end in _walk_scans(data):
+        content = data[start + 4 : end]
+        if marker in BASELINE or marker == _PROGRESSIVE:
+            is_progressive = marker == _PROGRESSIVE
+            missing = {component: set(range(_COEFFICIENTS)) for component in content[6::3]}
+        elif marker == _RESTART_INTERVAL and any(content):
+            scan_end = _SCAN_END_WITH_RESTARTS
+        elif marker == START_OF_SCAN and missing:
+            _strike_out(missing, content[1:-3:2], content[-3:] if is_progressive else _ALL)
+            if not any(missing.values()):
+                found = scan_end.search(data, end)
+                return len(data) if found is None else found.start()
+    return None
+
+
+def _strike_out(missing: dict[int, set[int]], components: bytes, spectrum: bytes) -> None:
+    """Removes the coefficients that a scan has in full precision."""
+    first, last, precision = spectrum.rjust(3, b"\0")
+    for component in components:
+        if not precision & 0xF:
+            missing.get(component, set()).difference_update(range(first, last + 1))
+
+
+def _decode_half(data: bytes) -> Image.Image:
+    """Decodes at half the size, in a quarter of the memory; missing data changes it, too."""
+    image = Image.open(io.BytesIO(data), formats=("JPEG",))
+    image.draft(None, (max(image.width // 2, 1), max(image.height // 2, 1)))
+    image.load()
+    return image
