@@ -14,6 +14,7 @@ from service.cli import calibrate as calibrating
 from service.cli.labels import add_set, define_set
 from service.pipeline.pipeline import Pipeline
 from tests.service.cli.conftest import Run, assert_refused
+from tests.support.odd_files import make_odd_files
 from tests.support.photos import make_photo
 
 
@@ -198,6 +199,25 @@ def test_calibrate_leaves_out_photos_that_cannot_be_used(
     code, out, _ = run(*calibrate)
     assert (code, out.splitlines()[-1]) == (1, "2 photos left out")
     assert "zoo" in run("labels", "list", "--json")[1]
+
+
+def test_calibrate_reads_odd_files_as_usual_ones(run: Run, tmp_path: Path) -> None:
+    run("labels", "add", "zoo", "--label", "yak")
+    found = []
+    for form in range(2):
+        folder = tmp_path / str(form)
+        (folder / "images").mkdir(parents=True)
+        images = {}
+        for number, files in enumerate(make_odd_files().values()):
+            (folder / "images" / f"{number}.jpg").write_bytes(files[form])
+            images[f"{number}.jpg"] = {"labels": ["yak"] * (number % 2)}
+        write_listing(folder, ["yak"], images)
+        code, out, err = run("labels", "calibrate", "zoo", "--photos", folder, "--json")
+        assert (code, err) == (0, "")
+        found.append(json.loads(out))
+    odd, usual = found
+    assert odd == usual
+    assert odd["left_out"] == 0
 
 
 def test_calibrate_fails_if_no_photo_can_be_used(run: Run, tmp_path: Path) -> None:
