@@ -10,7 +10,7 @@ DEV_BIN := $(DEV)/bin
 
 # make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle, and where to listen.
 RUNTIME ?= cpu
-DEVICE = $(or $(ML_DECODER_DEVICE),$(if $(filter openvino,$(RUNTIME)),openvino,auto))
+DEVICE = $(or $(ML_DECODER_DEVICE),$(if $(filter gpu,$(RUNTIME)),auto,$(RUNTIME)))
 BUNDLE ?= $(or $(ML_DECODER_BUNDLE),bundles/ml-decoder-lite0)
 # Not `?=`: some environments have a HOST that is no address.
 HOST = $(or $(ML_DECODER_HOST),127.0.0.1)

@@ -4,7 +4,7 @@
     |-- RequestError        the request, before its photos are read
     |   |-- FieldError      MissingField, UnknownField, RepeatedField
     |   `-- UrlError        UrlInputOff, UrlNotUsable, OriginTimeout
-    |-- ImageError          InvalidImage, UnsupportedImage, TooManyPixels
+    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels
     |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
     |-- LabelSetError       a label set cannot be registered, read or changed as asked
     |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull
@@ -31,6 +31,34 @@ from pydantic import BaseModel
 # Most characters and names of the client's own that an answer repeats.
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 10
+# Most known names that are compared with an unknown one: a few milliseconds.
+_MAX_COMPARED = 1000
+
+
+def quote(name: str) -> str:
+    """Returns a name of the client's in quotes: printable, on one line, at most 80 characters."""
+    return repr(name[:_MAX_CHARACTERS])
+
+
+def find_close(name: str, known: Sequence[str]) -> str | None:
+    """Returns the known name that `name` is most likely meant to be, if there is one."""
+    # The first names only: comparing 50,000 labels would block the event loop for a second.
+    found = get_close_matches(name[:_MAX_CHARACTERS], known[:_MAX_COMPARED], 1)
+    return found[0] if found else None
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(map(quote, names[:_MAX_NAMES]))}{more}"
+
+
+def _describe_sets(names: Sequence[str]) -> str:
+    return f"Known label sets: {_list_names(names)}." if names else "There are no label sets."
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = find_close(name, known)
+    return "." if close is None else f"; did you mean {quote(close)}?"
 
 
 class ServiceError(Exception):
@@ -238,9 +266,7 @@ def _find_models(annotation: object) -> list[type[BaseModel]]:
 
 
 def _describe_unknown(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name[:_MAX_CHARACTERS], known, n=1)
-    meant = f"; did you mean '{near[0]}'?" if near else "."
-    return f"unknown{meant} Known names: {', '.join(known)}"
+    return f"unknown{_suggest(name, known)} Known names: {', '.join(known)}"
 
 
 class InvalidTensors(RequestError):
@@ -265,6 +291,11 @@ class InvalidImage(ImageError):
     status, code, title = 400, "invalid_image", "The file is damaged or is not an image"
 
 
+class EmptyImage(InvalidImage):
+    status, code, title = 400, "empty_image", "The file is empty"
+    detail = "An image of 0 bytes came: check what your client sends."
+
+
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
 
@@ -285,52 +316,67 @@ class TooManyPixels(ImageError):
 class QuestionError(ServiceError):
     """The question does not fit the labels; `names` are the invalid names in their given order."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], hint: str = "") -> None:
         self.names = names
-        shown = ", ".join(f"'{name[:_MAX_CHARACTERS]}'" for name in names[:_MAX_NAMES])
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        self.detail = f"{shown}{more}."
+        self.detail = f"{_list_names(names)}{hint or '.'}"
         super().__init__(self.detail)
 
 
 class UnknownLabel(QuestionError):
     status, code, title = 422, "unknown_label", "A label is unknown"
 
+    def __init__(self, names: tuple[str, ...], sets: Sequence[str], known: Sequence[str]) -> None:
+        close = _suggest(names[0], known)
+        super().__init__(names, f"{close} Searched label sets: {_list_names(sets)}.")
+
 
 class ConflictingLabels(QuestionError):
     status, code, title = 422, "conflicting_labels", "A label is both included and excluded"
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(names, ": leave them out of `include` or of `exclude`.")
 
 
 class UnknownLabelSet(QuestionError):
     status, code, title = 422, "unknown_label_set", "A label set is unknown"
 
-    def __init__(self, names: tuple[str, ...], *, by_default: bool = False) -> None:
-        super().__init__(names)
-        if by_default:
-            self.detail = f"{str(self)[:-1]}, the default of requests that name none."
+    def __init__(
+        self, names: tuple[str, ...], known: Sequence[str], *, by_default: bool = False
+    ) -> None:
+        if names:
+            default = ", the default of requests that name none" if by_default else ""
+            hint = f"{default}{_suggest(names[0], known)}"
+        else:
+            hint = "There is no default: send `label_set` or `candidate_labels`."
+        super().__init__(names, f"{hint} {_describe_sets(known)}")
 
 
 class NoMaps(QuestionError):
     status, code, title = 409, "no_maps", "This model has no maps of these labels"
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(names)
-        self.detail = None
+        super().__init__(names, ": ask for these label sets without `explain`.")
 
 
 class LabelSetError(ServiceError):
-    """A label set cannot be registered, read, replaced or deleted as asked."""
+    """A label set cannot be registered, read, replaced or deleted as asked.
+
+    Its message is its `detail`: fixed wording around the client's names.
+    """
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+        super().__init__(detail)
 
 
 class InvalidLabelSet(LabelSetError):
-    """No bundle could use this label set; `reason` is fixed wording around the client's names."""
+    """No bundle could use this label set."""
 
     status, code, title = 422, "invalid_labels", "The labels cannot be used"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(f"{reason}.")
         self.reason = reason
-        self.detail = f"{reason}."
 
 
 class TextNotEncodable(LabelSetError):
@@ -342,18 +388,31 @@ class OtherEmbeddings(LabelSetError):
     status, code = 409, "other_embeddings"
     title = "The embeddings come from another embedding space than the model's"
 
+    def __init__(self, given: str, wanted: str) -> None:
+        super().__init__(f"embedding_space is {quote(given)}; the model's is {quote(wanted)}.")
+
 
 class NoOpenHead(LabelSetError):
     status, code, title = 409, "no_open_head", "This model knows its trained labels only"
+
+    def __init__(self) -> None:
+        super().__init__("Other labels need a bundle with an open head.")
 
 
 class LabelSetNotFound(LabelSetError):
     status, code, title = 404, "label_set_not_found", "There is no such label set"
 
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        listed = f" {_describe_sets(known)}" if known else ""
+        super().__init__(f"{quote(name)}{_suggest(name, known)}{listed}")
+
 
 class LabelSetExists(LabelSetError):
     status, code = 409, "label_set_exists"
     title = "Another label set has this name; PUT replaces it"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{quote(name)} has other labels, prompts, embeddings or thresholds.")
 
 
 class LabelSetReadOnly(LabelSetError):
@@ -362,20 +421,37 @@ class LabelSetReadOnly(LabelSetError):
     status, code = 409, "label_set_read_only"
     title = "This label set is read-only, and its name is reserved"
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{quote(name)}: choose another name.")
+
 
 class LabelSetChanged(LabelSetError):
     status, code = 412, "label_set_changed"
     title = "The label set is not in the version that the request demands"
+
+    def __init__(self, name: str, version: str | None) -> None:
+        """`version` is the current one; None if there is no such set."""
+        now = "does not exist" if version is None else f"has version {version}"
+        super().__init__(f"{quote(name)} {now}: read it again before you change it.")
 
 
 class TooManyLabelSets(LabelSetError):
     status, code = 409, "too_many_label_sets"
     title = "The label store holds as many sets or labels as it may"
 
+    def __init__(self, *, sets: int, labels: int) -> None:
+        super().__init__(
+            f"At most {sets} sets with {labels} labels: delete some, or raise the service's "
+            "max_label_sets or max_labels."
+        )
+
 
 class VersionNotReached(LabelSetError):
     status, code = 409, "version_not_reached"
     title = "The label sets have not reached this version"
+
+    def __init__(self, wanted: int, reached: int) -> None:
+        super().__init__(f"min_version is {wanted}; the label store is at {reached}.")
 
 
 class StoreError(ServiceError):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.bundle.card import Device, RunPrecision
-from service.errors import StartError
+from service.errors import StartError, find_close
 
 MIB = 1024 * 1024
 # Variables with our prefix that the client, Compose and nginx read.
@@ -25,6 +25,8 @@ _OTHER_VARIABLES = re.compile(
 # Must not be empty: an empty variable counts as unset, which would open the service to everyone.
 _KEYS = ("PREDICT_KEYS", "ADMIN_KEYS")
 
+_DEFAULT_BUNDLE = Path("bundles/ml-decoder-lite0")
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +34,15 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
     """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files."""
     # `Path.expanduser` fails on an unknown user; this leaves the name as it is.
     return Path(os.path.expanduser(path))
+
+
+def find_default_bundle() -> Path:
+    """Returns the default bundle in the current folder, or else in the checkout of this package."""
+    if not _DEFAULT_BUNDLE.exists():
+        installed = Path(__file__).parents[1] / _DEFAULT_BUNDLE
+        if installed.exists():
+            return installed
+    return _DEFAULT_BUNDLE
 
 
 HomePath = Annotated[Path, AfterValidator(expand_home)]
@@ -48,8 +59,9 @@ class Settings(BaseSettings):
         use_attribute_docstrings=True,
     )
 
-    bundle: HomePath = Path("bundles/ml-decoder-lite0")
-    """Folder of the model bundle (default bundles/ml-decoder-lite0)."""
+    bundle: HomePath = Field(default_factory=find_default_bundle)
+    """Folder of the model bundle (default bundles/ml-decoder-lite0 in the current folder, else in
+    the installed checkout)."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 = all IPv4 interfaces, :: = all IPv6 and IPv4 interfaces
@@ -110,13 +122,14 @@ class Settings(BaseSettings):
     """Most images in one run of the model; 0 = 4 on a CPU, 16 on a GPU (default 0)."""
 
     queue_size: int = Field(default=64, ge=1)
-    """Most images that wait or are decoded; more are refused at once (default 64)."""
+    """Most images that wait for a worker or are in a side thread (large ones to decode, maps to
+    draw); more are refused at once (default 64)."""
 
     max_wait_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
     """Milliseconds that an image may wait for its batch to fill; 0 = until a worker is free
     (default 0)."""
 
-    deadline_ms: float = Field(default=30_000.0, gt=0.0)
+    deadline_ms: float = Field(default=30_000.0, gt=0.0, allow_inf_nan=False)
     """Milliseconds after which an unanswered request is dropped (default 30000)."""
 
     intra_op_threads: int = Field(default=0, ge=0, le=1024)
@@ -156,16 +169,16 @@ class Settings(BaseSettings):
     """Whether `/predict` accepts the URL of an image, true or false: https on the public internet
     only (default false)."""
 
-    url_timeout_seconds: float = Field(default=10.0, gt=0.0)
+    url_timeout_seconds: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
     """Seconds to fetch an image by its URL, redirects included (default 10)."""
 
     drain_seconds: float = Field(default=20.0, ge=0.0, allow_inf_nan=False)
     """Seconds that running requests have to finish when the service stops (default 20)."""
 
-    header_timeout_seconds: float = Field(default=10.0, gt=0.0)
+    header_timeout_seconds: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
     """Seconds that a client has to send the headers of a request (default 10)."""
 
-    body_timeout_seconds: float = Field(default=30.0, gt=0.0)
+    body_timeout_seconds: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
     """Seconds that a client has to send the body of a request, and may read nothing of its answer
     (default 30)."""
 
@@ -205,10 +218,8 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
             raise StartError(f"{name} is empty: set a key, or unset the variable")
         if setting in known or _OTHER_VARIABLES.fullmatch(variable):
             continue
-        import difflib  # most starts do without it
-
-        close = difflib.get_close_matches(setting, known, 1)
-        hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+        close = find_close(setting, known)
+        hint = "" if close is None else f"; did you mean {prefix}{close}?"
         message = f"{name} is not a setting{hint}"
         if "KEY" in setting:
             raise StartError(message)

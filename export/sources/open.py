@@ -110,5 +110,5 @@ def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
             f"label set {path.name}: {format_first_error(error, LabelSetRecord)}"
         ) from error
     except LabelSetError as error:
-        raise ExportError(f"label set {path.name}: {error}") from error
+        raise ExportError(f"label set {path.name}: {error.describe()}") from error
     return record

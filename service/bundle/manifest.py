@@ -13,6 +13,7 @@ from service.bundle.card import ModelCard, Precision, Record, Sha256, format_fir
 from service.errors import BundleError
 
 SCHEMA_VERSION = 1
+_FOLDERS_SHOWN = 5
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -78,22 +79,35 @@ def read_manifest(path: Path) -> Manifest:
     try:
         text = read_plain(path / MANIFEST_FILE)
     except OSError as error:
-        reason = f"{path} is not a bundle: no readable {MANIFEST_FILE}"
-        if not path.exists():
-            reason += "; the folder does not exist: set --bundle or ML_DECODER_BUNDLE"
-        raise BundleError(reason) from error
+        raise BundleError(f"{path} is not a bundle: {_explain_missing(path)}") from error
     try:
         version = json.loads(text).get("schema_version")
     except (ValueError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path.name}: {MANIFEST_FILE} is not a JSON object") from error
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path.name}: schema version {version!r}, this service reads {SCHEMA_VERSION}"
+            f"{path.name}: schema_version is {version!r}, this service reads {SCHEMA_VERSION}: "
+            "export the bundle again"
         )
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         raise BundleError(f"{path.name}: {MANIFEST_FILE}: {format_first_error(error)}") from error
+
+
+def _explain_missing(path: Path) -> str:
+    if not path.exists():
+        return (
+            "the folder does not exist; set --bundle or ML_DECODER_BUNDLE to one that "
+            "`ml-decoder export` made, or to bundles/ml-decoder-lite0 of a checkout"
+        )
+    try:
+        inside = sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST_FILE}"))
+    except OSError:
+        inside = []
+    if inside:
+        return f"it contains the bundles {', '.join(map(str, inside[:_FOLDERS_SHOWN]))}; name one"
+    return f"no readable {MANIFEST_FILE}"
 
 
 def check_graphs(path: Path, manifest: Manifest) -> None:

@@ -146,5 +146,6 @@ def _parse_labels(content: bytes) -> tuple[Label, ...]:
         raise BundleError(f"{LABELS_FILE} is not a JSON list of labels") from error
     names = [label.name for label in labels]
     if len(set(names)) != len(names):
-        raise BundleError(f"{LABELS_FILE} names a label twice")
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise BundleError(f"{LABELS_FILE} has the label {twice!r} twice")
     return labels

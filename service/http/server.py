@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import ipaddress
 import logging
@@ -23,6 +24,7 @@ from service.errors import StartError
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
+from service.http.security.proxies import read_root_path
 from service.http.telemetry.metrics import open_own_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
@@ -30,6 +32,7 @@ from service.pipeline.pipeline import Pipeline
 from service.scheduling.cpu import share_cores
 from service.settings import Settings
 
+_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 _OBJECTS_PER_COLLECTION = 5000
 # After draining, answers still have to reach their clients.
 _CLOSING_SECONDS = 1
@@ -44,6 +47,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._host = host
         self._aborted = False
+        self._announced = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drains at the first signal, fails unanswered requests at the second, ends at the third.
@@ -71,6 +75,10 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Stops if the pipeline cannot be opened or broke: a supervisor restarts the process."""
         self._host.check_alive()
+        if self._host.ready and not self._announced:
+            self._announced = True
+            port = self.servers[0].sockets[0].getsockname()[1]
+            logger.info("serving", extra={"url": format_url(self._host.settings, port)})
         return self._host.failure is not None or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -109,9 +117,27 @@ def _is_open_to_all(settings: Settings) -> bool:
         return settings.host != "localhost"
 
 
+def format_url(settings: Settings, port: int) -> str:
+    """Returns the URL that a browser on this machine opens."""
+    host = "127.0.0.1" if settings.host in _ALL_INTERFACES else settings.host
+    return f"http://{_bracket(host)}:{port}{read_root_path(settings.root_path)}/"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 def _explain_port(settings: Settings, error: BaseException | None) -> StartError:
-    reason = getattr(error, "strerror", None) or "the port cannot be opened"
-    return StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}")
+    code = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
+        reason = "the host is not an address of this machine; set another --host or ML_DECODER_HOST"
+    elif code == errno.EADDRINUSE:
+        reason = "the port is already in use; set another --port or ML_DECODER_PORT"
+    elif code == errno.EACCES:
+        reason = "permission denied; set a --port or ML_DECODER_PORT of at least 1024"
+    else:
+        reason = getattr(error, "strerror", None) or "the port cannot be opened"
+    return StartError(f"cannot listen on {_bracket(settings.host)}:{settings.port}: {reason}")
 
 
 def _open_both(settings: Settings) -> list[socket.socket] | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service.bundle.card import InputContract
-from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 from service.images.png import parse_png
@@ -68,10 +68,12 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     """Decodes a photo to the encoder's input.
 
     Raises:
-        InvalidImage: no picture, or a damaged one.
+        InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
         TooManyPixels: more than `max_pixels` (width x height), checked before decoding.
     """
+    if not photo:
+        raise EmptyImage
     try:
         if isinstance(photo, bytes):
             photo = parse_jpeg(photo) or photo

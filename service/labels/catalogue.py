@@ -104,7 +104,7 @@ class Catalogue:
         found = self.get(name)
         if found is None:
             self._check_store()
-            raise LabelSetNotFound(name)
+            raise LabelSetNotFound(name, self._list_names())
         return found
 
     async def start(self) -> None:
@@ -117,7 +117,7 @@ class Catalogue:
         for name in self._default:
             # No StartError: a client that deletes the set could prevent the next start.
             if self.get(name) is None:
-                known = ", ".join(each.name for each in self.list_sets()[:_NAMES_LOGGED])
+                known = ", ".join(self._list_names()[:_NAMES_LOGGED])
                 _log.warning(
                     "the default label set %s is missing: requests must name one (%s)", name, known
                 )
@@ -137,15 +137,15 @@ class Catalogue:
         """
         names = tuple(dict.fromkeys(question.label_set or ()))
         if not names and not question.candidate_labels:
-            names = self._default or ("",)
+            names = self._default
         if question.min_version:  # every store has reached 0
             if self._stored is None:
-                raise VersionNotReached(f"version {question.min_version}, without a store")
+                raise VersionNotReached(question.min_version, self.store_revision)
             await self._stored.reach(question.min_version, names)
         unknown = tuple(name for name in names if self.get(name) is None)
-        if unknown:
+        if unknown or not (names or question.candidate_labels):
             self._check_store()
-            raise UnknownLabelSet(unknown, by_default=not question.label_set)
+            raise UnknownLabelSet(unknown, self._list_names(), by_default=not question.label_set)
         sets = tuple(self.find(name) for name in names)
         if question.candidate_labels:
             return (await self._make_candidates(tuple(question.candidate_labels)), *sets)
@@ -163,7 +163,10 @@ class Catalogue:
 
     async def delete(self, name: str, if_version: int | None = None) -> None:
         """Deletes a set; requests that have pinned it keep it."""
-        await self._writable(name).delete(name, if_version)
+        try:
+            await self._writable(name).delete(name, if_version)
+        except LabelSetNotFound as error:
+            raise LabelSetNotFound(name, self._list_names()) from error
 
     async def set_thresholds(
         self, name: str, thresholds: Mapping[str, float], if_version: int | None = None
@@ -176,13 +179,16 @@ class Catalogue:
         if self._stored is not None:
             await self._stored.refresh()
 
+    def _list_names(self) -> list[str]:
+        return [labels.name for labels in self.list_sets()]
+
     def _check_store(self) -> None:
         if self._stored is not None:
             self._stored.check_answers()
 
     def _writable(self, name: str) -> StoredSets:
         if self._encoding is None:
-            raise NoOpenHead("the bundle has no open head")
+            raise NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._stored is None:
@@ -193,18 +199,20 @@ class Catalogue:
         definition, encoding = entry.definition, self._encoding
         try:
             if encoding is None:
-                raise NoOpenHead("the bundle has no open head")
+                raise NoOpenHead
             if definition.name in RESERVED_NAMES:
-                raise InvalidLabelSet("The name is reserved")
+                raise InvalidLabelSet(
+                    f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
+                )
             encoding.check(definition)
             queries = await encoding.project(await encoding.embed(definition))
         except LabelSetError as error:
-            raise StartError(f"label set {definition.name}: {error}") from error
+            raise StartError(f"label set {definition.name}: {error.describe()}") from error
         return encoding.make_set(definition, queries, entry.version, entry.origin)
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self._encoding is None:
-            raise NoOpenHead("the bundle has no open head")
+            raise NoOpenHead
         check_candidates(names, self._rules.max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from service.bundle.card import EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
-from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable
+from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable, quote
 from service.labels.text import LabelSetName, LabelText, PromptText
 
 MAX_EMBEDDING_VALUES = 65_536
@@ -157,7 +156,8 @@ def define_label_set(record: LabelSetRecord) -> Definition:
     # One array for each label: reading millions of numbers at once would hold the GIL.
     rows = [np.array(labels[i].embedding, np.float64) for i in given]
     if len({len(row) for row in rows}) > 1:
-        raise InvalidLabelSet("The embeddings differ in their number of values")
+        widths = " and ".join(map(str, sorted({len(row) for row in rows})[:2]))
+        raise InvalidLabelSet(f"All embeddings must have the same number of values, not {widths}")
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, refused by `check_fit`
         embeddings = np.array(rows, np.float64).astype(np.float32)
     return Definition(
@@ -173,31 +173,42 @@ def define_label_set(record: LabelSetRecord) -> Definition:
 
 def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     """Returns `names`; raises `InvalidLabelSet` if one is there twice."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InvalidLabelSet(f"Label '{twice[0][:80]}' appears twice")
+    first: dict[str, int] = {}
+    for place, name in enumerate(names, start=1):
+        if first.setdefault(name, place) != place:
+            raise InvalidLabelSet(
+                f"Label {quote(name)} appears twice, as labels {first[name]} and {place} of "
+                f"{len(names)}: remove one"
+            )
     return names
 
 
 def check_candidates(names: Sequence[object], limit: int) -> None:
     """Raises `InvalidLabelSet` if there are more than `limit` candidate labels, valid or not."""
     if len(names) > limit:
-        raise InvalidLabelSet(f"A request takes at most {limit} candidate labels")
+        raise InvalidLabelSet(
+            f"A request takes at most {limit} candidate labels; this one has {len(names)}: "
+            "register a label set for more"
+        )
 
 
 def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:
     """Raises a `LabelSetError`; without `encodes_text`, also if a label has no embedding."""
     if definition.embedding_space not in (None, space.fingerprint):
-        raise OtherEmbeddings("embeddings of another space than the bundle's")
+        raise OtherEmbeddings(str(definition.embedding_space), space.fingerprint)
     check_embeddings(definition.embeddings, space.width)
     if not encodes_text and len(definition.given) < len(definition.names):
-        raise TextNotEncodable("a label has no embedding, and the bundle has no text encoder")
+        given = set(definition.given)
+        bare = next(name for i, name in enumerate(definition.names) if i not in given)
+        raise TextNotEncodable(f"Label {quote(bare)} has none.")
 
 
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:
     """Raises `InvalidLabelSet` if E of [M, E] is not `width`, or a value or length is invalid."""
     if len(embeddings) and embeddings.shape[1:] != (width,):
-        raise InvalidLabelSet(f"An embedding needs {width} values")
+        raise InvalidLabelSet(
+            f"An embedding needs {width} values; these have {embeddings.shape[-1]}"
+        )
     _refuse_rows(~np.isfinite(embeddings).all(axis=-1), "has a value that is not finite")
     lengths = np.sqrt(np.einsum("me,me->m", embeddings, embeddings, dtype=np.float64))
     shortest, longest = EMBEDDING_LENGTHS

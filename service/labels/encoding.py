@@ -79,8 +79,10 @@ class Encoding:
     async def project(self, embeddings: Embeddings) -> QueryArray:
         """Returns the queries [L, K] of embeddings [L, E]; `InvalidLabelSet` if not finite."""
         queries = await self._run(partial(self._labels.encode, embeddings))
-        if not np.isfinite(queries).all():
-            raise InvalidLabelSet("The model cannot use an embedding")
+        usable = np.isfinite(queries).all(axis=-1)
+        if not usable.all():
+            place = f"{usable.argmin() + 1} of {len(queries)}"
+            raise InvalidLabelSet(f"Embedding {place} makes the model overflow: use shorter ones")
         return queries
 
     async def encode_candidates(self, definition: Definition) -> QueryArray:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from service.bundle.card import format_first_error
-from service.errors import InvalidLabelSet, StartError
+from service.errors import InvalidLabelSet, StartError, quote
 from service.labels.definition import (
     Definition,
     LabelSetRecord,
@@ -68,12 +68,12 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
 def read_label_set_folder(folder: Path) -> tuple[Definition, ...]:
     """Reads every label set of a folder, ordered by name; raises `StartError` as above."""
     if not folder.is_dir():
-        raise StartError(f"label_sets must be a folder; it is {folder}")
+        raise StartError(f"label_sets must be an existing folder; it is {folder}")
     files = sorted(path for path in folder.iterdir() if path.suffix in FOLDER_SUFFIXES)
     stems = [path.stem for path in files]
     for stem in stems:
         if stems.count(stem) > 1:
-            raise StartError(f"label_sets: {folder} has the set {stem} twice")
+            raise StartError(f"label_sets: {folder} has two files of the set {stem}: remove one")
     return tuple(read_label_set_file(path) for path in files)
 
 
@@ -82,7 +82,7 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
     try:
         _set_name.validate_python(name)
     except ValidationError as error:
-        raise InvalidLabelSet(f"'{name[:80]}': {format_first_error(error)}") from error
+        raise InvalidLabelSet(f"{quote(name)}: {format_first_error(error)}") from error
     if suffix == ".npz":
         return _parse_npz(content, name)
     if suffix == ".json":
@@ -122,11 +122,12 @@ def _parse_json(content: bytes, name: str) -> Definition:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InvalidLabelSet("The file is not valid JSON") from error
+        raise InvalidLabelSet(f"The file is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidLabelSet("The file is not a JSON object")
     if value.setdefault("name", name) != name:
-        raise InvalidLabelSet(f"The set's name is not '{name}'")
+        given = quote(str(value["name"]))
+        raise InvalidLabelSet(f"The file names its set {given}, not {quote(name)}")
     try:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
@@ -251,8 +252,11 @@ def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | N
     if values.shape != (count,) or values.dtype.kind != "f":
         raise InvalidLabelSet("thresholds is not one float for each name")
     found = tuple(None if math.isnan(value) else float(value) for value in values)
-    if not all(value is None or 0.0 <= value <= 1.0 for value in found):
-        raise InvalidLabelSet("A threshold is not between 0 and 1")
+    for place, value in enumerate(found, start=1):
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise InvalidLabelSet(
+                f"Threshold {place} of {count} must be from 0 to 1; it is {value:g}"
+            )
     return found
 
 

@@ -55,12 +55,12 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
         try:
             definition = parse_label_set(content, path.suffix, path.stem)
             if head is None:
-                raise NoOpenHead("the bundle has no open head")
+                raise NoOpenHead
             check_fit(definition, head.embedding_space, encodes_text=encodes_text)
         except InvalidLabelSet as error:
             raise BundleError(f"label set {file}: {error.reason}") from error
         except LabelSetError as error:
-            raise BundleError(f"label set {file}: {error}") from error
+            raise BundleError(f"label set {file}: {error.describe()}") from error
         definitions.append(definition)
     return tuple(definitions)
 

@@ -126,7 +126,7 @@ class StoredSets:
         if not self._has_reached(version, names):
             await self.refresh()
         if not self._has_reached(version, names):
-            raise VersionNotReached(f"version {version}, the store is at {self.revision}")
+            raise VersionNotReached(version, max(0, self.revision))
 
     async def write(
         self, definition: Definition, *, replace: bool, if_version: int | None = None

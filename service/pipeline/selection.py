@@ -66,7 +66,8 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     exclude = _resolve_names(sets, question.exclude or ())
     unknown = tuple(name for name in dict.fromkeys(include + exclude) if not _is_known(sets, name))
     if unknown:
-        raise UnknownLabel(unknown)
+        known = [name for labels in sets for name in labels.names]
+        raise UnknownLabel(unknown, [labels.name for labels in sets], known)
     excluded = set(exclude)
     conflicting = tuple(name for name in dict.fromkeys(include) if name in excluded)
     if conflicting:

@@ -96,6 +96,29 @@ def test_double_colon_listens_on_ipv4_and_ipv6_and_logs_client_addresses(
         assert server.stop() == 0
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1"),
+        ("0.0.0.0", "http://127.0.0.1"),
+        ("localhost", "http://localhost"),
+        pytest.param(
+            *("::", "http://127.0.0.1"),
+            marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here"),
+        ),
+    ],
+)
+def test_last_line_of_the_start_is_the_url_to_open(
+    tiny_bundle: Bundle, host: str, url: str
+) -> None:
+    with ServerProcess(*serve_command(tiny_bundle, "--host", host)) as server:
+        found = server.wait_for_line(r"serving url=\"(\S+)\"\n")
+        assert server.stderr.endswith(found.group())
+        assert httpx.get(f"{found.group(1)}readyz").status_code == 200
+        _, port = server.find_address()
+        assert found.group(1) == f"{url}:{port}/"
+
+
 @needs_policies
 def test_event_loop_runs_as_sched_batch(server: ServerProcess) -> None:
     with server.open_client() as client:

@@ -32,12 +32,28 @@ def make_pixel_bomb(side: int = 30_000) -> bytes:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x00" * 100, make_photo(0, "JPEG")[:300], make_photo(0, "PNG")[:-30],
+    [b"\x00" * 100, make_photo(0, "JPEG")[:300], make_photo(0, "PNG")[:-30],
      b"<!doctype html><html><body>no image</body></html>", bytes(range(256)) * 20],
-    ids=["empty", "zeros", "half a jpeg", "half a png", "html", "bytes"],
+    ids=["zeros", "half a jpeg", "half a png", "html", "bytes"],
 )  # fmt: skip
 def test_broken_image_is_400(client: httpx.Client, data: bytes) -> None:
     assert_problem(send_image(client, data), 400, "invalid_image")
+
+
+def test_empty_file_is_400_and_says_so(client: httpx.Client) -> None:
+    photo = make_photo()
+    batch = client.post("/predict/batch", files=[("images", b""), ("images", photo)])
+    sent = (
+        send_image(client, b""),
+        client.post("/predict", content=b"", headers={"content-type": "image/jpeg"}),
+        client.post("/predict", json={"image": ""}),
+    )
+    for response in sent:
+        assert assert_problem(response, 400, "empty_image")["title"] == "The file is empty"
+    empty, good = batch.json()["results"]
+    assert empty["error"]["code"] == "empty_image"
+    assert good["labels"]
+    assert send_image(client, photo).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,11 @@ def test_unusable_setting_stops_the_start_with_one_line(
 def test_taken_port_stops_the_start_with_one_line(open_bundle: Bundle) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert_start_fails(*serve_command(open_bundle.path), "--port", port, says="already in use")
+        assert_start_fails(
+            *serve_command(open_bundle.path),
+            *("--port", port),
+            says=f"cannot listen on 127.0.0.1:{port}: the port is already in use; set another",
+        )
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
@@ -117,8 +121,40 @@ def test_port_taken_in_one_of_two_families_stops_the_start_with_one_line(
     open_bundle: Bundle, family: socket.AddressFamily
 ) -> None:
     with socket.create_server(("", 0), family=family) as taken:
-        flags = ("--host", "::", "--port", str(taken.getsockname()[1]))
-        assert_start_fails(*serve_command(open_bundle.path), *flags, says="already in use")
+        port = str(taken.getsockname()[1])
+        assert_start_fails(
+            *serve_command(open_bundle.path),
+            *("--host", "::", "--port", port),
+            says=f"cannot listen on [::]:{port}: the port is already in use",
+        )
+
+
+def test_host_of_another_machine_stops_the_start_by_name(open_bundle: Bundle) -> None:
+    command = serve_command(open_bundle.path)
+    assert_start_fails(*command, "--host", "192.0.2.1", says="not an address of this machine")
+
+
+def test_folder_of_bundles_stops_the_start_and_names_them(open_bundle: Bundle) -> None:
+    folder = open_bundle.path.parent
+    assert_start_fails(
+        *serve_command(folder), says=f"it contains the bundles {open_bundle.path}; name one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file or directory"), (b"\xff", "it is not UTF-8 text")]
+)
+def test_key_file_that_cannot_be_read_is_named(
+    open_bundle: Bundle, tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    assert_start_fails(
+        *serve_command(open_bundle.path),
+        says=f"predict_keys: the key file {path} cannot be read: {reason}",
+        ML_DECODER_PREDICT_KEYS=f"@{path}",
+    )
 
 
 def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:

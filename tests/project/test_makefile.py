@@ -81,3 +81,16 @@ def test_bundle_path_may_contain_spaces(tmp_path: Path) -> None:
     done = run_make(tmp_path, "serve", "BUNDLE=my models/pets", path=os.environ["PATH"])
 
     assert "serve: my models/pets" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("runtime", "device"), [("cpu", "cpu"), ("openvino", "openvino"), ("gpu", "auto")]
+)
+def test_serve_asks_for_the_device_of_the_runtime(
+    tmp_path: Path, runtime: str, device: str
+) -> None:
+    (tmp_path / "constraints").mkdir()
+    for needed in ("pyproject.toml", f"constraints/serve-{runtime}.txt"):
+        (tmp_path / needed).touch()
+    done = run_make(tmp_path, "-n", "serve", f"RUNTIME={runtime}", path=os.environ["PATH"])
+    assert f"ML_DECODER_DEVICE={device} " in done.stdout

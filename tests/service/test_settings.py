@@ -95,3 +95,22 @@ def test_empty_variable_of_keys_is_refused(name: str, value: str) -> None:
 def test_settings_cannot_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]
+
+
+def test_default_bundle_is_in_the_current_folder_else_in_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = Path("bundles/ml-decoder-lite0")
+    monkeypatch.chdir(tmp_path)
+    assert Settings().bundle == Path(__file__).parents[2] / name
+    (tmp_path / name).mkdir(parents=True)
+    assert Settings().bundle == name
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(
+    "name", [n for n, f in Settings.model_fields.items() if f.annotation is float]
+)
+def test_duration_must_be_finite(name: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings.model_validate({name: value})

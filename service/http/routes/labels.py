@@ -17,6 +17,7 @@ from service.errors import (
     InvalidValue,
     LabelSetChanged,
     list_values,
+    quote,
 )
 from service.http.host import Host
 from service.http.requests.body import cancel_on_disconnect
@@ -225,16 +226,16 @@ async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> 
         await catalogue.refresh()  # the client may have seen another process's version
     current = catalogue.get(name)
     if current is not None and _has_version(request, current):
-        raise LabelSetChanged(name)
+        raise LabelSetChanged(name, current.version)
     condition = _read_condition(request, "if-match")
     if condition is None:
         return ABSENT if _read_condition(request, "if-none-match") == "*" else None
     if current is None:
-        raise LabelSetChanged(name)
+        raise LabelSetChanged(name, None)
     if condition == "*":
         return PRESENT
     if current.version not in [tag for weak, tag in _TAG.findall(condition) if not weak]:
-        raise LabelSetChanged(name)
+        raise LabelSetChanged(name, current.version)
     return None if current.read_only else int(current.version)
 
 
@@ -259,9 +260,13 @@ def _make_tag(labels: LabelSet) -> str:
 def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> Definition:
     labels = body.get("labels")
     if isinstance(labels, list) and len(labels) > max_labels:  # before each of them is checked
-        raise InvalidLabelSet(f"A label set takes at most {max_labels} labels")
+        raise InvalidLabelSet(
+            f"A label set takes at most {max_labels} labels; this one has {len(labels)}"
+        )
     if name is not None and body.setdefault("name", name) != name:
-        raise InvalidParameters([InvalidValue("body", "name", "Not the name in the path")])
+        raise InvalidParameters(
+            [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]
+        )
     try:
         return define_label_set(LabelSetRecord.model_validate(body))
     except ValidationError as error:

@@ -62,7 +62,12 @@ REQUEST_PROBLEMS = (
     errors.DeadlineExceeded,
 )
 _URL_PROBLEMS = (errors.UrlInputOff, errors.UrlNotUsable, errors.OriginTimeout)
-IMAGE_PROBLEMS = (errors.InvalidImage, errors.UnsupportedImage, errors.TooManyPixels)
+IMAGE_PROBLEMS = (
+    errors.InvalidImage,
+    errors.EmptyImage,
+    errors.UnsupportedImage,
+    errors.TooManyPixels,
+)
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])
 

@@ -89,15 +89,17 @@ def _read_key(request: Request) -> str:
 
 
 def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
-    # No message shows the value: it may be a key.
+    # No message shows the value: it may be a key. The name of a file is none.
     if secret is None:
         return ()
     text = secret.get_secret_value()
     if text.startswith(_FROM_FILE):
+        path = expand_home(text[len(_FROM_FILE) :])
         try:
-            text = expand_home(text[len(_FROM_FILE) :]).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartError(f"{setting}: the key file cannot be read") from error
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise StartError(f"{setting}: the key file {path} cannot be read: {reason}") from error
     keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]
     if not keys:
         raise StartError(f"{setting} contains no keys")

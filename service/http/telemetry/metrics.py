@@ -214,7 +214,7 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
         server, thread = start_http_server(port, settings.host, open_registry(metrics))
     except OSError as error:
         reason = error.strerror or "cannot be opened"
-        raise StartError(f"metrics_port {port}: {reason}") from error
+        raise StartError(f"metrics_port {port} of {settings.host}: {reason}") from error
     logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
     try:
         yield

@@ -233,19 +233,21 @@ class LabelStore:
         limits = self._limits
         count = len(definition.names)
         if count > limits.labels_per_set:
-            raise InvalidLabelSet(f"A label set takes at most {limits.labels_per_set} labels")
+            raise InvalidLabelSet(
+                f"A label set takes at most {limits.labels_per_set} labels; this one has {count}"
+            )
         others = sa.and_(_SETS.c.space == self._space, _SETS.c.name != definition.name)
         total = sa.func.coalesce(sa.func.sum(_SETS.c.num_labels), 0)
         sets, labels = connection.execute(sa.select(sa.func.count(), total).where(others)).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
-            raise TooManyLabelSets(f"{sets} sets, {labels} labels")
+            raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
 
 
 def check_version(name: str, found: Stored | None, if_version: int | None) -> None:
     """Raises `LabelSetChanged` unless `found` is in the version `if_version`; None allows any."""
     allowed = (None, ABSENT) if found is None else (None, PRESENT, found.version)
     if if_version not in allowed:
-        raise LabelSetChanged(name)
+        raise LabelSetChanged(name, None if found is None else str(found.version))
 
 
 def _find_same(

@@ -44,7 +44,7 @@ def test_info_refuses_a_bundle_with_an_unusable_label_set(run: Run, tmp_path: Pa
     draft = open_draft(encodes_text=False)
     sets = {"zoo.json": b'{"labels": ["yak"]}'}
     bundle = write_bundle(tmp_path / draft.card.name, replace(draft, label_sets=sets))
-    assert_refused(run, "label set zoo.json: a label has no embedding", "info", bundle.path)
+    assert_refused(run, "label set zoo.json: This model encodes no text", "info", bundle.path)
 
 
 def test_export_names_the_extra_if_torch_is_missing(

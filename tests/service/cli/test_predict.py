@@ -140,7 +140,7 @@ def test_predict_counts_folders_and_files_that_it_leaves_out(
         (("--top-k", "0"), "top_k: Input should be greater than or equal to 1"),
         (("--threshold", "often"), "threshold: Input should be a number from 0 to 1"),
         (("--device", "toaster"), "ML_DECODER_DEVICE: Input should be 'auto', 'cpu', "),
-        (("--bundle", "/none"), "the folder does not exist: set --bundle"),
+        (("--bundle", "/none"), "the folder does not exist; set --bundle"),
         (("--topk", "3"), "No such option: --topk"),
         (("--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
         (("--out", "maps"), "--out needs --explain"),
@@ -249,7 +249,10 @@ def test_predict_writes_no_overlays_without_explain(predict_mapped: Run, photo: 
 
 
 def test_explain_fails_for_a_bundle_without_maps(predict: Run, photo: Path) -> None:
-    record = "ml-decoder: This model has no maps of these labels\n"
+    record = (
+        "ml-decoder: This model has no maps of these labels: 'trained': ask for these label sets "
+        "without `explain`.\n"
+    )
     assert predict("--explain", photo) == (2, "", record)
     assert predict(photo)[0] == 0
 

@@ -91,7 +91,7 @@ def test_digest_differs_for_every_difference() -> None:
 
 def test_embeddings_of_two_widths_are_refused() -> None:
     labels = [{"name": "a", "embedding": [1, 2]}, {"name": "b", "embedding": [1, 2, 3]}]
-    with pytest.raises(InvalidLabelSet, match="differ"):
+    with pytest.raises(InvalidLabelSet, match="same number of values, not 2 and 3"):
         define(labels=labels)
 
 

@@ -68,7 +68,11 @@ def test_json_and_npz_give_the_same_set() -> None:
         (make_npz(["a"], np.ones((2, 3))), ".npz", "one row"),
         (make_npz(["a", "a"]), ".npz", "twice"),
         (make_npz(["\0a"]), ".npz", "names"),
-        (make_npz(["a"], thresholds=[2.0]), ".npz", "threshold"),
+        (
+            make_npz(["a"], thresholds=[2.0]),
+            ".npz",
+            "Threshold 1 of 1 must be from 0 to 1; it is 2",
+        ),
         (make_npz(["a"], prompts=[1]), ".npz", "prompts"),
         (make_npz(["a"], prompts=["\1"]), ".npz", "prompts"),
         (b"x", ".xml", "ends in"),
@@ -215,12 +219,12 @@ def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 
 
 def test_folder_with_an_invalid_file_is_refused_with_its_name(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="must be a folder"):
+    with pytest.raises(StartError, match="must be an existing folder"):
         read_label_set_folder(tmp_path / "none")
     (tmp_path / "b.json").write_text("{")
     with pytest.raises(StartError, match=r"b\.json"):
         read_label_set_folder(tmp_path)
     (tmp_path / "b.json").write_text('{"labels": ["x"]}')
     (tmp_path / "b.npz").write_bytes(GOOD)
-    with pytest.raises(StartError, match="twice"):
+    with pytest.raises(StartError, match="two files of the set b"):
         read_label_set_folder(tmp_path)

@@ -319,8 +319,9 @@ def test_conditions_apply_to_the_version_of_another_process(
 def test_deleted_set_is_gone(client: TestClient) -> None:
     register(client, PETS)
     assert client.delete("/labels/pets").status_code == 204
-    assert_problem(client.get("/labels/pets"), 404, "label_set_not_found")
-    assert_problem(client.delete("/labels/pets"), 404, "label_set_not_found")
+    for missing in (client.get("/labels/pets"), client.delete("/labels/pets")):
+        detail = assert_problem(missing, 404, "label_set_not_found")["detail"]
+        assert detail == "'pets'. Known label sets: 'trained', 'everyday'."
     gone = send_image(client, params={"label_set": "pets"})
     assert "'pets'" in assert_problem(gone, 422, "unknown_label_set")["detail"]
 
@@ -635,11 +636,14 @@ def test_default_set_may_be_one_of_the_store(open_bundle: Bundle, tmp_path: Path
     settings = {"label_store": str(tmp_path / "labels.db"), "default_label_set": "trained,zoo"}
     with serve_app(open_bundle.path, **settings) as client:
         missing = assert_problem(send_image(client), 422, "unknown_label_set")
-        assert missing["detail"] == "'zoo', the default of requests that name none."
+        assert missing["detail"] == (
+            "'zoo', the default of requests that name none. "
+            "Known label sets: 'trained', 'everyday'."
+        )
         named = assert_problem(
             send_image(client, params={"label_set": "zoo"}), 422, "unknown_label_set"
         )
-        assert named["detail"] == "'zoo'."
+        assert named["detail"] == "'zoo'. Known label sets: 'trained', 'everyday'."
         register(client, {"name": "zoo", "labels": ["panda"]})
         assert "panda" in scores_of(client)
     with serve_app(open_bundle.path, **settings) as client:
@@ -671,3 +675,26 @@ def test_draining_waits_for_a_change(
         gate.open()
         assert changing.result(SECONDS).status_code == status
         draining.result(SECONDS)
+
+
+def test_misspelt_label_set_is_named_with_the_nearest_and_the_known(open_bundle: Bundle) -> None:
+    hint = "'everday'; did you mean 'everyday'? Known label sets: 'trained', 'everyday'."
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        asked = send_image(client, params={"label_set": "everday"})
+        assert assert_problem(asked, 422, "unknown_label_set")["detail"] == hint
+        for response in (client.get("/labels/everday"), client.delete("/labels/everday")):
+            assert assert_problem(response, 404, "label_set_not_found")["detail"] == hint
+        put = client.put("/labels/everday", json={"labels": ["a"]}, headers={"If-Match": '"1"'})
+        detail = assert_problem(put, 412, "label_set_changed")["detail"]
+        assert detail == "'everday' does not exist: read it again before you change it."
+        good = send_image(client, params={"label_set": "everyday"})
+        assert good.status_code == 200
+
+
+def test_label_that_is_there_twice_is_named_with_its_places(open_bundle: Bundle) -> None:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        twice = {"name": "zoo", "labels": ["yak", "caf\u00e9", "cafe\u0301"]}
+        detail = assert_problem(client.post("/labels", json=twice), 422, "invalid_labels")["detail"]
+        assert detail == "Label 'caf\u00e9' appears twice, as labels 2 and 3 of 3: remove one."
+        good = client.post("/labels", json={"name": "zoo", "labels": ["yak"]})
+        assert good.status_code == 201

@@ -207,11 +207,13 @@ def test_huge_top_k_means_all_labels(client: TestClient) -> None:
 
 def test_unknown_and_conflicting_labels_are_named(client: TestClient) -> None:
     for name in ("include", "exclude"):
-        unknown = send_image(client, params={name: "unicorn"})
-        assert "'unicorn'" in assert_problem(unknown, 422, "unknown_label")["detail"]
+        unknown = send_image(client, params={name: "catt"})
+        assert assert_problem(unknown, 422, "unknown_label")["detail"] == (
+            "'catt'; did you mean 'cat'? Searched label sets: 'trained'."
+        )
     both = send_image(client, params={"include": ["cat", "dog"], "exclude": "cat"})
     problem = assert_problem(both, 422, "conflicting_labels")
-    assert problem["detail"] == "'cat'."
+    assert problem["detail"] == "'cat': leave them out of `include` or of `exclude`."
 
 
 @pytest.mark.parametrize("places", [1, 3])
