@@ -87,7 +87,10 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
         raise UnusableCheckpointError(f"{len(names)} label names for {count} logits")
     twice = [label for label, repeats in Counter(names).items() if repeats > 1]
     if twice:
-        raise UnusableCheckpointError(f"label name {twice[0]!r:.80} is repeated")
+        places = [str(i) for i, label in enumerate(names, start=1) if label == twice[0]]
+        raise UnusableCheckpointError(
+            f"label names {' and '.join(places[:2])} are both {twice[0]!r:.80}: rename one"
+        )
     for label in names:
         try:  # checked, but not normalised: labelled photos use it as it is
             _label_name.validate_python(label)

@@ -166,7 +166,8 @@ class Catalogue:
         try:
             await self._writable(name).delete(name, if_version)
         except LabelSetNotFound as error:
-            raise LabelSetNotFound(name, self._list_names()) from error
+            known = self._list_names() if self._stored and self._stored.revision >= 0 else ()
+            raise LabelSetNotFound(name, known) from error
 
     async def set_thresholds(
         self, name: str, thresholds: Mapping[str, float], if_version: int | None = None

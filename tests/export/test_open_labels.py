@@ -267,7 +267,7 @@ def test_the_command_refuses_a_foreign_open_head_in_one_line(
             {"labels": [{"name": "cat", "promt": "a cat"}]},
             r".* did you mean 'prompt'\? Known names",
         ),
-        ({"labels": ["cat", "dog", "cat"]}, ".*Label 'cat' appears twice"),
+        ({"labels": ["cat", "dog", "cat"]}, "Label 'cat' appears twice"),
         ({"labels": [{"name": "dog", "embedding": [1.0] * 5}]}, f"An embedding needs {WIDTH}"),
         ({"embedding_space": "0" * 64}, "embedding_space is '0000"),
     ],
@@ -278,7 +278,7 @@ def test_label_set_is_refused_when_it_does_not_fit_the_head(
     source, path = read_source(checkpoint), tmp_path / "zoo.json"
     good = {"name": "zoo", "labels": ["cat", {"name": "dog", "embedding": [1.0] * WIDTH}]}
     path.write_text(json.dumps({**good, **change}))
-    with pytest.raises(ExportError, match=f"zoo.json: {reason}"):
+    with pytest.raises(ExportError, match=f"zoo.json: .*{reason}"):
         read_open_source(replace(opened, label_sets=(path,)), source, set())
     space = describe_head(read_open_source(opened, source, set()).head.config).embedding_space
     path.write_text("\ufeff" + json.dumps({**good, "embedding_space": space.fingerprint}))

@@ -32,7 +32,7 @@ def test_label_names_may_come_from_a_file(checkpoint: Path, tmp_path: Path) -> N
     ("content", "reason"),
     [
         (b"a\nb\n", "2 label names for 3 logits"),
-        (b"a\nb\nb\n", "'b' is repeated"),
+        (b"a\nb\nb\n", "label names 2 and 3 are both 'b'"),
         (b"\xff\xfe\n", "cannot be read"),
         ("a\nb\u2028b\nc".encode(), r"label name 'b\\u2028b': .*control characters"),
         (b"a\nb\rb\nc", r"label name 'b\\rb': .*control characters"),
