@@ -97,8 +97,8 @@ class Settings(BaseSettings):
 
     default_label_set: str | None = None
     """Label sets of requests that name none, separated by commas; a missing one only logs a
-    warning, because it may be registered later (default trained, or the bundle's first set if the
-    model has no trained labels)."""
+    warning, because it may be registered later (default trained and the bundle's sets; for /v2
+    trained alone, or the first set if the model has no trained labels)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
     """Seconds between polls of the label store for changes by other processes (default 0.5)."""

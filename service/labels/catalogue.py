@@ -40,8 +40,9 @@ class FixedSet(NamedTuple):
 class CatalogueRules:
     """Settings of the catalogue.
 
-    Without `default_sets`, a request that names none gets the trained labels, else the first fixed
-    set. The store is polled for other processes' writes every `poll_seconds`.
+    Without `default_sets`, a request that names none gets the trained labels and the bundle's sets,
+    in this order; if there are neither, the first fixed set. The store is polled for other
+    processes' writes every `poll_seconds`.
     """
 
     default_sets: tuple[str, ...]
@@ -64,7 +65,9 @@ class Catalogue:
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = frozenset([*self._fixed, *self._pending])
-        self._default = rules.default_sets or (*self._fixed, *self._pending)[:1]
+        # A folder's set of the same name replaces a bundle's set here too.
+        shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
+        self._default = rules.default_sets or (*self._fixed, *shipped) or (*self._pending,)[:1]
         self._encoding = encoding
         self._rules = rules
         self._stored: StoredSets | None = None
@@ -75,6 +78,11 @@ class Catalogue:
     def encoding(self) -> Encoding | None:
         """The encoders for labels; None without an open head."""
         return self._encoding
+
+    @property
+    def default_columns(self) -> list[str] | None:
+        """The set of a matrix of scores: the first default; None if the settings name defaults."""
+        return None if self._rules.default_sets else list(self._default[:1])
 
     @property
     def store_revision(self) -> int:

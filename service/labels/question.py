@@ -85,7 +85,8 @@ class Question(BaseModel):
     label_set: Names[LabelSetName] | None = Field(
         default=None,
         description="Label sets to answer from; may be repeated. A label in several is "
-        f"answered from the first. Without it: the default set. {_COMMAS}",
+        f"answered from the first. {_COMMAS} Without it: the default sets, which are the trained "
+        "labels and the bundle's sets unless configured.",
         examples=[[]],
     )
     candidate_labels: Names[LabelText] | None = Field(

@@ -65,13 +65,13 @@ def measure_map(  # noqa: PLR0913 - a parameter for each flag
 ) -> None:
     """Prints the average precisions of a running service over HTTP, in percent.
 
-    Without `--open` the service has to know the labels.
+    Without `--open` they are the trained labels.
     """
     folder = read_labelled_folder(data)
     names, images = folder.label_names, folder.split(split)
-    query: dict[str, object] = {"top_k": len(names)}
+    query: dict[str, object] = {"label_set": "trained", "top_k": len(names)}
     if open_labels:
-        query["candidate_labels"] = names
+        query = {"candidate_labels": names, "top_k": len(names)}
 
     def request_scores(image: LabelledImage) -> list[float]:
         request = Request(

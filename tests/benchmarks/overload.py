@@ -26,6 +26,7 @@ from tests.benchmarks.load import Client, Load, Request, make_request, measure_l
 from tests.benchmarks.servers import BUNDLE, PHOTO, Running, list_ours, run_server
 
 OK, BUSY = 200, 429
+_QUERY = "?label_set=trained&top_k=3"
 TIMES = 10
 # Enough to keep the queue from running empty, too few to fill it.
 PEAK_CLIENTS = 16
@@ -41,7 +42,7 @@ class Subject:
     """A server and the photo to send."""
 
     def __init__(self, running: Running, photo: bytes) -> None:
-        self.request = make_request(photo, "?top_k=3")
+        self.request = make_request(photo, _QUERY)
         self._running = running
         self._photo = photo
 
@@ -51,7 +52,7 @@ class Subject:
 
     def load(self, clients: int, seconds: float, pause_seconds: float = 0.0) -> Load:
         headers = {"Content-Type": "image/jpeg"}
-        request = Request("/predict?top_k=3", self._photo, headers, pause_seconds)
+        request = Request(f"/predict{_QUERY}", self._photo, headers, pause_seconds)
         pids = self._running.pids()
         return measure_load(self._running.address, request, clients, seconds, pids)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +73,7 @@ def _list_free(checkout: Path) -> Server:
     start = (str(before),) if before.exists() else (str(program), "serve")
     command = (find_python(checkout), *start, "--port", "{port}", "--label-store", "memory",
                "--device", "cpu", "--log-level", "warning", "--bundle", str(BUNDLE))  # fmt: skip
-    request = make_multipart(PHOTO.read_bytes())
+    request = replace(make_multipart(PHOTO.read_bytes()), path="/predict?label_set=trained")
     return Server(str(checkout), command, request, {"PYTHONPATH": str(checkout)}, checkout)
 
 

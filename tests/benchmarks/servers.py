@@ -80,7 +80,7 @@ class Running:
 def list_ours(
     bundle: Path, precision: str, photo: bytes, name: str = "ours", checkout: Path = ROOT
 ) -> Server:
-    """Describes our server, asked like `curl -F` for the 10 labels that peers return.
+    """Describes our server, asked like `curl -F` for the 10 best trained labels, as peers are.
 
     `precision` may name a device too, as in `openvino:bf16`.
     """
@@ -89,7 +89,7 @@ def list_ours(
     command = (str(script), "serve", "--port", "{port}", "--bundle", str(bundle.resolve()),
                "--precision", precision, "--label-store", "memory",
                "--device", device or "cpu", "--log-level", "warning")  # fmt: skip
-    request = replace(make_multipart(photo), path="/predict?top_k=10")
+    request = replace(make_multipart(photo), path="/predict?label_set=trained&top_k=10")
     return Server(name, command, request, {"PYTHONPATH": str(checkout)}, checkout)
 
 

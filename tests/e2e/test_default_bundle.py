@@ -33,10 +33,17 @@ def ask(client: httpx.Client, photo: Path, **parameters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "label"), [("chelsea", "cat"), ("astronaut", "person")])
-def test_packaged_photos_get_exactly_their_label(
+def test_packaged_photos_get_exactly_their_trained_label(
     client: httpx.Client, name: str, label: str
 ) -> None:
-    assert ask(client, ROOT / "docs" / "photos" / f"{name}.jpg") == [label]
+    photo = ROOT / "docs" / "photos" / f"{name}.jpg"
+    assert ask(client, photo, label_set="trained") == [label]
+
+
+def test_request_without_parameters_finds_trained_and_everyday_labels(
+    client: httpx.Client,
+) -> None:
+    assert {"cat", "kitten"} <= set(ask(client, ROOT / "docs" / "photos" / "chelsea.jpg"))
 
 
 @needs_shared

@@ -37,9 +37,9 @@ def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
 
 @pytest.fixture
 def wanted(server: ServerProcess) -> list[dict[str, float]]:
-    """The scores of `/predict` for the photos."""
+    """The trained labels' scores of `/predict` for the photos."""
     with server.open_client() as client:
-        return [score_by_predict(client, photo) for photo in PHOTOS]
+        return [score_by_predict(client, photo, label_set="trained") for photo in PHOTOS]
 
 
 def score_by_predict(client: httpx.Client, photo: bytes, **query: str) -> dict[str, float]:

@@ -95,7 +95,9 @@ async def model_ready(host: Host, name: ModelName) -> ModelReadyAnswer:
 async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) -> Response:
     """Scores photos or pixels, JSON or binary tensors; `label_set` is a parameter.
 
-    `label_set` takes several names with commas between; `min_version` is that of `/predict`.
+    `label_set` takes several names with commas between; without it and the setting
+    `default_label_set`: the trained labels, or the first set if there are none.
+    `min_version` is that of `/predict`.
     `timeout` (microseconds) shortens the deadline; unknown parameters are ignored.
     The output parameter `classification` asks for the best labels instead of all scores.
     A photo that cannot be used fails the whole request; the error names the photo.
@@ -169,6 +171,11 @@ async def _score(pipeline: Pipeline, asked: InferRequest) -> tuple[Selection, li
             raise
 
     deadline = pipeline.make_deadline(asked.timeout_seconds)
-    selection = await pipeline.select(asked.question, deadline)
+    question = asked.question
+    if question.label_set is None:
+        # One set, as in the Triton repository: all labels of all sets would be a wide answer.
+        columns = pipeline.catalogue.default_columns
+        question = question.model_copy(update={"label_set": columns})
+    selection = await pipeline.select(question, deadline)
     works = (score(number, photo) for number, photo in enumerate(asked.photos, 1))
     return selection, await run_together(works)

@@ -23,7 +23,7 @@ from service.errors import (
 from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
 from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
-from service.labels.label_set import make_trained_set
+from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import Question
 from service.labels.store.store import LabelStore
 from tests.support.label_store import FlakyStore, define, put
@@ -38,11 +38,15 @@ EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")
 
 
 def make_catalogue(
-    bundle: Bundle, *fixed: FixedSet, default: tuple[str, ...] = (), store: LabelStore | None = None
+    bundle: Bundle,
+    *fixed: FixedSet,
+    default: tuple[str, ...] = (),
+    store: LabelStore | None = None,
+    trained: LabelSet | None = TRAINED,
 ) -> Catalogue:
     encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
     rules = CatalogueRules(default, max_candidates=3, poll_seconds=60.0)
-    return Catalogue(TRAINED, fixed, encoding, store or FlakyStore("memory"), rules)
+    return Catalogue(trained, fixed, encoding, store or FlakyStore("memory"), rules)
 
 
 @asynccontextmanager
@@ -65,13 +69,39 @@ async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
 
 async def test_question_pins_the_sets_that_it_names(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat"))
-    assert await pin_names(catalogue, Question()) == ["trained"]
+    assert await pin_names(catalogue, Question()) == ["trained", "everyday"]
     twice = Question(label_set=("pets", "everyday", "pets"))
     assert await pin_names(catalogue, twice) == ["pets", "everyday"]
     candidates = Question(candidate_labels=("yak",))
     assert await pin_names(catalogue, candidates) == ["candidate_labels"]
     both = Question(candidate_labels=("yak",), label_set=("pets",))
     assert await pin_names(catalogue, both) == ["candidate_labels", "pets"]
+
+
+ZOO = FixedSet(define("zoo", "yak"), "1.0", "folder")
+
+
+@pytest.mark.parametrize(
+    ("trained", "fixed", "configured", "expected"),
+    [
+        (TRAINED, (), (), (["trained"], ["trained"])),
+        (TRAINED, (EVERYDAY, ZOO), (), (["trained", "everyday"], ["trained"])),
+        (None, (EVERYDAY, ZOO), (), (["everyday"], ["everyday"])),
+        (None, (ZOO,), (), (["zoo"], ["zoo"])),
+        (TRAINED, (EVERYDAY, ZOO), ("zoo", "trained"), (["zoo", "trained"], None)),
+    ],
+)
+async def test_default_is_the_trained_labels_and_the_sets_of_the_bundle_unless_configured(
+    open_bundle: Bundle,
+    trained: LabelSet | None,
+    fixed: tuple[FixedSet, ...],
+    configured: tuple[str, ...],
+    expected: tuple[list[str], list[str] | None],
+) -> None:
+    async with started(open_bundle, *fixed, default=configured, trained=trained) as catalogue:
+        names, columns = expected
+        assert await pin_names(catalogue, Question()) == names
+        assert catalogue.default_columns == columns
 
 
 async def test_error_names_every_unknown_set(catalogue: Catalogue) -> None:
@@ -136,7 +166,7 @@ async def test_stopped_catalogue_has_closed_store_and_encoders(open_bundle: Bund
         await catalogue.refresh()
     with pytest.raises(Draining):
         await catalogue.pin(Question(candidate_labels=("yak",)))
-    assert await pin_names(catalogue, Question()) == ["trained"]
+    assert await pin_names(catalogue, Question()) == ["trained", "everyday"]
 
 
 @pytest.mark.parametrize("name", ["trained", "everyday", "candidate_labels"])

@@ -4,6 +4,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import PHOTO, labels_of, send_image, serve_app, to_base64
 from tests.support.threads import count_turns
+from tests.support.tiny_bundle import write_open_bundle
 
 MODEL = "/v2/models/tiny-open"
 INFER = f"{MODEL}/infer"
@@ -140,8 +142,29 @@ def test_photos_get_the_scores_of_predict_in_their_order(client: TestClient) -> 
     assert outputs["scores"]["shape"] == [4, 5]
     for row, photo in enumerate(photos):
         assert score_by_infer(outputs, row) == pytest.approx(
-            score_by_predict(client, photo), abs=TOLERANCE
+            score_by_predict(client, photo, label_set="trained"), abs=TOLERANCE
         )
+
+
+@pytest.mark.parametrize(
+    ("trained", "default", "shown"),
+    [
+        (True, None, "trained"),
+        (False, None, "everyday"),
+        (True, "everyday,trained", "everyday+trained"),
+    ],
+)
+def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
+    tmp_path: Path, *, trained: bool, default: str | None, shown: str
+) -> None:
+    bundle = write_open_bundle(tmp_path, trained=trained)
+    settings = {"label_store": "memory", "default_label_set": default}
+    with serve_app(bundle.path, **settings) as client:
+        answer = post(client, image_input()).json()
+        assert answer["parameters"]["label_set"] == shown
+        outputs = {output["name"]: output for output in answer["outputs"]}
+        wanted = score_by_predict(client, PHOTO, label_set=shown.split("+"))
+        assert score_by_infer(outputs) == pytest.approx(wanted, abs=TOLERANCE)
 
 
 def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: Bundle) -> None:

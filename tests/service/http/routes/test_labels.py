@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
+from service.bundle.writer import write_bundle
 from service.http.requests import json as json_bodies
 from service.labels.store.store import LabelStore
 from tests.support.serving import (
@@ -23,7 +25,13 @@ from tests.support.serving import (
     to_base64,
 )
 from tests.support.threads import Gate
-from tests.support.tiny_bundle import EMBEDDING_WIDTH, SPACE, write_open_bundle
+from tests.support.tiny_bundle import (
+    EMBEDDING_WIDTH,
+    SPACE,
+    TINY_LABELS,
+    open_draft,
+    write_open_bundle,
+)
 
 PETS = {"name": "pets", "labels": ["red panda", {"name": "axolotl", "threshold": 0.2}]}
 # Runs over other numbers of labels may sum in another order.
@@ -98,10 +106,27 @@ def test_predict_answers_from_the_registered_set(client: TestClient) -> None:
     assert (by_name["red panda"]["threshold"], by_name["red panda"]["calibrated"]) == (0.3, False)
 
 
-def test_without_a_set_the_trained_labels_answer(client: TestClient) -> None:
-    body = send_image(client, params={"top_k": 9}).json()
-    assert body["label_set"] == {"name": "trained", "version": "1.0"}
-    assert {label["source"] for label in body["labels"]} == {"trained"}
+def test_request_without_a_set_gets_the_trained_labels_and_the_sets_of_the_bundle(
+    client: TestClient,
+) -> None:
+    register(client, PETS)
+    response = send_image(client, params={"top_k": 99})
+    assert response.json()["label_set"] == {"name": "trained+everyday", "version": "1.0+1.0"}
+    named = scores_of(client, label_set="trained") | scores_of(client, label_set="everyday")
+    assert dict(labels_of(response)) == pytest.approx(named, abs=TOLERANCE)
+
+
+def test_label_of_both_default_sets_is_answered_by_the_trained_head(tmp_path: Path) -> None:
+    draft = open_draft()
+    sets = {"everyday.json": b'{"labels": ["cat", "chair"]}'}
+    bundle = write_bundle(tmp_path / "tiny-open", replace(draft, label_sets=sets))
+    with serve_app(bundle.path, label_store="memory") as client:
+        body = send_image(client, params={"top_k": 99}).json()
+        sources = {label["label"]: label["source"] for label in body["labels"]}
+        trained = {label.name: "trained" for label in TINY_LABELS}
+        assert sources == {**trained, "chair": "zero_shot"}
+        alone = scores_of(client, label_set="trained")["cat"]
+        assert scores_of(client)["cat"] == pytest.approx(alone, abs=TOLERANCE)
 
 
 def test_several_sets_answer_as_each_of_them_alone(client: TestClient) -> None:
@@ -138,7 +163,7 @@ def test_candidate_labels_score_as_registered_ones_and_beside_other_sets(
     asked = {"candidate_labels": ["axolotl", "red panda"], "label_set": "trained"}
     both = scores_of(client, **asked)
     assert both == pytest.approx(
-        scores_of(client, label_set="pets") | scores_of(client), abs=TOLERANCE
+        scores_of(client, label_set="pets") | scores_of(client, label_set="trained"), abs=TOLERANCE
     )
 
 
@@ -610,7 +635,7 @@ def test_model_without_text_encoder_takes_embeddings_only(tmp_path: Path) -> Non
         assert set(scores_of(client, label_set="x")) == {"x"}
 
 
-def test_model_without_trained_head_answers_from_its_first_set(tmp_path: Path) -> None:
+def test_model_without_trained_head_answers_from_its_own_sets(tmp_path: Path) -> None:
     bundle = write_open_bundle(tmp_path, trained=False)
     with serve_app(bundle.path, label_store="memory") as client:
         body = send_image(client, params={"top_k": 9}).json()
