@@ -33,9 +33,15 @@ class Prediction:
     explanations: tuple[Explanation, ...] = ()  # of the first labels, if the question asks
 
     def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
-        """Returns read-only JSON values; `overlays` are paths or URLs of the overlays."""
+        """Returns read-only JSON values; `overlays` are paths or URLs of the overlays.
+
+        Scores and thresholds are rounded to six decimals.
+        """
         # Writing dataclasses, or `asdict`, takes three times as long.
-        labels = [vars(label) for label in self.labels]
+        labels = [
+            {**vars(label), "score": _round(label.score), "threshold": _round(label.threshold)}
+            for label in self.labels
+        ]
         for i, explanation in enumerate(self.explanations):
             labels[i] = {**labels[i], "map": explanation.list_cells()}
         for i, overlay in enumerate(overlays):
@@ -45,6 +51,12 @@ class Prediction:
             "labels": labels,
             "timings": vars(self.timings),
         }
+
+
+def _round(value: float) -> float:
+    """Rounds to six decimals; a score at or above its threshold stays there."""
+    # Half the time of `round`, 0.5 us a label; NaN stays NaN.
+    return (value * 1e6 + 0.5) // 1 / 1e6
 
 
 def add_up_timings(

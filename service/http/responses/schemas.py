@@ -45,7 +45,9 @@ class ScoredLabelAnswer(_Answer):
     """One label of an image."""
 
     label: str = Field(examples=["dog"])
-    score: float = Field(ge=0, le=1, examples=[0.93])
+    score: float = Field(
+        ge=0, le=1, description="Rounded to six decimals, as `threshold`.", examples=[0.93]
+    )
     threshold: float = Field(
         ge=0, le=1, description="The label counts as present from this score on.", examples=[0.61]
     )

@@ -4,6 +4,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from service.pipeline.explanation import Explanation
 from service.pipeline.prediction import Prediction, Timings, add_up_timings
@@ -46,3 +48,25 @@ def test_described_prediction_has_maps_and_overlays_of_its_explained_labels_only
             "timings": {"decode_ms": 1, "queue_ms": 2, "inference_ms": 3, "total_ms": 6},
         }
     assert [label["label"] for label in prediction.describe()["labels"]] == ["cat", "dog"]
+
+
+@given(score=st.floats(0, 1), threshold=st.floats(0, 1))
+@example(score=0.6295822900526222, threshold=0.6295822900526222)
+@example(score=0.5, threshold=np.nextafter(0.5, 1))
+@example(score=1.0, threshold=0.0)
+def test_described_scores_are_rounded_and_stay_at_or_above_their_thresholds(
+    score: float, threshold: float
+) -> None:
+    label = ScoredLabel("cat", score, threshold, "trained", calibrated=True)
+    described = Prediction(1, 1, (label,), Timings(1.0, 2.0, 3.0, 6.0)).describe()["labels"][0]
+    for value, exact in ((described["score"], score), (described["threshold"], threshold)):
+        assert value == round(value, 6) == pytest.approx(exact, abs=5.1e-7)
+    if score >= threshold:
+        assert described["score"] >= described["threshold"]
+    assert (label.score, label.threshold) == (score, threshold)
+
+
+def test_described_nan_stays_nan() -> None:
+    label = ScoredLabel("cat", np.nan, 0.5, "trained", calibrated=True)
+    (described,) = Prediction(1, 1, (label,), Timings(1.0, 2.0, 3.0, 6.0)).describe()["labels"]
+    assert np.isnan(described["score"])
