@@ -63,12 +63,48 @@ class InputContract(Record):
     interpolation: Interpolation
 
 
+class Calibration(Record):
+    """Turns a logit into a probability: the score is sigmoid(scale * logit + shift)."""
+
+    scale: float = Field(gt=0.0, allow_inf_nan=False)
+    shift: float = Field(allow_inf_nan=False)
+
+
+class ReliabilityBin(Record):
+    """The scores of one of ten equal bins of 0..1, and the share of them that is right."""
+
+    scores: int = Field(ge=0)  # number of pairs of a photo and a label
+    mean_score: float = Field(ge=0.0, le=1.0)  # 0 in an empty bin
+    share_right: float = Field(ge=0.0, le=1.0)
+
+
+class HeadCalibration(Calibration):
+    """A head's calibration and its expected calibration errors (0..1) without and with it.
+
+    Errors and bins were measured by cross-validation: each photo with a fit to other photos. Labels
+    may have their own calibration instead, which the errors and bins include.
+    """
+
+    dataset: str  # and split, such as `coco18/val`
+    images: int = Field(ge=1)
+    labels: int = Field(ge=1)
+    error_before: float = Field(ge=0.0, le=1.0)
+    error_after: float = Field(ge=0.0, le=1.0)
+    bins: tuple[ReliabilityBin, ...]
+
+
 class TrainedHead(Record):
-    """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`."""
+    """The head of the trained labels; `kind` is its architecture, such as `ml_decoder`.
+
+    `threshold` is for labels without one of their own. Without `calibration`, scores are the
+    activation of the logits as they are; a softmax head has none.
+    """
 
     kind: str
     num_labels: int = Field(ge=1)
     activation: Activation
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    calibration: HeadCalibration | None = None
 
 
 def write_prompt(template: str, name: str) -> str:
@@ -99,12 +135,15 @@ class EmbeddingSpace(Record):
 class OpenHead(Record):
     """The head that scores any label, given its text embedding, by the sigmoid of the logit.
 
-    `threshold` is for labels without one of their own, measured on labels that were not trained.
+    `threshold` is for labels without one of their own. It and `calibration` are measured on labels
+    that were not trained; `trained_names` is the calibration for names of trained labels.
     """
 
     kind: str
     embedding_space: EmbeddingSpace
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    calibration: HeadCalibration | None = None
+    trained_names: HeadCalibration | None = None
 
 
 class Provenance(Record):
@@ -127,9 +166,10 @@ class Metric(Record):
 
 
 class Label(Record):
-    """One trained label, predicted at and above its threshold, that of the best F1 on validation.
+    """One trained label, predicted at and above its threshold, chosen on validation images.
 
     `precision` and `recall` are at the threshold; `positives` counts validation images.
+    `calibration` replaces the head's.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -138,6 +178,7 @@ class Label(Record):
     precision: float | None = Field(default=None, ge=0.0, le=1.0)
     recall: float | None = Field(default=None, ge=0.0, le=1.0)
     positives: int | None = Field(default=None, ge=0)
+    calibration: Calibration | None = None
 
 
 class ModelCard(Record):

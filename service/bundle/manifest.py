@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 from service.bundle.card import ModelCard, Precision, Record, Sha256, format_first_error
 from service.errors import BundleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 2 added calibrations, all optional: a file of version 1 is read too."""
 _FOLDERS_SHOWN = 5
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
@@ -63,7 +64,7 @@ class FileRecord(Record):
 class Manifest(Record):
     """`manifest.json`: the card, the graph variants and the hash of every other file."""
 
-    schema_version: Literal[1]
+    schema_version: int = Field(ge=1, le=SCHEMA_VERSION)
     card: ModelCard
     graphs: dict[GraphName, dict[Precision, str]]
     files: dict[str, FileRecord]
@@ -84,9 +85,10 @@ def read_manifest(path: Path) -> Manifest:
         version = json.loads(text).get("schema_version")
     except (ValueError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path.name}: {MANIFEST_FILE} is not a JSON object") from error
-    if version != SCHEMA_VERSION:
+    if version not in range(1, SCHEMA_VERSION + 1):
         raise BundleError(
-            f"{path.name}: schema_version is {version!r}, this service reads {SCHEMA_VERSION}: "
+            f"{path.name}: schema_version is {version!r}, this service reads 1 to "
+            f"{SCHEMA_VERSION}: "
             "export the bundle again"
         )
     try:

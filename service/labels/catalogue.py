@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.bundle.card import Calibration
 from service.errors import (
     InvalidLabelSet,
     LabelSetError,
@@ -177,11 +178,16 @@ class Catalogue:
             known = self._list_names() if self._stored and self._stored.revision >= 0 else ()
             raise LabelSetNotFound(name, known) from error
 
-    async def set_thresholds(
-        self, name: str, thresholds: Mapping[str, float], if_version: int | None = None
+    async def calibrate(
+        self,
+        name: str,
+        thresholds: Mapping[str, float],
+        calibration: Calibration | None,
+        if_version: int | None = None,
     ) -> LabelSet:
-        """Sets thresholds (0..1) of labels of a registered set; the others keep theirs."""
-        return await self._writable(name).set_thresholds(name, thresholds, if_version)
+        """Sets a registered set's calibration, and thresholds (0..1) of some of its labels."""
+        stored = self._writable(name)
+        return await stored.calibrate(name, thresholds, calibration, if_version)
 
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""

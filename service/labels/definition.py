@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.bundle.card import EmbeddingSpace, Record, write_prompt
+from service.bundle.card import Calibration, EmbeddingSpace, Record, write_prompt
 from service.engine.heads import Embeddings
 from service.errors import InvalidLabelSet, OtherEmbeddings, TextNotEncodable, quote
 from service.labels.text import LabelSetName, LabelText, PromptText
@@ -101,12 +101,13 @@ class LabelSetRecord(Record):
     """A label set as JSON, in a request or in a file; an answer of the service is valid too.
 
     The excluded fields are ignored. `embedding_space` is the fingerprint of the space of the given
-    embeddings; None trusts them.
+    embeddings; None trusts them. `calibration` replaces the open head's for all labels of the set.
     """
 
     name: LabelSetName
     labels: list[OpenLabel] = Field(min_length=1)
     embedding_space: str | None = Field(default=None, max_length=200)
+    calibration: Calibration | None = None
     version: str | None = Field(default=None, exclude=True)
     origin: str | None = Field(default=None, exclude=True)
     read_only: bool | None = Field(default=None, exclude=True)
@@ -123,6 +124,7 @@ class Definition:
         given: positions of the M labels that came with an embedding, ascending.
         embeddings: their embeddings, float32 [M, E].
         embedding_space: fingerprint of their space; None if the author did not give it.
+        calibration: of all labels of the set; None uses the open head's.
     """
 
     name: str
@@ -132,11 +134,14 @@ class Definition:
     given: tuple[int, ...] = ()
     embeddings: Embeddings = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     embedding_space: str | None = None
+    calibration: Calibration | None = None
 
     @cached_property
     def digest(self) -> str:
         """Hash of all but `embedding_space`, sha256 in hex."""
-        columns = [self.name, self.names, self.prompts, self.thresholds, self.given]
+        columns: list[object] = [self.name, self.names, self.prompts, self.thresholds, self.given]
+        if self.calibration is not None:  # so that sets without it keep their digests
+            columns.append([self.calibration.scale, self.calibration.shift])
         digest = hashlib.sha256(json.dumps(columns).encode())
         digest.update(np.ascontiguousarray(self.embeddings, "<f4").tobytes())
         return digest.hexdigest()
@@ -168,6 +173,7 @@ def define_label_set(record: LabelSetRecord) -> Definition:
         given=given,
         embeddings=embeddings.reshape(len(rows), len(rows[0]) if rows else 0),
         embedding_space=record.embedding_space,
+        calibration=record.calibration,
     )
 
 

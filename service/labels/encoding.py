@@ -6,7 +6,7 @@ stops its own work.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -43,10 +43,12 @@ class Encoding:
         labels: LabelEncoder,
         texts: TextEncoder | None,
         *,
+        trained_names: Collection[str] = (),
         cache_size: int,
         queue_size: int,
     ) -> None:
         self.head = head
+        self._trained_names = frozenset(trained_names)
         self.query_width = labels.width
         self.encodes_text = texts is not None
         self._labels = labels
@@ -103,9 +105,9 @@ class Encoding:
     def make_set(
         self, definition: Definition, queries: QueryArray, version: str, origin: Origin
     ) -> LabelSet:
-        """Returns the snapshot of a set, with the open head's threshold as the fallback."""
+        """Returns the snapshot of a set, with the open head's threshold and calibration."""
         return make_open_set(
-            definition, queries, version=version, origin=origin, fallback=self.head.threshold
+            definition, queries, self.head, self._trained_names, version=version, origin=origin
         )
 
     def close(self) -> None:
@@ -151,5 +153,10 @@ def open_encoding(
         return None
     texts = open_text_encoder(bundle, threads)
     return Encoding(
-        bundle.card.open_head, labels, texts, cache_size=cache_size, queue_size=queue_size
+        bundle.card.open_head,
+        labels,
+        texts,
+        trained_names=[label.name for label in bundle.labels],
+        cache_size=cache_size,
+        queue_size=queue_size,
     )

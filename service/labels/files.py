@@ -2,7 +2,8 @@
 
 JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` has the arrays `names`
 (text [L]) and `embeddings` (float [L, E]), and optionally `prompts` (text [L], empty for none),
-`thresholds` (float [L], NaN for none) and `embedding_space` (one text). Pickles are never read.
+`thresholds` (float [L], NaN for none), `embedding_space` (one text) and `calibration` (float [2],
+scale and shift). Pickles are never read.
 A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`, or
 one column of names without a header.
 """
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from service.bundle.card import format_first_error
+from service.bundle.card import Calibration, format_first_error
 from service.errors import InvalidLabelSet, StartError, quote
 from service.labels.definition import (
     Definition,
@@ -38,7 +39,7 @@ SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
 _NPZ_REQUIRED = frozenset({"names", "embeddings"})
-_NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space"}
+_NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space", "calibration"}
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -108,6 +109,8 @@ def pack_label_set(definition: Definition) -> bytes:
     }
     if definition.embedding_space is not None:
         arrays["embedding_space"] = np.array(definition.embedding_space)
+    if (own := definition.calibration) is not None:
+        arrays["calibration"] = np.array([own.scale, own.shift], np.float64)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for key, array in arrays.items():
@@ -232,6 +235,7 @@ def _parse_npz(content: bytes, name: str) -> Definition:
             given=tuple(range(len(labels))),
             embeddings=embeddings.astype(np.float32),
             embedding_space=None if space is None else str(space),
+            calibration=_read_calibration(arrays.get("calibration")),
         )
 
 
@@ -258,6 +262,17 @@ def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | N
                 f"Threshold {place} of {count} must be from 0 to 1; it is {value:g}"
             )
     return found
+
+
+def _read_calibration(values: NDArray[Any] | None) -> Calibration | None:
+    if values is None:
+        return None
+    if values.shape != (2,) or values.dtype.kind != "f":
+        raise InvalidLabelSet("calibration is not a scale and a shift")
+    try:
+        return Calibration(scale=float(values[0]), shift=float(values[1]))
+    except ValidationError as error:
+        raise InvalidLabelSet(f"calibration: {format_first_error(error)}") from error
 
 
 def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:

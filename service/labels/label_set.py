@@ -1,6 +1,6 @@
 """The label set as requests see it: an immutable snapshot, pinned by a request until its end."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.card import Activation, Label
+from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
 from service.engine.heads import QueryArray
 from service.labels.definition import Definition
 
 FALLBACK_THRESHOLD = 0.5
-"""Threshold of labels that were not calibrated."""
+"""Threshold where nothing else is known: on calibrated scores, more likely than not."""
 
 TRAINED_SET = "trained"
 CANDIDATE_SET = "candidate_labels"
@@ -34,6 +34,8 @@ class LabelSet:
         prompts: L texts that were encoded instead of the names, or None.
         thresholds: float64 [L], 0..1; the fallback for labels without their own.
         calibrated: bool [L], whether the threshold is the label's own.
+        calibration: float64 [2, L], scale and shift of each logit; None uses logits as they are.
+        own_calibration: of a set that has its own.
         own_embeddings: bool [L], whether the label came with an embedding instead of a text.
         queries: float32 [L, K], input of the open head; None for the trained labels.
         positions: name -> index in the columns.
@@ -47,6 +49,8 @@ class LabelSet:
     prompts: tuple[str | None, ...]
     thresholds: NDArray[np.float64]
     calibrated: NDArray[np.bool_]
+    calibration: NDArray[np.float64] | None
+    own_calibration: Calibration | None
     own_embeddings: NDArray[np.bool_]
     source: Source
     activation: Activation
@@ -65,11 +69,13 @@ class LabelSet:
 
 
 def make_trained_set(
-    labels: Sequence[Label], *, version: str = "1", activation: Activation = "sigmoid"
+    labels: Sequence[Label], head: TrainedHead | None = None, *, version: str = "1"
 ) -> LabelSet:
-    """Returns the set of a bundle's trained labels."""
+    """Returns the set of a bundle's trained labels; without a `head`, of raw sigmoid scores."""
     names = tuple(label.name for label in labels)
-    thresholds, calibrated = _fill([label.threshold for label in labels], FALLBACK_THRESHOLD)
+    fallback = None if head is None else head.threshold
+    thresholds, calibrated = _fill([label.threshold for label in labels], fallback)
+    of_head = None if head is None else head.calibration
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -79,9 +85,11 @@ def make_trained_set(
         prompts=(None,) * len(names),
         thresholds=thresholds,
         calibrated=calibrated,
+        calibration=_stack([label.calibration or of_head for label in labels]),
+        own_calibration=None,
         own_embeddings=np.zeros(len(names), np.bool_),
         source="trained",
-        activation=activation,
+        activation="sigmoid" if head is None else head.activation,
         queries=None,
         positions={name: position for position, name in enumerate(names)},
     )
@@ -90,19 +98,19 @@ def make_trained_set(
 def make_open_set(
     definition: Definition,
     queries: QueryArray,
+    head: OpenHead,
+    trained_names: Collection[str] = (),
     *,
     version: str,
     origin: Origin,
-    fallback: float | None,
 ) -> LabelSet:
     """Returns the set of a definition and its queries, float32 [L, K], which requests share.
 
-    `fallback` is the open head's threshold; None takes `FALLBACK_THRESHOLD`.
+    `trained_names` are those of the bundle's trained labels, which the open head knows better.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     queries.flags.writeable = origin == "request"
-    fallback = FALLBACK_THRESHOLD if fallback is None else fallback
-    thresholds, calibrated = _fill(definition.thresholds, fallback)
+    thresholds, calibrated = _fill(definition.thresholds, head.threshold)
     return LabelSet(
         name=definition.name,
         version=version,
@@ -112,6 +120,15 @@ def make_open_set(
         prompts=definition.prompts,
         thresholds=thresholds,
         calibrated=calibrated,
+        calibration=_stack(
+            [
+                definition.calibration
+                or (name in trained_names and head.trained_names)
+                or head.calibration
+                for name in definition.names
+            ]
+        ),
+        own_calibration=definition.calibration,
         own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
         source="zero_shot",
         activation="sigmoid",
@@ -121,8 +138,17 @@ def make_open_set(
 
 
 def _fill(
-    thresholds: Sequence[float | None], fallback: float
+    thresholds: Sequence[float | None], fallback: float | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    filled = [fallback if value is None else value for value in thresholds]
+    rest = FALLBACK_THRESHOLD if fallback is None else fallback
+    filled = [rest if value is None else value for value in thresholds]
     own = [value is not None for value in thresholds]
     return np.array(filled, np.float64), np.array(own, np.bool_)
+
+
+def _stack(calibrations: Sequence[Calibration | None]) -> NDArray[np.float64] | None:
+    """Returns scales and shifts, float64 [2, L]; None if no label is calibrated."""
+    if not any(calibrations):
+        return None
+    pairs = [(1.0, 0.0) if each is None else (each.scale, each.shift) for each in calibrations]
+    return np.array(pairs, np.float64).T.copy()

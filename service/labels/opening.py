@@ -36,9 +36,7 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
     card = bundle.card
     trained = None
     if card.trained_head is not None:
-        trained = make_trained_set(
-            bundle.labels, version=card.version, activation=card.trained_head.activation
-        )
+        trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
     return Catalogue(trained, fixed, encoding, _open_store(settings, bundle), rules)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace as replace_fields
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
+from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, QueryArray
 from service.errors import (
     Draining,
@@ -148,10 +149,14 @@ class StoredSets:
             definition, embeddings, queries, replace=replace, if_version=if_version
         )
 
-    async def set_thresholds(
-        self, name: str, thresholds: Mapping[str, float], if_version: int | None
+    async def calibrate(
+        self,
+        name: str,
+        thresholds: Mapping[str, float],
+        calibration: Calibration | None,
+        if_version: int | None,
     ) -> LabelSet:
-        """Writes thresholds (0..1) for some labels of a set; the others keep theirs."""
+        """Writes a set's calibration, and thresholds (0..1) for some labels; others keep theirs."""
         stored = await self._call(self._store.read, name)
         if stored is None:
             raise LabelSetNotFound(name)
@@ -160,7 +165,7 @@ class StoredSets:
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
         queries = await self._encoding.project(stored.embeddings)
-        definition = replace_fields(old, thresholds=new)
+        definition = replace_fields(old, thresholds=new, calibration=calibration)
         labels, _ = await self._commit(
             definition, stored.embeddings, queries, replace=True, if_version=stored.version
         )

@@ -37,15 +37,25 @@ class ScoredLabel:
     calibrated: bool  # whether `threshold` is the label's own
 
 
-def compute_scores(logits: NDArray[np.floating], activation: Activation) -> NDArray[np.float64]:
-    """Turns logits [N] into scores [N], 0..1, without overflow at any finite logit."""
+def compute_scores(
+    logits: NDArray[np.floating],
+    activation: Activation,
+    calibration: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Turns logits [..., N] into scores 0..1, without overflow at any finite logit.
+
+    `calibration` [2, N] has the scale and shift of each logit, for a sigmoid.
+    """
     if activation == "softmax":
         values = logits.astype(np.float64)
-        weights: NDArray[np.float64] = np.exp(values - values.max())
-        total: np.float64 = weights.sum()
+        weights: NDArray[np.float64] = np.exp(values - values.max(axis=-1, keepdims=True))
+        total: NDArray[np.float64] = weights.sum(axis=-1, keepdims=True)
         return weights / total
     # Few operations, in one array: for few values each costs more than its arithmetic.
     scores: NDArray[np.float64] = np.negative(logits, dtype=np.float64)
+    if calibration is not None:
+        scores *= calibration[0]
+        scores -= calibration[1]
     np.minimum(scores, _MAX_EXPONENT, out=scores)
     np.exp(scores, out=scores)
     np.add(scores, 1.0, out=scores)
@@ -88,7 +98,10 @@ def _score_part(
     applies: bool,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
-    scores = compute_scores(logits, labels.activation)
+    calibration = labels.calibration
+    if calibration is not None and len(logits) != len(labels.names):
+        calibration = calibration[:, chosen]
+    scores = compute_scores(logits, labels.activation, calibration)
     whole = len(chosen) == len(labels.names)
     if len(scores) != len(chosen):
         scores = scores[chosen]

@@ -5,7 +5,7 @@ processes detect changes with one small query. All methods block.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sqlalchemy as sa
 
+from service.bundle.card import Calibration
 from service.engine.heads import Embeddings
 from service.errors import (
     InvalidLabelSet,
@@ -280,12 +281,14 @@ def _make_tables(connection: sa.Connection) -> None:
 
 
 def _encode_row(definition: Definition, embeddings: Embeddings) -> dict[str, object]:
-    columns = {
+    columns: dict[str, Sequence[object]] = {
         "names": definition.names,
         "prompts": definition.prompts,
         "thresholds": definition.thresholds,
         "given": definition.given,
     }
+    if (own := definition.calibration) is not None:
+        columns["calibration"] = (own.scale, own.shift)
     return {
         "name": definition.name,
         "num_labels": len(definition.names),
@@ -300,10 +303,15 @@ def _decode_row(row: sa.Row[Any]) -> StoredSet:
         columns: dict[str, Any] = {
             name: tuple(values) for name, values in json.loads(row.labels).items()
         }
+        own = columns.pop("calibration", None)
+        calibration = None if own is None else Calibration(scale=own[0], shift=own[1])
         count = len(columns["names"])
         embeddings = np.frombuffer(row.embeddings, "<f4").reshape(count, -1).astype(np.float32)
         definition = Definition(
-            name=row.name, embeddings=embeddings[list(columns["given"])], **columns
+            name=row.name,
+            embeddings=embeddings[list(columns["given"])],
+            calibration=calibration,
+            **columns,
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InvalidLabelSet("Its row is damaged") from error
