@@ -88,8 +88,7 @@ def read_manifest(path: Path) -> Manifest:
     if version not in range(1, SCHEMA_VERSION + 1):
         raise BundleError(
             f"{path.name}: schema_version is {version!r}, this service reads 1 to "
-            f"{SCHEMA_VERSION}: "
-            "export the bundle again"
+            f"{SCHEMA_VERSION}: export the bundle again"
         )
     try:
         return Manifest.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""`ml-decoder labels calibrate`: thresholds of a registered label set from labelled photos.
+"""`ml-decoder labels calibrate`: scores and thresholds of a registered set from labelled photos.
 
 A folder has `labels.json` ({name, label_names, images: {file: {split, labels}}}) and `images/`.
 Photos go through the service's own pipeline, so that the scores are those of the service.
@@ -7,21 +7,30 @@ Photos go through the service's own pipeline, so that the scores are those of th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import format_first_error
 from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
-from service.labels.calibration import MIN_POSITIVES, OperatingPoint, find_best_f1
+from service.labels.calibration import (
+    MIN_POSITIVES,
+    Fit,
+    OperatingPoint,
+    find_threshold,
+    fit_calibration,
+)
+from service.labels.label_set import LabelSet
 from service.labels.question import Question
 from service.labels.text import LabelText
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.scoring import compute_scores
 from service.settings import Settings
 
 LABELS_FILE = "labels.json"
@@ -42,19 +51,26 @@ class LabelledFolder(BaseModel):
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationReport:
     """What a run found."""
 
+    fit: Fit | None  # None: the set keeps the calibration that it had
     points: Mapping[str, OperatingPoint]  # by label
+    not_reached: tuple[str, ...]  # labels with enough photos that miss the wanted precision
     left_out: tuple[LabelledPhoto, ...]  # photos that have no prediction
 
 
 async def calibrate_set(
-    settings: Settings, name: str, folder: Path, split: str | None = None
-) -> Calibration:
-    """Sets the thresholds of a set's labels that have at least `MIN_POSITIVES` photos.
+    settings: Settings,
+    name: str,
+    folder: Path,
+    split: str | None = None,
+    precision_target: float | None = None,
+) -> CalibrationReport:
+    """Calibrates the scores of a set, and sets thresholds of labels with `MIN_POSITIVES` photos.
 
-    Only photos of the split count, if one is given; those that cannot be used are left out. Raises
+    A threshold is that of best F1, or the lowest that reaches `precision_target` (0..1). Only
+    photos of the split count, if one is given; those that cannot be used are left out. Raises
     LabelSetChanged if the set was changed meanwhile, and StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
@@ -75,24 +91,49 @@ async def calibrate_set(
         if not common:
             raise StartError(f"{folder} has no label of the set {name}")
         question = Question(label_set=[name], top_k=len(labels.names))
-        scores, left_out = await _score(pipeline, list(photos), question)
-        if not scores:
+        answers, left_out = await _score(pipeline, list(photos), question)
+        if not answers:
             raise StartError(f"none of the photos can be used: {_describe(left_out)}")
-        found = {}
-        for label in common:
-            targets = np.array([label in photos[path] for path in scores], np.int64)
-            if targets.sum() >= MIN_POSITIVES:
-                column = np.array([row[label] for row in scores.values()], np.float64)
-                found[label] = find_best_f1(column, targets)
-        if not found:
+        targets = np.array(
+            [[label in photos[path] for label in common] for path in answers], np.int64
+        )
+        if targets.sum(axis=0).max() < MIN_POSITIVES:
             rest = f"; {_describe(left_out)}" if left_out else ""
             raise StartError(
                 f"no label of the set {name} has {MIN_POSITIVES} photos in {folder}{rest}"
             )
-        thresholds = {label: point.threshold for label, point in found.items()}
+        scores = np.array([[row[label] for label in common] for row in answers.values()])
+        fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
+        calibration = labels.own_calibration if fit is None else fit.pair
+        thresholds = {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.
-        await pipeline.catalogue.set_thresholds(name, thresholds, int(labels.version))
-        return Calibration(found, tuple(left_out))
+        await pipeline.catalogue.calibrate(name, thresholds, calibration, int(labels.version))
+        return CalibrationReport(fit, points, not_reached, tuple(left_out))
+
+
+def _fit(
+    labels: LabelSet,
+    common: Sequence[str],
+    scores: NDArray[np.float64],
+    targets: NDArray[np.int64],
+    precision_target: float | None,
+) -> tuple[Fit | None, dict[str, OperatingPoint], tuple[str, ...]]:
+    """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
+    smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
+    clipped = scores.clip(smallest, 1 - smallest)
+    current = logits = np.log(clipped / (1 - clipped))
+    if labels.calibration is not None:
+        scales, shifts = labels.calibration[:, [labels.positions[label] for label in common]]
+        logits = (current - shifts) / scales
+    fit = fit_calibration(logits, targets, per_label=False, current=current)
+    if fit is not None:
+        scores = compute_scores(logits, "sigmoid", fit.stack())
+    enough = [i for i in range(len(common)) if targets[:, i].sum() >= MIN_POSITIVES]
+    found = {
+        common[i]: find_threshold(scores[:, i], targets[:, i], precision_target) for i in enough
+    }
+    points = {label: point for label, point in found.items() if point is not None}
+    return fit, points, tuple(label for label, point in found.items() if point is None)
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:

@@ -26,11 +26,11 @@ from service.bundle.card import Device
 
 # For annotations alone: each command imports its own, and `--help` needs none.
 if TYPE_CHECKING:
-    from service.bundle.card import Label
+    from service.bundle.card import HeadCalibration, Label, ModelCard
     from service.bundle.reader import Bundle
     from service.cli.bench import Load
+    from service.cli.calibrate import CalibrationReport
     from service.cli.photos import LabelledPhoto
-    from service.labels.calibration import OperatingPoint
     from service.labels.label_set import LabelSet
 
 EXIT_SOME_FAILED = 1
@@ -181,6 +181,8 @@ def show_bundle(bundle: Bundle) -> None:
         "precisions": ", ".join(bundle.precisions()),
         "default precision": ", ".join(f"{device} {name}" for device, name in defaults.items()),
     }
+    for name, calibration in _list_calibrations(card).items():
+        values[f"scores of {name}"] = _describe_scores(calibration)
     for metric in card.metrics:
         measured = f"{metric.value:.2f} ({metric.dataset}, {metric.images} images)"
         values[f"{metric.name} {metric.precision}"] = measured
@@ -189,6 +191,34 @@ def show_bundle(bundle: Bundle) -> None:
     for label in bundle.labels:
         table.add_row(Text(label.name), *_format_calibration(label))
     Console().print(table)
+    for name, calibration in _list_calibrations(card).items():
+        if calibration is not None:
+            table = Table("score", "pairs", "mean score", "right", title=Text(f"scores of {name}"))
+            for place, each in enumerate(calibration.bins):
+                shares = (each.mean_score, each.share_right) if each.scores else ()
+                table.add_row(
+                    f"{place / 10:.1f} to {(place + 1) / 10:.1f}",
+                    str(each.scores),
+                    *(f"{share:.3f}" for share in shares),
+                )
+            Console().print(table)
+
+
+def _list_calibrations(card: ModelCard) -> dict[str, HeadCalibration | None]:
+    found = {}
+    if card.trained_head is not None:
+        found["trained labels"] = card.trained_head.calibration
+    if card.open_head is not None:
+        found["open labels"] = card.open_head.calibration
+    return found
+
+
+def _describe_scores(calibration: HeadCalibration | None) -> str:
+    if calibration is None:
+        return "as the checkpoint gives them, not calibrated"
+    before, after = calibration.error_before, calibration.error_after
+    photos = f"{calibration.images} photos of {calibration.dataset}"
+    return f"calibrated on {photos}: error {after:.3f}, {before:.3f} before"
 
 
 def describe_label_set(labels: LabelSet) -> dict[str, Any]:
@@ -209,15 +239,39 @@ def show_label_sets(sets: Sequence[LabelSet]) -> None:
     Console().print(table)
 
 
-def show_calibration(name: str, found: Mapping[str, OperatingPoint], left_out: int) -> None:
-    """Shows the new thresholds of a label set, and the number of photos that were not used."""
+def describe_calibration(found: CalibrationReport) -> dict[str, Any]:
+    """Returns what a calibration found as JSON values."""
+    fit = found.fit
+    calibration = None
+    if fit is not None:
+        calibration = {
+            **fit.pair.model_dump(),
+            "error_before": fit.error_before,
+            "error_after": fit.error_after,
+        }
+    return {
+        "calibration": calibration,
+        "thresholds": {label: point.threshold for label, point in found.points.items()},
+        "not_reached": list(found.not_reached),
+        "left_out": len(found.left_out),
+    }
+
+
+def show_calibration(name: str, found: CalibrationReport) -> None:
+    """Shows what a calibration of a label set found."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
-    for label, point in found.items():
+    for label, point in found.points.items():
         shares = (point.threshold, point.precision, point.recall)
         table.add_row(Text(label), *(f"{share:.3f}" for share in shares))
+    for label in found.not_reached:
+        table.add_row(Text(label), "-", "not reached", "-")
     console = Console()
     console.print(table)
-    if left_out:
+    scores = "scores as before: the photos are too few, or do not show it better"
+    if found.fit is not None:
+        scores = f"scores: {found.fit.figures}"
+    console.print(Text(scores), soft_wrap=True)
+    if left_out := len(found.left_out):
         photos = "photo" if left_out == 1 else "photos"
         console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from service.cli.console import (
     EXIT_SOME_FAILED,
+    describe_calibration,
     describe_label_set,
     show_calibration,
     show_failure,
@@ -96,7 +97,7 @@ def remove(*, settings: Settings, name: Name) -> None:
     _run(settings, lambda catalogue: catalogue.delete(name))
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
     *,
     settings: Settings,
     name: Name,
@@ -110,9 +111,17 @@ def calibrate(
         ),
     ],
     split: Annotated[str | None, typer.Option(help="Only photos of this split.")] = None,
+    precision_target: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Take the lowest threshold with this precision (0 to 1), instead of best F1.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the thresholds of a registered set (best F1) from labelled photos.
+    """Calibrate the scores of a registered set, and set its thresholds, from labelled photos.
 
     ml-decoder labels calibrate zoo --photos FOLDER --split val
     """
@@ -120,7 +129,7 @@ def calibrate(
 
     configure_logs("error")
     try:
-        found = asyncio.run(calibrate_set(settings, name, photos, split))
+        found = asyncio.run(calibrate_set(settings, name, photos, split, precision_target))
     except LabelSetChanged as error:
         reason = f"{name} was changed while its photos were scored; calibrate it again"
         raise StartError(reason) from error
@@ -128,10 +137,9 @@ def calibrate(
         show_failure(photo)
     left_out = len(found.left_out)
     if as_json:
-        thresholds = {label: point.threshold for label, point in found.points.items()}
-        write_json({"name": name, "thresholds": thresholds, "left_out": left_out})
+        write_json({"name": name, **describe_calibration(found)})
     else:
-        show_calibration(name, found.points, left_out)
+        show_calibration(name, found)
     if left_out:
         raise typer.Exit(EXIT_SOME_FAILED)
 

@@ -37,7 +37,7 @@ class Encoding:
     fails, the methods raise `InferenceFailed`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - names and sizes are keywords
         self,
         head: OpenHead,
         labels: LabelEncoder,

@@ -95,7 +95,7 @@ def make_trained_set(
     )
 
 
-def make_open_set(
+def make_open_set(  # noqa: PLR0913 - version and origin are names
     definition: Definition,
     queries: QueryArray,
     head: OpenHead,

@@ -52,6 +52,7 @@ TINY_LABELS = (
 EMBEDDING_WIDTH = 6
 QUERY_WIDTH = WIDTH
 SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")
+OPEN_HEAD = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
 EVERYDAY = b'{"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}'
 Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
 
@@ -79,8 +80,7 @@ def tiny_card(
 
 def open_card(name: str = "tiny-open", *, trained: bool = True) -> ModelCard:
     """Returns the card of a tiny model with an open head, and a trained one if `trained`."""
-    head = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
-    card = tiny_card(name).model_copy(update={"open_head": head})
+    card = tiny_card(name).model_copy(update={"open_head": OPEN_HEAD})
     return card if trained else card.model_copy(update={"trained_head": None})
 
 
@@ -344,7 +344,13 @@ def random_label_set(seed: int, names: Sequence[str]) -> LabelSet:
     queries = random_queries(seed, len(names))
     nothing = (None,) * len(names)
     definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
-    return make_open_set(definition, queries, version="1", origin="store", fallback=0.5)
+    return make_open_set(
+        definition,
+        queries,
+        OPEN_HEAD.model_copy(update={"threshold": 0.5}),
+        version="1",
+        origin="store",
+    )
 
 
 def write_tiny_bundle(

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.bundle.card import (
     Activation,
+    Calibration,
     Device,
+    HeadCalibration,
     InputContract,
     Label,
     Metric,
@@ -145,6 +147,9 @@ class RegisteredLabel(_Answer):
 class LabelSetAnswer(LabelSetSummary):
     """A label set with its labels."""
 
+    calibration: Calibration | None = Field(
+        description="Of the set's scores, from `labels calibrate`; null takes the open head's."
+    )
     labels: list[RegisteredLabel]
 
 
@@ -176,6 +181,12 @@ class HeadAnswer(_Answer):
     kind: str = Field(examples=["ml_decoder"])
     activation: Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
+    threshold: float | None = Field(description="Threshold of labels without their own.")
+    calibration: HeadCalibration | None = Field(
+        description="How logits become probabilities, and how well: the expected calibration error "
+        "without and with it, and ten bins of scores. Null: scores are the activation of the "
+        "checkpoint's logits, which are no probabilities."
+    )
 
 
 class EmbeddingSpaceAnswer(_Answer):
@@ -197,6 +208,12 @@ class OpenHeadAnswer(_Answer):
     kind: str = Field(examples=["ml_decoder"])
     embedding_space: EmbeddingSpaceAnswer
     threshold: float | None = Field(description="Threshold of labels without their own.")
+    calibration: HeadCalibration | None = Field(
+        description="As of `head`, measured on labels that were not trained."
+    )
+    trained_names: HeadCalibration | None = Field(
+        description="Calibration for open labels that have the name of a trained label."
+    )
     encodes_text: bool = Field(description="Whether a name is enough for a label.")
     maps: bool = Field(description="Whether `explain` works for open labels.")
 
@@ -238,6 +255,7 @@ def answer_label_set(labels: LabelSet) -> LabelSetAnswer:
     )
     return LabelSetAnswer(
         **summarise_label_set(labels).model_dump(),
+        calibration=labels.own_calibration,
         labels=[
             RegisteredLabel(
                 name=name,
@@ -257,12 +275,20 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
     head, open_head = None, None
     if card.trained_head is not None:
         trained, maps = card.trained_head, pipeline.explainer.knows_trained
-        head = HeadAnswer(kind=trained.kind, activation=trained.activation, maps=maps)
+        head = HeadAnswer(
+            kind=trained.kind,
+            activation=trained.activation,
+            maps=maps,
+            threshold=trained.threshold,
+            calibration=trained.calibration,
+        )
     if encoding is not None:
         open_head = OpenHeadAnswer(
             kind=encoding.head.kind,
             embedding_space=EmbeddingSpaceAnswer.model_validate(encoding.head.embedding_space),
             threshold=encoding.head.threshold,
+            calibration=encoding.head.calibration,
+            trained_names=encoding.head.trained_names,
             encodes_text=encoding.encodes_text,
             maps=pipeline.explainer.knows_open,
         )

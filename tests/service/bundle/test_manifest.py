@@ -37,7 +37,7 @@ def test_manifest_that_is_not_an_object_is_refused(
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda m: m.update(schema_version=2), "schema_version is 2, this service reads 1"),
+        (lambda m: m.update(schema_version=3), "schema_version is 3, this service reads 1 to 2"),
         (lambda m: m.update(extra=1), "extra: Extra inputs"),
         (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
         (lambda m: m["card"].update(name="../up"), r"card\.name"),

@@ -139,7 +139,7 @@ async def test_candidates_with_other_names_have_another_version(catalogue: Catal
 
 async def test_change_replaces_the_set_and_raises_the_revision(catalogue: Catalogue) -> None:
     await catalogue.register(define("pets", "cat", "dog"))
-    changed = await catalogue.set_thresholds("pets", {"dog": 0.25})
+    changed = await catalogue.calibrate("pets", {"dog": 0.25}, None)
     assert catalogue.find("pets") is catalogue.list_sets()[-1] is changed
     assert catalogue.store_revision == int(changed.version)
     assert changed.thresholds[changed.calibrated].tolist() == [0.25]
@@ -175,7 +175,7 @@ async def test_read_only_set_cannot_be_changed(catalogue: Catalogue, name: str) 
     for change in (
         catalogue.register(define(name, "cat")),
         catalogue.register(define(name, "cat"), replace=True),
-        catalogue.set_thresholds(name, {"cat": 0.5}),
+        catalogue.calibrate(name, {"cat": 0.5}, None),
         catalogue.delete(name),
     ):
         with pytest.raises(LabelSetReadOnly):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from service.bundle.card import Label
+from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
 from service.labels.definition import Definition
 from service.labels.label_set import (
     FALLBACK_THRESHOLD,
@@ -14,13 +14,30 @@ from service.labels.label_set import (
     make_open_set,
     make_trained_set,
 )
+from tests.support.tiny_bundle import SPACE
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
 
 
+PAIR = HeadCalibration(
+    scale=0.5,
+    shift=-2.0,
+    dataset="tiny/val",
+    images=10,
+    labels=3,
+    error_before=0.2,
+    error_after=0.1,
+    bins=(),
+)
+
+
+def _head(threshold: float | None) -> OpenHead:
+    return OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=threshold)
+
+
 def open_set(fallback: float | None = 0.3, origin: Origin = "store") -> LabelSet:
     queries = np.ones((3, 4), np.float32)
-    return make_open_set(DEFINITION, queries, version="7", origin=origin, fallback=fallback)
+    return make_open_set(DEFINITION, queries, _head(fallback), version="7", origin=origin)
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])
@@ -47,7 +64,7 @@ def test_set_keeps_the_digest_of_its_definition() -> None:
 def test_own_embeddings_marks_labels_that_came_with_one() -> None:
     definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
     queries = np.ones((3, 4), np.float32)
-    labels = make_open_set(definition, queries, version="7", origin="store", fallback=None)
+    labels = make_open_set(definition, queries, _head(None), version="7", origin="store")
     assert labels.own_embeddings.tolist() == [True, False, True]
     assert not open_set().own_embeddings.any()
     assert make_trained_set([Label(name="a")]).own_embeddings.tolist() == [False]
@@ -69,3 +86,31 @@ def test_positions_are_the_indices_of_the_names() -> None:
 def test_all_sets_but_those_of_the_store_are_read_only(origin: Origin) -> None:
     assert open_set(origin=origin).read_only
     assert not open_set(origin="store").read_only
+
+
+def test_set_without_any_calibration_takes_logits_as_they_are() -> None:
+    assert open_set().calibration is None
+    assert make_trained_set([Label(name="a")]).calibration is None
+
+
+def test_trained_label_with_its_own_calibration_does_not_take_the_heads() -> None:
+    head = TrainedHead(kind="gap", num_labels=2, activation="sigmoid", calibration=PAIR)
+    own = Calibration(scale=3.0, shift=1.0)
+    labels = make_trained_set([Label(name="a"), Label(name="b", calibration=own)], head)
+    assert labels.calibration is not None
+    assert labels.calibration.T.tolist() == [[0.5, -2.0], [3.0, 1.0]]
+
+
+def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_head() -> None:
+    trained = PAIR.model_copy(update={"scale": 0.9})
+    head = _head(None).model_copy(update={"calibration": PAIR, "trained_names": trained})
+
+    def scales(definition: Definition) -> list[float]:
+        queries = np.ones((3, 4), np.float32)
+        labels = make_open_set(definition, queries, head, {"yak"}, version="7", origin="store")
+        assert labels.calibration is not None
+        return list(labels.calibration[0])
+
+    assert scales(DEFINITION) == [0.5, 0.9, 0.5]
+    own = Calibration(scale=0.7, shift=0.0)
+    assert scales(replace(DEFINITION, calibration=own)) == [0.7, 0.7, 0.7]

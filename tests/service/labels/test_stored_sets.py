@@ -401,14 +401,14 @@ async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
     sets: StoredSets,
 ) -> None:
     before, _ = await sets.write(define("pets", "cat", "dog"), replace=False)
-    first = await sets.set_thresholds("pets", {"dog": 0.9, "other": 0.1}, None)
+    first = await sets.calibrate("pets", {"dog": 0.9, "other": 0.1}, None, None)
     with pytest.raises(LabelSetChanged):
-        await sets.set_thresholds("pets", {"cat": 0.9}, int(before.version))
+        await sets.calibrate("pets", {"cat": 0.9}, None, int(before.version))
     assert sets.by_name["pets"] is first
-    second = await sets.set_thresholds("pets", {"cat": 0.2}, int(first.version))
+    second = await sets.calibrate("pets", {"cat": 0.2}, None, int(first.version))
     assert first.calibrated.tolist() == [False, True]
     assert second.thresholds.tolist() == [0.2, 0.9]
     assert int(before.version) < int(first.version) < int(second.version)
     assert sets.by_name["pets"] is second
     with pytest.raises(LabelSetNotFound):
-        await sets.set_thresholds("none", {"cat": 0.2}, None)
+        await sets.calibrate("none", {"cat": 0.2}, None, None)

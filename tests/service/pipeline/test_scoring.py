@@ -1,5 +1,6 @@
 """Tests of activation, thresholds, top-k, include and exclude."""
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.bundle.card import Activation, Label
+from service.bundle.card import Activation, Calibration, Label, TrainedHead
 from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
 from service.labels.question import Question
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
@@ -28,10 +29,14 @@ LOGITS = np.array([np.log(s / (1 - s)) for s in SCORES.values()])
 finite = st.floats(-1e4, 1e4, width=32)
 
 
+def _head(activation: Activation) -> TrainedHead:
+    return TrainedHead(kind="ml_decoder", num_labels=len(TRAINED), activation=activation)
+
+
 def ask(
     question: Question, logits: Any = LOGITS, activation: Activation = "sigmoid"
 ) -> tuple[ScoredLabel, ...]:
-    labels = make_trained_set(TRAINED, activation=activation)
+    labels = make_trained_set(TRAINED, _head(activation))
     return score_labels([logits], select_labels([labels], question))
 
 
@@ -117,7 +122,7 @@ def test_softmax_answers_with_its_best_label_by_default() -> None:
 
 
 def test_softmax_answers_by_thresholds_beside_another_set() -> None:
-    sets = [make_trained_set(TRAINED, activation="softmax"), random_label_set(0, ["x", "y"])]
+    sets = [make_trained_set(TRAINED, _head("softmax")), random_label_set(0, ["x", "y"])]
     answer = score_labels([LOGITS, np.array([9.0, 8.0])], select_labels(sets, Question()))
     assert [label.label for label in answer] == ["x", "y"]
 
@@ -171,3 +176,27 @@ def test_answer_is_sorted_and_obeys_its_limits(
         assert all(label.score >= label.threshold for label in answer)
     if top_k is not None and threshold is None:
         assert len(answer) == min(top_k, 4)
+
+
+def test_labels_are_scored_by_their_calibration_however_they_are_chosen() -> None:
+    own = Calibration(scale=2.0, shift=-1.0)
+    labels = make_trained_set([Label(name="a", calibration=own), Label(name="b"), Label(name="c")])
+    logits = np.array([0.5, 0.5, -3.0], np.float32)
+    expected = {"a": 0.5, "b": 1 / (1 + np.exp(-0.5)), "c": 1 / (1 + np.exp(3.0))}
+    for names in (["a", "b", "c"], ["a"], ["b", "c"]):
+        question = Question(top_k=3, include=names)
+        found = score_labels([logits], select_labels([labels], question))
+        assert {label.label: label.score for label in found} == pytest.approx(
+            {name: expected[name] for name in names}
+        )
+
+
+def test_some_queries_of_an_open_set_are_scored_by_their_own_calibration() -> None:
+    labels = random_label_set(0, ["x", "y", "z", "u", "v"])
+    calibration = np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.1, 0.2, 0.3, 0.4]])
+    selection = select_labels(
+        [replace(labels, calibration=calibration)], Question(top_k=5, include=["y", "v"])
+    )
+    found = score_labels([np.array([0.5, -0.5])], selection)  # logits of the chosen queries alone
+    scores = {label.label: label.score for label in found}
+    assert scores == pytest.approx({"y": 1 / (1 + np.exp(-1.1)), "v": 1 / (1 + np.exp(2.1))})
