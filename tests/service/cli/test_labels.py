@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -333,3 +334,61 @@ def test_calibrate_sets_thresholds_that_separate_the_photos(run: Run, tmp_path: 
     found = [json.loads(line) for line in out.splitlines()]
     assert {Path(r["photo"]).name for r in found if r["labels"]} == set(best)
     assert all(label["calibrated"] for record in found for label in record["labels"])
+
+
+def predict_zoo(run: Run, files: Sequence[Path]) -> dict[str, float]:
+    """Returns the score of `yak` on each photo."""
+    _, out, _ = run(
+        "predict", *files, "--label-set", "zoo", "--include", "yak", "--top-k", 1, "--json"
+    )
+    records = [json.loads(line) for line in out.splitlines()]
+    return {Path(record["photo"]).name: record["labels"][0]["score"] for record in records}
+
+
+def test_calibrate_makes_scores_probabilities(run: Run, tmp_path: Path) -> None:
+    write_photos(tmp_path, count=80)
+    run("labels", "add", "zoo", "--label", "yak")
+    files = sorted((tmp_path / "images").iterdir())
+    before = predict_zoo(run, files)
+    ranked = sorted(before, key=lambda name: before[name], reverse=True)
+    # Half of the better photos show it, and one in ten of the others.
+    shown = set(ranked[:40:2]) | set(ranked[40::10])
+    images = {name: {"labels": ["yak"] * (name in shown)} for name in ranked}
+    write_listing(tmp_path, ["yak"], images)
+
+    code, out, err = run("labels", "calibrate", "zoo", "--photos", tmp_path, "--json")
+
+    assert (code, err) == (0, "")
+    found = json.loads(out)["calibration"]
+    assert found["error_after"] < found["error_before"]
+    after = predict_zoo(run, files)
+    assert sum(after.values()) == pytest.approx(len(shown), rel=0.1)
+    for name, score in before.items():
+        logit = math.log(score / (1 - score))
+        expected = 1 / (1 + math.exp(-(found["scale"] * logit + found["shift"])))
+        assert after[name] == pytest.approx(expected, abs=1e-4)
+    # Again, with the scores of now: nothing to improve, so the set keeps what it has.
+    again = json.loads(run("labels", "calibrate", "zoo", "--photos", tmp_path, "--json")[1])
+    assert again["calibration"] is None
+    assert predict_zoo(run, files) == after
+
+
+def test_calibrate_takes_a_wanted_precision_and_names_labels_that_miss_it(
+    run: Run, tmp_path: Path
+) -> None:
+    write_photos(tmp_path, count=40)
+    run("labels", "add", "zoo", "--label", "yak")
+    files = sorted((tmp_path / "images").iterdir())
+    scores = predict_zoo(run, files)
+    ranked = sorted(scores, key=lambda name: scores[name], reverse=True)
+    write_listing(tmp_path, ["yak"], {n: {"labels": ["yak"] * (n in ranked[:20])} for n in ranked})
+    calibrate = ("labels", "calibrate", "zoo", "--photos", tmp_path, "--precision-target")
+    found = json.loads(run(*calibrate, 0.8, "--json")[1])
+    assert (list(found["thresholds"]), found["not_reached"]) == (["yak"], [])
+    found = json.loads(run(*calibrate, 0.99, "--json")[1])
+    assert (found["thresholds"], found["not_reached"]) == ({}, ["yak"])
+    assert "not reached" in run(*calibrate, 0.99)[1]
+    code, _, err = run(*calibrate, 1.5)
+    assert code == 2
+    assert "--precision-target" in err
+    assert run(*calibrate, 0.8)[0] == 0

@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.labels.calibration import find_best_f1
+from service.labels.calibration import (
+    MIN_POSITIVES,
+    bin_scores,
+    find_best_f1,
+    find_precision,
+    fit_calibration,
+    measure_error,
+)
 
 # Few distinct scores, so that ties are common.
 _scores = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.floats(0, 1))
@@ -66,3 +73,109 @@ def test_all_photos_are_predicted_if_all_have_the_label() -> None:
     best = find_best_f1(np.array([0.3, 0.2, 0.2]), np.array([1, 1, 1]))
     assert best.threshold == 0.2
     assert (best.precision, best.recall) == (1.0, 1.0)
+
+
+@given(_photos, st.floats(0.05, 0.95))
+def test_wanted_precision_takes_the_lowest_threshold_that_surely_reaches_it(
+    photos: list[tuple[float, int]], target: float
+) -> None:
+    scores, targets = _columns(photos)
+
+    def is_sure(threshold: float) -> bool:  # Wilson's lower bound by its defining equation
+        predicted = scores >= threshold
+        share, count = targets[predicted].mean(), int(predicted.sum())
+        error = 1.645 * np.sqrt(target * (1 - target) / count)
+        return bool(share >= target and share - target >= error - 1e-12)
+
+    found = find_precision(scores, targets, target)
+    sure = [threshold for threshold in scores if is_sure(threshold)]
+    assert (found is None) == (not sure)
+    if found is not None:
+        assert (scores >= found.threshold).tolist() == (scores >= min(sure)).tolist()
+        assert found.precision >= target
+
+
+def test_few_right_predictions_do_not_reach_a_high_precision() -> None:
+    scores, targets = np.linspace(1, 0, 40), np.zeros(40, np.int64)
+    targets[:4] = 1
+    assert find_precision(scores, targets, 0.8) is None
+    targets[:12] = 1
+    assert find_precision(scores, targets, 0.8) is not None
+
+
+def _draw(
+    scale: NDArray[np.float64], shift: float, count: int = 4000
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Draws logits [n, L] and targets whose probability is sigmoid(scale * logit + shift)."""
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 2, (count, len(scale)))
+    shares = 1 / (1 + np.exp(-(scale * logits + shift)))
+    return logits, (random.random(logits.shape) < shares).astype(np.int64)
+
+
+def test_fit_finds_the_pair_that_made_the_targets() -> None:
+    logits, targets = _draw(np.full(4, 0.5), -2.0)
+    fit = fit_calibration(logits, targets)
+    assert fit is not None
+    assert (fit.pair.scale, fit.pair.shift) == pytest.approx((0.5, -2.0), abs=0.06)
+    assert fit.error_after < 0.01 < 0.1 < fit.error_before
+    assert sum(each.scores for each in fit.bins) == logits.size
+
+
+def test_labels_that_differ_get_their_own_pairs() -> None:
+    logits, targets = _draw(np.array([0.4, 2.5]), -1.0)
+    fit = fit_calibration(logits, targets)
+    assert fit is not None
+    assert fit.stack()[0] == pytest.approx([0.4, 2.5], rel=0.1)
+    one = fit_calibration(logits, targets, per_label=False)
+    assert one is not None
+    assert one.labels == (None, None)
+
+
+def test_label_with_few_positives_takes_the_pair_of_all() -> None:
+    logits, targets = _draw(np.array([0.4, 2.5, 1.0]), -1.0)
+    targets[:, 2] = 0
+    targets[: MIN_POSITIVES - 1, 2] = 1
+    fit = fit_calibration(logits, targets)
+    assert fit is not None
+    assert [own is None for own in fit.labels] == [False, False, True]
+
+
+def test_scores_that_are_probabilities_already_are_left_alone() -> None:
+    logits, targets = _draw(np.full(3, 0.7), 0.3)
+    assert fit_calibration(logits, targets, per_label=False, current=0.7 * logits + 0.3) is None
+
+
+@pytest.mark.parametrize("positives", [0, 19, 4000 - 19])
+def test_too_few_photos_fit_nothing(positives: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(4000, 1))
+    targets = np.zeros((4000, 1), np.int64)
+    targets[:positives] = 1
+    assert fit_calibration(logits, targets) is None
+    assert fit_calibration(logits[:9], targets[:9]) is None
+
+
+def test_logits_that_fall_with_the_label_fit_nothing() -> None:
+    logits, targets = _draw(np.full(2, -1.0), 0.0)
+    assert fit_calibration(logits, targets) is None
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 1e3])
+def test_perfectly_separated_photos_fit_a_finite_pair(size: float) -> None:
+    logits = np.repeat([[-size], [size]], 40, axis=0)
+    fit = fit_calibration(logits, (logits > 0).astype(np.int64))
+    # An enormous logit is as sure as it can be: there is nothing to improve.
+    assert (fit is None) if size == 1e3 else (fit is not None and fit.pair.scale > 0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=1, max_size=60))
+def test_error_is_the_mean_gap_over_the_bins(photos: list[tuple[float, int]]) -> None:
+    scores, targets = _columns(photos)
+    gaps = [
+        abs((scores[here] - targets[here]).sum())
+        for place in range(10)
+        if (here := np.minimum((scores * 10).astype(int), 9) == place).any()
+    ]
+    bins = bin_scores(scores, targets)
+    assert measure_error(bins) == pytest.approx(sum(gaps) / len(scores))
+    assert sum(each.scores for each in bins) == len(scores)

@@ -1,5 +1,6 @@
 """Definitions: JSON becomes columns in one normal form, or is refused with a reason."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from service.labels.definition import (
     define_label_set,
 )
 from service.labels.text import normalise_text
+
+# Of a set of the first version, which stores have.
+DIGEST = "cf64e281c7af703708f00c29b52d9b4f11ea8e0f2f44312eefb902f255d6fea9"
 
 
 def define(**values: Any) -> Definition:
@@ -79,6 +83,33 @@ def test_name_is_encoded_with_spaces_for_underscores_and_a_prompt_as_it_is() -> 
     found = define(labels=["wooden_table", {"name": "oak_chair", "prompt": "an oak_chair"}])
     assert found.texts(space) == ("a wooden table", "an oak_chair")
     assert found.names == ("wooden_table", "oak_chair")
+
+
+def test_set_without_a_calibration_keeps_the_digest_of_earlier_versions() -> None:
+    definition = define(labels=["cat", {"name": "yak", "threshold": 0.25}])
+    assert definition.digest == DIGEST
+    calibrated = define(
+        labels=["cat", {"name": "yak", "threshold": 0.25}], calibration={"scale": 1.0, "shift": 0.0}
+    )
+    assert calibrated.digest != DIGEST
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [
+        {"scale": 0.0, "shift": 0.0},
+        {"scale": -1.0, "shift": 0.0},
+        {"scale": math.inf, "shift": 0.0},
+        {"scale": 1.0, "shift": math.nan},
+        {"scale": 1.0},
+    ],
+)
+def test_calibration_that_would_turn_or_lose_the_order_is_refused(
+    calibration: dict[str, float],
+) -> None:
+    with pytest.raises(ValidationError):
+        define(labels=["cat"], calibration=calibration)
+    assert define(labels=["cat"], calibration={"scale": 2.0, "shift": -1.0}).calibration
 
 
 def test_digest_differs_for_every_difference() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.bundle.card import Calibration
 from service.errors import InvalidLabelSet, StartError
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set, parse_label_set, read_label_set_folder
@@ -74,6 +75,9 @@ def test_json_and_npz_give_the_same_set() -> None:
             "Threshold 1 of 1 must be from 0 to 1; it is 2",
         ),
         (make_npz(["a"], prompts=[1]), ".npz", "prompts"),
+        (make_npz(["a"], calibration=[1.0]), ".npz", "calibration is not a scale and a shift"),
+        (make_npz(["a"], calibration=[0.0, 0.0]), ".npz", "calibration: scale: Input should be"),
+        (b'{"labels": ["a"], "calibration": {"scale": 0, "shift": 0}}', ".json", "scale"),
         (make_npz(["a"], prompts=["\1"]), ".npz", "prompts"),
         (b"x", ".xml", "ends in"),
         (b"", ".txt", "no labels"),
@@ -155,6 +159,7 @@ def test_packed_set_is_read_back_unchanged(names: list[str], data: st.DataObject
         given=tuple(range(count)),
         embeddings=np.arange(1, 3 * count + 1, dtype=np.float32).reshape(count, 3),
         embedding_space=data.draw(st.sampled_from([None, "space"])),
+        calibration=data.draw(st.sampled_from([None, Calibration(scale=0.3, shift=-1.5)])),
     )
 
     packed = pack_label_set(definition)

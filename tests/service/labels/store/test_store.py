@@ -1,5 +1,6 @@
 """The store keeps acknowledged writes whole, on SQLite and on PostgreSQL."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.bundle.card import Calibration
 from service.errors import (
     InvalidLabelSet,
     LabelSetChanged,
@@ -103,6 +105,16 @@ def test_set_is_read_back_as_it_was_written(store: LabelStore) -> None:
     assert written.version > written.previous
     assert found.definition.digest == given.digest
     np.testing.assert_array_equal(found.embeddings, embeddings)
+
+
+def test_calibration_is_read_back_as_it_was_written(store: LabelStore) -> None:
+    own = Calibration(scale=0.7, shift=-1.25)
+    given = dataclasses.replace(define("pets", "cat", "yak"), calibration=own)
+    store.write(given, embed(given), replace=False)
+    found = store.read("pets")
+    assert found is not None
+    assert found.definition.calibration == own
+    assert found.definition.digest == given.digest
 
 
 def test_every_write_raises_the_revision(store: LabelStore) -> None:
