@@ -7,6 +7,7 @@ with Client("http://localhost:8000") as client:
 
 from ml_decoder_client.answers import (
     Answer,
+    Calibration,
     ClientError,
     Info,
     LabelSet,
@@ -24,6 +25,7 @@ from ml_decoder_client.clients import AsyncClient, Client
 __all__ = [
     "Answer",
     "AsyncClient",
+    "Calibration",
     "Client",
     "ClientError",
     "Info",

@@ -98,9 +98,18 @@ class LabelSetList(_Answer):
     label_sets: list[LabelSetSummary]
 
 
+class Calibration(_Answer):
+    """Scores of a set are sigmoid(scale * logit + shift)."""
+
+    scale: float
+    shift: float
+
+
 class LabelSet(LabelSetSummary):
     """A label set with its labels; `if_version` takes its `version`."""
 
+    # Of `labels calibrate`; None takes the open head's. Older services omit it.
+    calibration: Calibration | None = None
     labels: list[RegisteredLabel]
 
 

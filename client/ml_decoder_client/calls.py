@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from ml_decoder_client.answers import (
     Answer,
+    Calibration,
     Info,
     LabelSet,
     LabelSetList,
@@ -105,9 +106,15 @@ def register_label_set(
 
 
 def replace_label_set(
-    name: str, labels: Iterable[LabelToWrite], embedding_space: str | None, version: str | None
+    name: str,
+    labels: Iterable[LabelToWrite],
+    embedding_space: str | None,
+    calibration: Calibration | None,
+    version: str | None,
 ) -> Call[LabelSet]:
     body = _set_body(labels, embedding_space)
+    if calibration is not None:
+        body["calibration"] = calibration.model_dump()
     return _write_set("PUT", _set_path(name), body, _if_match(version))
 
 

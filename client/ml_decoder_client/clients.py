@@ -15,7 +15,14 @@ from typing import Self, Unpack
 import httpx
 
 from ml_decoder_client import calls
-from ml_decoder_client.answers import Answer, ClientError, Info, LabelSet, LabelSetSummary
+from ml_decoder_client.answers import (
+    Answer,
+    Calibration,
+    ClientError,
+    Info,
+    LabelSet,
+    LabelSetSummary,
+)
 from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question, ResultT
 from ml_decoder_client.connection import Attempts, Connection, Outcome, PerConnectionTransport
 
@@ -95,10 +102,16 @@ class Client(Connection):
         labels: Iterable[LabelToWrite],
         *,
         embedding_space: str | None = None,
+        calibration: Calibration | None = None,
         if_version: str | None = None,
     ) -> LabelSet:
-        """Registers or replaces a label set; with `if_version`, only that version."""
-        return self._send(calls.replace_label_set(name, labels, embedding_space, if_version))
+        """Registers or replaces a label set; with `if_version`, only that version.
+
+        `calibration` is that of a set that was read: without it, `labels calibrate` is undone.
+        """
+        return self._send(
+            calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
+        )
 
     def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         """Deletes a label set; with `if_version`, only that version."""
@@ -194,9 +207,12 @@ class AsyncClient(Connection):
         labels: Iterable[LabelToWrite],
         *,
         embedding_space: str | None = None,
+        calibration: Calibration | None = None,
         if_version: str | None = None,
     ) -> LabelSet:
-        return await self._send(calls.replace_label_set(name, labels, embedding_space, if_version))
+        return await self._send(
+            calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
+        )
 
     async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         await self._send(calls.delete_label_set(name, if_version))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ml_decoder_client import Answer, NewLabel, ServiceProblem
+from ml_decoder_client import Answer, Calibration, NewLabel, ServiceProblem
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
@@ -188,8 +188,12 @@ def test_label_set_is_registered_replaced_and_deleted_by_version(client: Any) ->
     assert "my-zoo" in {found.name for found in client.list_label_sets()}
     changed = (412, "label_set_changed")
     assert_problem(*changed, client.replace_label_set, "my-zoo", ["crow"], if_version="999")
-    replaced = client.replace_label_set("my-zoo", ["crow"], if_version=made.version)
-    assert replaced.num_labels == 1
+    pair = Calibration(scale=0.5, shift=-1.0)
+    replaced = client.replace_label_set(
+        "my-zoo", ["crow"], calibration=pair, if_version=made.version
+    )
+    assert (replaced.num_labels, replaced.calibration) == (1, pair)
+    assert client.read_label_set("my-zoo").calibration == pair
     assert_problem(*changed, client.delete_label_set, "my-zoo", if_version=made.version)
     client.delete_label_set("my-zoo", if_version=replaced.version)
     assert_problem(404, "label_set_not_found", client.read_label_set, "my-zoo")
