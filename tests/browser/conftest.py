@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from multipart import MultipartParser
@@ -34,12 +35,14 @@ class Visit:
 
     Attributes:
         maps: the map that the faked service returns for every open label; None for no maps.
+        calibration: what the faked `/info` says of the scores of both heads.
         asked: parameters of the predictions that the page sent.
     """
 
     page: Page
     url: str
     maps: list[list[float]] | None = None
+    calibration: dict[str, Any] | None = None
     hosts: set[str] = field(default_factory=set)
     asked: list[dict[str, list[str]]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -110,11 +113,13 @@ def visit(browser: Browser, address: str) -> Iterator[Visit]:
 
 
 def answer_info(route: Route, visit: Visit) -> None:
-    """Answers `/info` with or without attention maps of open labels."""
+    """Answers `/info` with the maps of open labels and the calibration of the visit."""
     response = route.fetch()
     info = response.json()
     info["head"]["maps"] = False
     info["open_head"]["maps"] = visit.maps is not None
+    for head in ("head", "open_head"):
+        info[head]["calibration"] = visit.calibration
     route.fulfill(response=response, json=info)
 
 

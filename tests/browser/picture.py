@@ -17,7 +17,6 @@ SIZE = {"width": 1200, "height": 860}
 
 def arrange(page: Page) -> None:
     page.get_by_role("button", name="Sample: cup of coffee").click()
-    page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill("coffee cup, latte art, laptop")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
     page.fill("#top-k", "8")

@@ -34,7 +34,7 @@ def expect_deleted(page: Page, name: str) -> None:
 def open_with_zoo(visit: Visit) -> Page:
     page = visit.open()
     find_box(page, "zoo").check()
-    expect(page.locator(".column h3")).to_have_text("trained + zoo")
+    expect(page.locator(".column h3")).to_have_text("trained + everyday + zoo")
     return page
 
 
@@ -58,7 +58,7 @@ def test_confirmed_deletion_removes_the_set_and_labels_the_photo_again(visit: Vi
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
     expect(find_box(page, "zoo")).to_have_count(0)
-    expect(page.locator(".column h3")).to_have_text("trained")
+    expect(page.locator(".column h3")).to_have_text("trained + everyday")
     assert page.locator("#compare option").all_inner_texts() == [
         *("nothing", "trained", "everyday", "herd")
     ]
@@ -97,7 +97,7 @@ def test_unconfirmed_deletion_deletes_nothing(visit: Visit, button: str | None) 
     expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
     expect(page.locator("#sets-status")).to_be_empty()
     find_box(page, "zoo").check()
-    expect(page.locator(".column h3")).to_have_text("trained + zoo")
+    expect(page.locator(".column h3")).to_have_text("trained + everyday + zoo")
     assert "zoo" in list_names(visit)
 
 
@@ -121,7 +121,7 @@ def test_set_deleted_by_another_client_disappears(visit: Visit) -> None:
     press_delete(page, "zoo")
     expect_deleted(page, "zoo")
     expect(find_box(page, "zoo")).to_have_count(0)
-    expect(page.locator(".column h3")).to_have_text("trained")
+    expect(page.locator(".column h3")).to_have_text("trained + everyday")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def fill_page(visit: Visit) -> None:
     """Brings the page into the state with the most elements."""
     page = visit.open()
     page.get_by_label("Any words").fill("a label that is rather long, yak")
-    page.get_by_role("heading", name="your own + trained").wait_for()
+    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
     page.get_by_label("Compare with").select_option("everyday")
     page.check("[value=best]")
     page.locator(".column").nth(1).wait_for()
@@ -43,6 +43,21 @@ def test_page_fits_its_width_and_passes_axe(visit: Visit, scheme: Scheme, width:
     fill_page(visit)
     keep_screenshot(visit, f"{width}-{scheme}")
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_accessible(visit)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_that_found_nothing_fits_a_phone_and_passes_axe(visit: Visit, scheme: Scheme) -> None:
+    visit.page.set_viewport_size({"width": 320, "height": 844})
+    visit.page.emulate_media(color_scheme=scheme)
+    page = visit.open()
+    page.get_by_label("Any words").fill("a label that is rather long, yak")
+    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    page.get_by_label("Threshold for every label").fill("1")
+    page.locator(".nothing").wait_for()
+    page.locator(".maybe").wait_for()
+    keep_screenshot(visit, f"nothing-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
     assert_accessible(visit)
 
 

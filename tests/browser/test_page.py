@@ -1,8 +1,12 @@
 """The playground in a real browser."""
 
+import re
+import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,12 @@ from tests.e2e.server_process import ROOT
 from tests.support.photos import make_photo
 from tests.support.serving import labels_of
 
+SAMPLE = ROOT / "service" / "http" / "page" / "samples" / "chelsea.jpg"
 
-def rows(page: Page, column: int = 0) -> dict[str, float]:
-    """Labels of a column with their scores."""
-    items = page.locator(".column").nth(column).locator(".label")
+
+def rows(page: Page, column: int = 0, part: str = "") -> dict[str, float]:
+    """Labels of a column with their scores; `part` is `.found`, `.maybe` or `.own`."""
+    items = page.locator(".column").nth(column).locator(f"{part} .label")
     names = items.locator(".name").all_inner_texts()
     scores = items.locator(".score").all_inner_texts()
     return dict(zip(names, map(float, scores), strict=True))
@@ -36,11 +42,10 @@ def show_best(page: Page, top_k: int = 10) -> None:
     page.fill("#top-k", str(top_k))
 
 
-def open_everyday(visit: Visit, maps: list[list[float]] = MAP) -> Page:
-    """Opens the page with the set `everyday` and maps."""
+def open_mapped(visit: Visit, maps: list[list[float]] = MAP) -> Page:
+    """Opens the page with the best labels and maps of open labels."""
     visit.maps = maps
     page = visit.open()
-    page.get_by_role("checkbox", name="everyday").check()
     show_best(page)
     return page
 
@@ -75,7 +80,7 @@ def test_page_shows_the_labels_of_the_first_sample(visit: Visit, samples: Path) 
     page = visit.open()
     photo = samples / "chelsea.jpg"
     expect(page.get_by_role("img", name="Sample: cat").first).to_be_visible()
-    assert rows(page) == ask(visit.url, photo)
+    assert rows(page, part=".found") == ask(visit.url, photo)
     show_best(page, 3)
     assert rows(page) == ask(visit.url, photo, top_k=3)
     expect(page.locator("#summary")).to_contain_text("ms")
@@ -87,10 +92,84 @@ def test_slider_and_limit_send_no_request(visit: Visit, samples: Path) -> None:
     slider = page.get_by_label("Threshold for every label")
     for value in ("0", "0.5", "0.52"):
         slider.fill(value)
-        assert rows(page) == ask(visit.url, samples / "chelsea.jpg", threshold=value, top_k=10)
+        found = ask(visit.url, samples / "chelsea.jpg", threshold=value, top_k=10)
+        assert rows(page, part=".found") == found
     page.fill("#top-k", "2")
-    assert len(rows(page)) <= 2
+    assert len(rows(page, part=".found")) <= 2
     assert len(visit.asked) == before
+
+
+def test_maybes_are_the_three_best_labels_that_reach_half_of_their_threshold(visit: Visit) -> None:
+    page = visit.open()
+    labels = httpx.post(
+        f"{visit.url}/predict",
+        files={"image": SAMPLE.read_bytes()},
+        params={"top_k": 99},
+    ).json()["labels"]
+    for value in (0.4, 0.6, 0.8, 1):
+        page.get_by_label("Threshold for every label").fill(str(value))
+        found = [la["label"] for la in labels if la["score"] >= value]
+        maybe = [la["label"] for la in labels if value > la["score"] >= value / 2]
+        assert list(rows(page, part=".found")) == found
+        assert list(rows(page, part=".maybe")) == maybe[:3]
+        headline = ", ".join(found[:3]) or "Nothing found"
+        expect(page.locator("#summary")).to_have_text(
+            re.compile(rf"^{headline}( and \d more)?, in")
+        )
+
+
+def test_nothing_found_offers_the_next_step_and_keeps_own_labels(visit: Visit) -> None:
+    with httpx.Client(base_url=visit.url) as client:
+        client.post("/labels", json={"name": "herd", "labels": ["yak"]}).raise_for_status()
+        page = visit.open()
+        page.get_by_role("checkbox", name="herd").check()
+        page.get_by_label("Any words").fill("newt")
+        expect(page.locator(".column h3")).to_have_text("your own + trained + everyday + herd")
+        page.get_by_label("Threshold for every label").fill("1")
+        expect(page.locator("#summary")).to_contain_text("Nothing found")
+        assert set(rows(page, part=".own")) == {"yak", "newt"}
+        page.get_by_role("button", name="Add labels of your own").click()
+        expect(page.get_by_label("Any words")).to_be_focused()
+        with page.expect_file_chooser():
+            page.get_by_role("button", name="Choose another photo").click()
+        page.get_by_role("button", name="Lower the threshold").click()
+        expect(page.get_by_label("Threshold for every label")).to_be_focused()
+        assert rows(page, part=".found")
+        expect(page.locator(".nothing")).to_have_count(0)
+        client.delete("/labels/herd").raise_for_status()
+
+
+CALIBRATION = {
+    **{"scale": 0.7, "shift": -1.2, "dataset": "street/val", "images": 800, "labels": 18},
+    **{"error_before": 0.24, "error_after": 0.009},
+    "bins": [
+        {"scores": 900, "mean_score": 0.04, "share_right": 0.041},
+        {"scores": 0, "mean_score": 0.0, "share_right": 0.0},
+        {"scores": 70, "mean_score": 0.25, "share_right": 0.243},
+    ],
+}
+
+
+def test_calibrated_scores_have_a_meaning_and_a_table_in_the_card(visit: Visit) -> None:
+    visit.calibration = CALIBRATION
+    page = visit.open()
+    meaning, slider = page.locator("#threshold-meaning"), page.get_by_label("Threshold for every")
+    expect(meaning).to_have_text("0.50: more likely than not")
+    slider.fill("0.8")
+    expect(meaning).to_have_text("0.80: right at least 80 times in 100")
+    page.get_by_role("button", name="Model card").click()
+    card = page.get_by_role("dialog", name="Model card")
+    expect(card).to_contain_text("800 photos of street/val: error 0.009, 0.240 before")
+    table = card.get_by_role("table", name="Scores of trained labels")
+    expect(table.get_by_role("row", name="0.2 to 0.3 70 0.250 0.243")).to_be_visible()
+    expect(table.get_by_role("row")).to_have_count(3)
+
+
+def test_raw_scores_are_called_raw(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.locator("#threshold-meaning")).to_contain_text("raw")
+    page.get_by_role("button", name="Model card").click()
+    expect(page.get_by_role("dialog", name="Model card")).to_contain_text("no probabilities")
 
 
 def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
@@ -110,7 +189,6 @@ def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:
 def test_chosen_label_sets_are_sent(visit: Visit, samples: Path) -> None:
     page = visit.open()
     show_best(page)
-    page.get_by_role("checkbox", name="everyday").check()
     page.get_by_role("checkbox", name="trained").uncheck()
     expect(page.locator(".column h3")).to_have_text("everyday")
     assert rows(page) == ask(visit.url, samples / "chelsea.jpg", label_set="everyday", top_k=10)
@@ -119,7 +197,7 @@ def test_chosen_label_sets_are_sent(visit: Visit, samples: Path) -> None:
 def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit, samples: Path) -> None:
     page = visit.open()
     page.get_by_label("Any words").fill("yak, newt,  yak")
-    expect(page.locator(".column h3")).to_have_text("your own + trained")
+    expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
     own = ask(visit.url, samples / "chelsea.jpg", candidate_labels=["yak", "newt"], top_k=9)
     assert own.items() <= rows(page).items(), "typed labels show whatever they score"
 
@@ -159,6 +237,7 @@ def test_text_typed_during_a_save_stays(visit: Visit) -> None:
 
 def test_set_ticked_during_a_save_stays_ticked(visit: Visit) -> None:
     page = visit.open()
+    page.get_by_role("checkbox", name="everyday").uncheck()
     page.get_by_label("Any words").fill("yak")
     page.get_by_label("Keep as set").fill("herd")
     take = hold(page, "**/labels")
@@ -177,7 +256,7 @@ def test_thousand_long_labels_fit_one_request(visit: Visit) -> None:
     page = visit.open()
     labels = [f"{number} {'ü' * 195}" for number in range(1000)]
     page.get_by_label("Any words").fill(", ".join(labels))
-    expect(page.locator(".column h3")).to_have_text("your own + trained")
+    expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
     assert visit.asked[-1]["candidate_labels"] == labels
     expect(page.get_by_role("alert")).to_be_hidden()
 
@@ -192,7 +271,7 @@ def test_two_label_sets_are_compared_side_by_side(visit: Visit, samples: Path) -
 
 
 def test_pressed_label_shows_its_map_until_escape(visit: Visit) -> None:
-    page = open_everyday(visit)
+    page = open_mapped(visit)
     lamp = page.get_by_role("button", name="lamp")
     lamp.click()
     expect(page.locator("#map-caption")).to_contain_text("“lamp”, most of all bottom right")
@@ -226,7 +305,7 @@ def test_label_with_a_comma_shows_its_map(visit: Visit) -> None:
 
 
 def test_empty_map_shows_a_message(visit: Visit) -> None:
-    page = open_everyday(visit, [[0.0, 0.0], [0.0, 0.0]])
+    page = open_mapped(visit, [[0.0, 0.0], [0.0, 0.0]])
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
     expect(page.locator("#map")).to_be_hidden()
@@ -245,7 +324,7 @@ def press_while_held(page: Page, button: str) -> Route:
 def test_map_disappears_when_another_photo_is_chosen(visit: Visit) -> None:
     page = open_with_map(visit)
     press_while_held(page, "Sample: rocket at night").fallback()
-    settle(page, visit, 4)
+    settle(page, visit, 3)
 
 
 def test_failed_map_shows_an_error_and_removes_the_previous_map(visit: Visit) -> None:
@@ -264,14 +343,14 @@ def test_failed_map_shows_an_error_and_removes_the_previous_map(visit: Visit) ->
 
 def open_with_map(visit: Visit) -> Page:
     """Opens the page and shows where the lamp is."""
-    page = open_everyday(visit)
+    page = open_mapped(visit)
     page.get_by_role("button", name="lamp").click()
     expect(page.locator("#map")).to_be_visible()
     return page
 
 
 def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
-    page = open_everyday(visit)
+    page = open_mapped(visit)
     expect(page.locator(".column h3")).to_have_text("trained + everyday")
     assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
     visit.maps = None
@@ -351,27 +430,52 @@ def test_dragged_text_is_ignored(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain.png", 'it\'s; a "b", \\c.png'])
-def test_copied_requests_return_the_shown_labels(visit: Visit, tmp_path: Path, name: str) -> None:
+def test_copied_request_is_the_one_that_was_sent(visit: Visit, tmp_path: Path, name: str) -> None:
     page = visit.open()
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     choose(page, tmp_path / name, make_photo(3))
-    page.get_by_role("checkbox", name="everyday").check()
     page.get_by_label("Any words").fill('it\'s a "yak"; newt & co')
-    show_best(page, 4)
     expect(page.locator(".column h3")).to_have_text("your own + trained + everyday")
-    best = dict(sorted(rows(page).items(), key=lambda row: -row[1])[:4])
-
     page.get_by_role("button", name="Copy as curl").click()
     expect(page.locator("#copied")).to_have_text("Copied the curl request.")
     curl = page.evaluate("navigator.clipboard.readText()")
+    words = shlex.split(curl)
+    assert words[:2] == ["curl", f"{visit.url}/predict"]
+    sent = defaultdict(list)
+    for flag, value in pairwise(words):
+        if flag == "--form-string":
+            field, _, text = value.partition("=")
+            sent[field].append(text)
+    assert sent == visit.asked[-1]
     answer = httpx.Response(200, content=run(["bash", "-c", f"{curl} --silent"], tmp_path)).json()
-    assert {la["label"]: round(la["score"], 3) for la in answer["labels"]} == best
+    show_best(page, 200)
+    assert {la["label"]: round(la["score"], 3) for la in answer["labels"]} == rows(page)
 
+
+@pytest.mark.parametrize("mode", ["calibrated", "number", "best"])
+def test_copied_python_prints_the_shown_labels(visit: Visit, tmp_path: Path, mode: str) -> None:
+    page = visit.open()
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    choose(page, tmp_path / "own.png", make_photo(3))
+    settle(page, visit, 2)
+    page.get_by_label("Threshold for every label").fill("0.45")
+    page.check(f"[value={mode}]")
+    page.fill("#top-k", "4")
+    shown = rows(page, part="" if mode == "best" else ".found")
+    assert shown
     page.get_by_role("button", name="Copy as Python").click()
     expect(page.locator("#copied")).to_have_text("Copied the python request.")
     script = page.evaluate("navigator.clipboard.readText()")
     printed = run([sys.executable, "-c", script], tmp_path).splitlines()
-    assert printed == [f"{label}: {score:.3f}" for label, score in best.items()]
+    assert sorted(printed) == sorted(f"{label}: {score:.3f}" for label, score in shown.items())
+
+
+def test_first_request_is_shown_without_the_sets_that_the_service_chose(visit: Visit) -> None:
+    page = visit.open()
+    expect(page.get_by_role("checkbox", name="everyday")).to_be_checked()
+    assert visit.asked == [{"top_k": ["1000"]}]
+    assert "label_set" not in page.locator("#curl").inner_text()
+    expect(page.locator("#shorter")).to_contain_text("threshold=calibrated and top_k=10")
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -456,10 +560,10 @@ def test_only_a_failed_connection_is_called_unreachable(visit: Visit) -> None:
     page = visit.open()
     alert = page.get_by_role("alert")
     page.route("**/predict", lambda route: route.fulfill(body="<p>Sign in</p>"), times=1)
-    page.get_by_role("checkbox", name="everyday").check()
+    page.get_by_role("checkbox", name="everyday").uncheck()
     expect(alert).to_have_text("Something else answers in the service's place.")
     page.route("**/predict", lambda route: route.abort(), times=1)
-    page.get_by_role("checkbox", name="everyday").uncheck()
+    page.get_by_role("checkbox", name="everyday").check()
     expect(alert).to_have_text("The service cannot be reached.")
 
 
@@ -520,7 +624,7 @@ _FOCUSED = """(e => e === document.body ? '' :
 
 
 def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
-    page = open_everyday(visit)
+    page = open_mapped(visit)
     expect(page.locator("button.label")).to_have_count(3)
     reached: list[str] = []
     while len(reached) == len(set(reached)):  # once around
@@ -537,7 +641,7 @@ def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
 
 
 def test_focus_stays_in_the_column_of_the_pressed_label(visit: Visit) -> None:
-    page = open_everyday(visit)
+    page = open_mapped(visit)
     page.get_by_label("Compare with").select_option("everyday")
     expect(page.locator(".column")).to_have_count(2)
     lamps = page.get_by_role("button", name="lamp")

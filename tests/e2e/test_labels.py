@@ -21,8 +21,8 @@ from tests.support.threads import wait_until
 
 KILL_ROUNDS = int(os.environ.get("LABEL_KILL_ROUNDS", "2"))
 LABELS = [f"label {i}" for i in range(30)]
-# Same queries and same batch size, so equal to the last digit.
-TOLERANCE = 2e-6  # answers are rounded to six decimals
+# Same queries and batch size, so equal but for the rounding to six decimals.
+TOLERANCE = 2e-6
 
 
 def start(bundle: Bundle, store: Path | str) -> ServerProcess:

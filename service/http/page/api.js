@@ -2,6 +2,8 @@
 //
 // A 429 is retried after `Retry-After`. The API key, if any, is in the tab's session storage.
 
+import { listFields } from "./scores.js";
+
 const KEY = "ml-decoder-key";
 const MOST_TRIES = 3;
 const LONGEST_WAIT_SECONDS = 10;
@@ -36,11 +38,7 @@ export async function predict(photo, query, signal) {
   await checkReadable(photo.file);
   // A thousand long labels fit into a form, but not into a query string.
   const body = new FormData();
-  for (const [name, values] of Object.entries(query)) {
-    for (const value of values) body.append(name, value);
-    // The service separates a value that is alone at its commas, and ignores an empty one.
-    if (values.length === 1 && values[0].includes(",")) body.append(name, "");
-  }
+  for (const [name, value] of listFields(query)) body.append(name, value);
   body.append("image", photo.file, photo.name);
   return (await send("predict", { method: "POST", body, signal })).body;
 }
@@ -63,6 +61,10 @@ export async function readInfo() {
 
 export async function listLabelSets() {
   return (await send("labels")).body.label_sets;
+}
+
+export async function readLabelSet(name) {
+  return (await send(`labels/${encodeURIComponent(name)}`)).body;
 }
 
 /** Registers a set; `replace` overwrites the current version. */

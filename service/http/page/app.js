@@ -1,16 +1,31 @@
 // The playground: sends a photo to the service and draws its labels.
 //
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
-// filters the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
+// sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
 // request as curl and Python. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { fillCard } from "./card.js";
-import { chosenSets, comparedSet, showSets, startLabels, tickSets, typedLabels } from "./labels.js";
+import {
+  chosenSets,
+  comparedSet,
+  keptLabels,
+  showSets,
+  startLabels,
+  tickSets,
+  typedLabels,
+} from "./labels.js";
 import { describePeak, drawMap } from "./map.js";
 import { startPhotos } from "./photos.js";
 import { makeColumn } from "./results.js";
-import { MOST_LABELS, choiceParameters, pickLabels, showParameters } from "./scores.js";
+import {
+  MOST_LABELS,
+  choiceParameters,
+  describeThreshold,
+  groupLabels,
+  listFields,
+  showParameters,
+} from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
 
 const QUIET_MS = 400; // pause before a screen reader announces a moving slider
@@ -21,7 +36,7 @@ const byId = (id) => document.getElementById(id);
 const shown = {
   photo: null,
   info: null,
-  columns: [], // { photo, sets, candidates, answer }, one or two
+  columns: [], // { photo, choice, query, typed, kept, answer }, one or two
   pressed: null, // { column, label }
   hasMapProblem: false, // whether the alert is about a map
 };
@@ -82,8 +97,7 @@ async function ask() {
     if (comparedSet()) wanted.push({ sets: [comparedSet()], candidates: [] });
     const columns = await Promise.all(wanted.map((column) => askColumn(column, signal)));
     if (wanted[0].sets.length + wanted[0].candidates.length === 0) {
-      columns[0].sets = columns[0].answer.label_sets.map((set) => set.name);
-      tickSets(columns[0].sets);
+      tickSets(columns[0].answer.label_sets.map((set) => set.name));
     }
     shown.columns = columns;
     byId("alert").hidden = true;
@@ -98,9 +112,11 @@ async function ask() {
 }
 
 async function askColumn({ sets, candidates }, signal) {
-  const query = { ...choiceParameters(sets, candidates), top_k: [String(MOST_LABELS)] };
+  const choice = choiceParameters(sets, candidates);
+  const query = { ...choice, top_k: [String(MOST_LABELS)] };
   const { photo } = shown;
-  return { photo, sets, candidates, answer: await predict(photo, query, signal) };
+  const [answer, kept] = await Promise.all([predict(photo, query, signal), keptLabels(sets)]);
+  return { photo, choice, query, typed: new Set(candidates), kept: new Set(kept), answer };
 }
 
 /** Clears the results of the previous photo. */
@@ -108,7 +124,8 @@ function forgetAnswer() {
   shown.columns = [];
   hideMap();
   clearTimeout(speaking);
-  for (const id of ["results", "summary", "curl", "python"]) byId(id).replaceChildren();
+  const ids = ["results", "summary", "curl", "python", "shorter"];
+  for (const id of ids) byId(id).replaceChildren();
 }
 
 /** Whether the head of a label has maps, by the model card. */
@@ -118,8 +135,7 @@ function hasMap(label) {
 }
 
 async function askMap(column, label, signal) {
-  const choice = choiceParameters(column.sets, column.candidates);
-  const query = { ...choice, include: [label], top_k: ["1"], explain: ["true"] };
+  const query = { ...column.choice, include: [label], top_k: ["1"], explain: ["true"] };
   return (await predict(shown.photo, query, signal)).labels[0]?.map ?? null;
 }
 
@@ -176,32 +192,39 @@ function chooseMode(mode) {
 function render() {
   const controls = readControls();
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
+  byId("threshold-meaning").textContent = describeThreshold(controls.threshold, isCalibrated());
   if (shown.columns.length === 0) return;
-  const picked = shown.columns.map(({ answer, candidates }) =>
-    pickLabels(answer.labels, controls, new Set(candidates)),
-  );
+  const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
   const focused = document.activeElement;
   const { children } = byId("results");
   const place = [...children].findIndex((column) => column.contains(focused));
   byId("results").replaceChildren(
-    ...shown.columns.map((column, i) => drawColumn(column, picked, i, controls)),
+    ...shown.columns.map((column, i) => drawColumn(column, groups, i, controls)),
   );
   const again = `[data-label="${CSS.escape(focused?.dataset.label)}"]`;
   children[place]?.querySelector(again)?.focus();
   showSnippets(controls);
-  speak(picked[0]);
+  speak(groups[0].found);
 }
 
-function drawColumn(column, picked, i, controls) {
-  const other = new Set((picked[1 - i] ?? []).map((label) => label.label));
+/** Whether all scores are probabilities, by the model card. */
+function isCalibrated() {
+  const heads = [shown.info?.head, shown.info?.open_head].filter(Boolean);
+  return heads.length > 0 && heads.every((head) => head.calibration);
+}
+
+function drawColumn(column, groups, i, controls) {
+  const others = Object.values(groups[1 - i] ?? {}).flat();
   const { labels } = column.answer;
   const count = labels.length < MOST_LABELS ? `${labels.length}` : `the best ${MOST_LABELS}`;
   return makeColumn({
     title: column.answer.label_sets.map((set) => TITLES[set.name] ?? set.name).join(" + "),
-    labels: picked[i],
-    note: `${picked[i].length} of ${count} labels`,
-    own: new Set(column.candidates),
-    shared: other,
+    groups: groups[i],
+    note: `${groups[i].found.length} found of ${count} labels`,
+    steps: i === 0 ? listNextSteps(labels[0]) : [],
+    typed: column.typed,
+    kept: column.kept,
+    shared: new Set(others.map((label) => label.label)),
     threshold: controls.mode === "number" ? controls.threshold : null,
     hasMap,
     onPress: (label) => pressLabel(column, label),
@@ -209,19 +232,36 @@ function drawColumn(column, picked, i, controls) {
   });
 }
 
+/** What the user may do if nothing is found; `best` is the label with the best score. */
+function listNextSteps(best) {
+  const lower = () => {
+    byId("threshold").value = Math.floor(100 * best.score) / 100;
+    chooseMode("number");
+    byId("threshold").focus();
+  };
+  const steps = [["Choose another photo", () => byId("files").click()]];
+  if (!byId("own").hidden) steps.unshift(["Add labels of your own", () => byId("candidates").focus()]);
+  if (best) steps.unshift(["Lower the threshold", lower]);
+  return steps;
+}
+
+/** Shows the request of the first column as it was sent. */
 function showSnippets(controls) {
-  const [{ sets, candidates }] = shown.columns;
-  const query = { ...choiceParameters(sets, candidates), ...showParameters(controls) };
+  const [{ photo, query }] = shown.columns;
   const url = new URL(".", document.baseURI).href;
   const hasKey = readKey() !== "";
-  byId("curl").textContent = makeCurl(url, shown.photo.name, query, hasKey);
-  byId("python").textContent = makePython(url, shown.photo.name, query, hasKey);
+  byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);
+  byId("python").textContent = makePython(url, photo.name, query, controls, hasKey);
+  const shorter = listFields(showParameters(controls)).map(([name, value]) => `${name}=${value}`);
+  byId("shorter").textContent =
+    `It asks for all labels, so that the controls need no other request. In place of top_k=${MOST_LABELS}, ` +
+    `${shorter.join(" and ")} would return the found ones alone.`;
 }
 
 function speak(labels) {
   clearTimeout(speaking);
   speaking = setTimeout(() => {
-    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "no label";
+    const names = labels.slice(0, 3).map((label) => label.label).join(", ") || "Nothing found";
     const more = labels.length > 3 ? ` and ${labels.length - 3} more` : "";
     const ms = shown.columns[0].answer.timings.total_ms;
     byId("summary").textContent = `${names}${more}, in ${ms.toFixed(0)} ms`;

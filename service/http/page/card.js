@@ -2,6 +2,7 @@
 
 export function fillCard(element, info) {
   const space = info.open_head?.embedding_space;
+  const heads = [["trained labels", info.head], ["open labels", info.open_head]].filter(([, head]) => head);
   const facts = {
     Model: `${info.model.name} ${info.model.version}`,
     Licence: info.license,
@@ -10,17 +11,37 @@ export function fillCard(element, info) {
     Input: `${info.input.width} x ${info.input.height} pixels, ${info.input.resize_mode}`,
     "Trained head": info.head && `${info.head.kind}, ${info.labels.length} labels, ${info.head.activation}`,
     "Open head": space && `${info.open_head.kind}, ${space.encoder} (${space.width})`,
+    ...Object.fromEntries(heads.map(([name, head]) => [`Scores of ${name}`, describeScores(head)])),
     "Runs on": `${info.runtime.device} (${info.runtime.provider}), ${info.runtime.precision}`,
   };
   const rows = Object.entries(facts).filter(([, value]) => value);
   const tables = [makeTable("Facts", [], rows)];
+  for (const [name, head] of heads) {
+    if (!head.calibration) continue;
+    const rows = head.calibration.bins.map(binRow).filter(([, scores]) => scores > 0);
+    tables.push(makeTable(`Scores of ${name}`, BIN_HEAD, rows));
+  }
   if (info.metrics.length > 0) tables.push(makeTable("Measured", METRIC_HEAD, info.metrics.map(metricRow)));
   if (info.labels.length > 0) tables.push(makeTable("Trained labels", LABEL_HEAD, info.labels.map(labelRow)));
   element.replaceChildren(...tables);
 }
 
 const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
+const BIN_HEAD = ["Score", "Pairs", "Mean score", "Right"];
 const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
+
+/** `error` is the expected calibration error: the mean gap between score and share right. */
+function describeScores({ calibration }) {
+  if (!calibration) return "as the checkpoint gives them, no probabilities";
+  const { images, dataset, error_before: before, error_after: after } = calibration;
+  return `calibrated on ${images} photos of ${dataset}: error ${after.toFixed(3)}, ${before.toFixed(3)} before`;
+}
+
+/** One of ten equal bins; a pair is a photo and a label. */
+function binRow({ scores, mean_score, share_right }, i) {
+  const range = `${(i / 10).toFixed(1)} to ${((i + 1) / 10).toFixed(1)}`;
+  return [range, scores, mean_score.toFixed(3), share_right.toFixed(3)];
+}
 
 function metricRow(metric) {
   return [metric.name, metric.precision, metric.value.toFixed(2), `${metric.images}, ${metric.dataset}`];

@@ -2,12 +2,13 @@
 //
 // Typed labels can be saved as a set; a saved set can be deleted.
 
-import { deleteLabelSet, keepLabelSet, listLabelSets } from "./api.js";
-import { dropLabels, splitLabels } from "./scores.js";
+import { deleteLabelSet, keepLabelSet, listLabelSets, readLabelSet } from "./api.js";
+import { MOST_LABELS, dropLabels, splitLabels } from "./scores.js";
 
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
 let listed = []; // the sets as the service lists them
+const keptNames = new Map(); // `name version` -> promise of the labels of a registered set
 
 export function chosenSets() {
   return [...document.querySelectorAll("#sets input:checked")].map((box) => box.value);
@@ -19,6 +20,25 @@ export function comparedSet() {
 
 export function typedLabels() {
   return splitLabels(byId("candidates").value);
+}
+
+/** Names of the labels in the registered ones of these sets, unless they are too many to show. */
+export async function keptLabels(sets) {
+  const isKept = (set) => set.origin === "store" && set.num_labels <= MOST_LABELS;
+  const kept = listed.filter((set) => sets.includes(set.name) && isKept(set));
+  return (await Promise.all(kept.map(readNames))).flat();
+}
+
+function readNames({ name, version }) {
+  const key = `${name} ${version}`;
+  const read = () => readLabelSet(name).then(({ labels }) => labels.map((label) => label.name));
+  if (!keptNames.has(key)) {
+    keptNames.set(key, read().catch(() => {
+      keptNames.delete(key); // the answer has the set's labels all the same
+      return [];
+    }));
+  }
+  return keptNames.get(key);
 }
 
 /** Lists the sets; keeps ticked sets ticked and ticks those in `also`. */

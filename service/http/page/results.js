@@ -2,30 +2,57 @@
 // `onPress`, which draws its map.
 
 /**
- * Makes one column of labels.
+ * Makes one column of labels: the found ones, below a line those that may be there, and the user's
+ * own others.
  *
- * `own`: names that the user typed. `shared`: names that the other column shows too. Labels with
- * `hasMap` are buttons; `pressed` is the label whose map is shown.
+ * `groups`: as `groupLabels` returns them. `typed` and `kept`: names of the user's labels. `shared`:
+ * names that the other column shows too. `steps`: `[text, action]` of buttons, if nothing is found.
+ * Labels with `hasMap` are buttons; `pressed` is the label whose map is shown.
  */
-export function makeColumn({ title, labels, note, own, shared, threshold, hasMap, onPress, pressed }) {
+export function makeColumn({ title, groups, note, steps, ...options }) {
   const column = document.createElement("div");
   column.className = "column";
-  const heading = document.createElement("h3");
-  heading.textContent = title;
-  const list = document.createElement("ol");
-  list.setAttribute("aria-label", `Labels of ${title}`);
+  column.append(makeElement("h3", "", title));
+  if (groups.found.length > 0) column.append(makeList("found", `Found, ${title}`, groups.found, options));
+  else column.append(makeNextSteps(steps));
+  const below = [
+    ["maybe", "Maybe", groups.maybe],
+    ["own", "Yours, not found", groups.own],
+  ];
+  for (const [kind, heading, labels] of below.filter(([, , labels]) => labels.length > 0)) {
+    column.append(makeElement("h4", "", heading));
+    column.append(makeList(`below ${kind}`, `${heading}, ${title}`, labels, options));
+  }
+  column.append(makeElement("p", "quiet", note));
+  return column;
+}
+
+function makeNextSteps(steps) {
+  const row = makeElement("div", "row steps", "");
+  for (const [text, act] of steps) {
+    const button = makeElement("button", "", text);
+    button.type = "button";
+    button.dataset.label = text; // keeps the focus when the column is drawn again
+    button.addEventListener("click", act);
+    row.append(button);
+  }
+  const place = makeElement("div", "nothing", "");
+  place.append(makeElement("p", "", "No label reaches its threshold."), row);
+  return place;
+}
+
+function makeList(className, name, labels, { typed, kept, shared, threshold, hasMap, onPress, pressed }) {
+  const list = makeElement("ol", className, "");
+  list.setAttribute("aria-label", name);
   for (const label of labels) {
-    const kinds = [own.has(label.label) && "your own", shared.has(label.label) && "in both"];
+    const isOwn = className === "found" && (typed.has(label.label) || kept.has(label.label));
+    const kinds = [isOwn && "your own", shared.has(label.label) && "in both"];
     const press = hasMap(label) ? onPress : null;
     const row = makeRow(label, threshold ?? label.threshold, kinds.filter(Boolean), press);
     if (press) row.firstChild.setAttribute("aria-pressed", String(label.label === pressed));
     list.append(row);
   }
-  const foot = document.createElement("p");
-  foot.className = "quiet";
-  foot.textContent = note;
-  column.append(heading, list, foot);
-  return column;
+  return list;
 }
 
 function makeRow(label, threshold, kinds, onPress) {
@@ -38,11 +65,11 @@ function makeRow(label, threshold, kinds, onPress) {
   }
   const passes = label.score >= threshold;
   body.append(
-    makeText("name", label.label),
+    makeElement("span", "name", label.label),
     makeBar(label.score, threshold, passes),
-    makeText("score", label.score.toFixed(3)),
-    makeText("spoken", describe(label, threshold, passes)),
-    makeText("kind", kinds.join(", ")),
+    makeElement("span", "score", label.score.toFixed(3)),
+    makeElement("span", "spoken", describe(label, threshold, passes)),
+    makeElement("span", "kind", kinds.join(", ")),
   );
   const item = document.createElement("li");
   item.append(body);
@@ -54,19 +81,19 @@ function describe(label, threshold, passes) {
   return `, ${passes ? "above" : "below"} the threshold of ${threshold.toFixed(2)}, ${source}. `;
 }
 
-function makeText(className, text) {
-  const span = document.createElement("span");
-  span.className = className;
-  span.textContent = text;
-  return span;
+function makeElement(name, className, text) {
+  const element = document.createElement(name);
+  element.className = className;
+  element.textContent = text;
+  return element;
 }
 
 function makeBar(score, threshold, passes) {
-  const bar = makeText("bar", "");
+  const bar = makeElement("span", "bar", "");
   bar.setAttribute("aria-hidden", "true"); // the score is a text beside it
   bar.title = `threshold ${threshold.toFixed(2)}`;
-  const fill = makeText(passes ? "fill passes" : "fill", "");
-  const mark = makeText("mark", "");
+  const fill = makeElement("span", passes ? "fill passes" : "fill", "");
+  const mark = makeElement("span", "mark", "");
   fill.style.setProperty("width", `${100 * score}%`);
   mark.style.setProperty("left", `${100 * threshold}%`);
   bar.append(fill, mark);

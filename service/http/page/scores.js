@@ -1,23 +1,51 @@
 // Which labels are shown, by the rules of `service/pipeline/scoring.py`, and the parameters with
-// which the service would answer the same.
+// which the service would answer with the found labels alone.
 
 /** One request asks for this many labels, so that the slider needs none. */
 export const MOST_LABELS = 1000;
 
+const MOST_MAYBES = 3;
+// A calibrated label at half of the usual threshold, 0.25, is right once in four times.
+const MAYBE_SHARE = 0.5;
+
 const BETWEEN_LABELS = /[,\n]/;
 
-/** Labels to show of `labels` (best first); labels in `always` ignore the threshold. */
-export function pickLabels(labels, { mode, threshold, topK }, always) {
-  const passes = {
-    calibrated: (label) => label.score >= label.threshold,
-    number: (label) => label.score >= threshold,
-    best: () => true,
-  }[mode];
-  const best = new Set(labels.filter(passes).slice(0, topK));
-  return labels.filter((label) => best.has(label) || always.has(label.label));
+/**
+ * Sorts `labels` (best first) into those found, those that may be there, and the user's own others.
+ *
+ * `typed` and `kept` are names of the user's own labels: they are shown whatever they score, of
+ * `kept` at most `topK`.
+ */
+export function groupLabels(labels, { mode, threshold, topK }, { typed, kept }) {
+  const least = (label) => (mode === "number" ? threshold : label.threshold);
+  const passes = (label) => label.score >= least(label);
+  const best = new Set((mode === "best" ? labels : labels.filter(passes)).slice(0, topK));
+  const others = labels.filter((label) => !passes(label));
+  const mine = new Set(others.filter((label) => kept.has(label.label)).slice(0, topK));
+  const isOwn = (label) => typed.has(label.label) || mine.has(label);
+  const strangers = others.filter((label) => !isOwn(label));
+  const isMaybe = (label) => label.score >= MAYBE_SHARE * least(label);
+  return {
+    found: labels.filter((label) => passes(label) && (best.has(label) || typed.has(label.label))),
+    maybe:
+      mode === "best"
+        ? strangers.filter((label) => best.has(label))
+        : strangers.filter(isMaybe).slice(0, MOST_MAYBES),
+    own: others.filter(isOwn),
+  };
 }
 
-/** Parameters of the request that answers with the shown labels. */
+/** What a threshold for all labels means. */
+export function describeThreshold(threshold, isCalibrated) {
+  if (!isCalibrated) return "Scores of this model are raw: they order labels, but are no probabilities.";
+  const value = threshold.toFixed(2);
+  if (threshold === 0) return `${value}: every label`;
+  if (threshold === 1) return `${value}: certain labels alone`;
+  if (threshold === 0.5) return `${value}: more likely than not`;
+  return `${value}: right at least ${Math.round(100 * threshold)} times in 100`;
+}
+
+/** Parameters of the request that answers with the found labels alone. */
 export function showParameters({ mode, threshold, topK }) {
   const limit = { top_k: [String(topK)] };
   if (mode === "best") return limit;
@@ -27,6 +55,15 @@ export function showParameters({ mode, threshold, topK }) {
 /** Parameters that name the labels to choose from. */
 export function choiceParameters(labelSets, candidates) {
   return { label_set: labelSets, candidate_labels: candidates };
+}
+
+/** Parameters as fields of a form, `[name, value]`. */
+export function listFields(query) {
+  return Object.entries(query).flatMap(([name, values]) => {
+    // The service separates a value that is alone at its commas, and ignores an empty one.
+    const isSplit = values.length === 1 && values[0].includes(",");
+    return [...values, ...(isSplit ? [""] : [])].map((value) => [name, value]);
+  });
 }
 
 /** Labels of a text, separated by commas or line ends, without duplicates. */
