@@ -19,8 +19,6 @@ def arrange(page: Page) -> None:
     page.get_by_role("button", name="Sample: cup of coffee").click()
     page.get_by_label("Any words").fill("coffee cup, latte art, laptop")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
-    page.fill("#top-k", "8")
-    page.check("[value=best]")
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     page.wait_for_timeout(1000)  # the summary is announced after a pause
