@@ -1,5 +1,8 @@
 """`python -m export --checkpoint FILE --out bundles/NAME [--photos FOLDER] ...`.
 
+With `--bundle` in place of a checkpoint, a finished bundle is calibrated again, or becomes a Triton
+repository.
+
 Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
 written).
 """
@@ -15,6 +18,8 @@ from typing import get_args
 
 from export import ExportError
 from export.build import ExportRequest, build_bundle
+from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
+from export.calibration.heads import Rules
 from export.sources.open import OpenRequest
 from export.triton.repository import check_new_bundle, write_repository
 from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
@@ -36,7 +41,11 @@ _NEEDS = {
     "open_photos": "open_head",
     "open_split": "open_photos",
 }
-_BESIDE_BUNDLE = frozenset({"bundle", "triton", "triton_precision"})
+_PHOTOS = frozenset({"photos", "open_photos"})
+_BESIDE_BUNDLE = _PHOTOS | {
+    *("bundle", "out", "model_version", "open_split", "raw_scores", "precision_target"),
+    *("triton", "triton_precision"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr()
     left_out: set[Path] = set()
     try:
-        bundle = _export(given, left_out) if given.bundle is None else load_bundle(given.bundle)
+        bundle = _export(given, left_out)
         if given.triton is not None:
             write_repository(given.triton, bundle, given.triton_precision)
     except _REFUSALS as error:
@@ -59,18 +68,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _export(given: argparse.Namespace, left_out: set[Path]) -> Bundle:
+    if given.out is None:
+        return load_bundle(given.bundle)
     if given.triton is not None:
         check_new_bundle(given.triton, given.out)
-    return build_bundle(_to_request(given), left_out)
+    if given.bundle is None:
+        return build_bundle(_to_request(given), left_out)
+    request = RecalibrationRequest(
+        bundle=given.bundle,
+        out=given.out,
+        photos=given.photos,
+        open_photos=given.open_photos,
+        open_split=given.open_split,
+        model_version=given.model_version,
+        rules=_to_rules(given),
+    )
+    return recalibrate_bundle(request, left_out)
 
 
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _make_parser()
     given = parser.parse_args(arguments)
     if given.bundle is None and None in (given.checkpoint, given.out):
-        parser.error("--checkpoint and --out are needed, or --bundle and --triton")
-    if given.bundle is not None and given.triton is None:
-        parser.error("--bundle goes with --triton")
+        parser.error("--checkpoint and --out are needed, or --bundle with --triton or --out")
+    if given.bundle is not None and given.triton is None and given.out is None:
+        parser.error("--bundle needs --triton, or --out and photos to calibrate on")
+    if given.precision_target is not None and not 0 < given.precision_target < 1:
+        parser.error(f"--precision-target must be between 0 and 1; it is {given.precision_target}")
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
@@ -84,7 +108,13 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
     beside = given_names - _BESIDE_BUNDLE
     if given.bundle is not None and beside:
         parser.error(f"{_to_flag(min(beside))} needs --checkpoint: it does not fit --bundle")
+    if given.bundle is not None and ("out" in given_names) != bool(_PHOTOS & given_names):
+        parser.error("--bundle with --out needs --photos or --open-photos, and these need --out")
+    if "precision_target" in given_names and not _PHOTOS & given_names:
+        parser.error("--precision-target needs --photos or --open-photos")
     for name, needed in _NEEDS.items():
+        if name == "open_photos" and given.bundle is not None:
+            continue
         if name in given_names and needed not in given_names:
             parser.error(f"{_to_flag(name)} needs {_to_flag(needed)}")
 
@@ -109,11 +139,16 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
         hints=read_hints(given),
         label_names=given.label_names,
         compact_weights=given.compact_weights,
-        model_version=given.model_version,
+        model_version=given.model_version or "1",
         license=given.license,
         training_data=given.training_data,
         opened=_to_open_request(given),
+        rules=_to_rules(given),
     )
+
+
+def _to_rules(given: argparse.Namespace) -> Rules:
+    return Rules(raw_scores=given.raw_scores, precision_target=given.precision_target)
 
 
 def _to_open_request(given: argparse.Namespace) -> OpenRequest | None:
@@ -145,18 +180,22 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
     add("--triton", type=Path, help="folder of a Triton model repository to write as well")
     add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")
-    add("--bundle", type=Path, help="for --triton: a finished bundle, instead of --checkpoint")
+    add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint: for --triton, or "
+        "to calibrate it again on photos and write it to --out")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
     add("--precision", type=_to_precisions, help="fp32,fp16,int8 or some; int8 needs --photos")
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
-    add("--model-version", default="1", help="free text without white space (default: 1)")
+    add("--raw-scores", action="store_true", help="do not calibrate scores on the photos")
+    add("--precision-target", type=float, metavar="P", help="choose each label's lowest threshold "
+        "with this precision, 0 to 1, instead of best F1")  # fmt: skip
+    add("--model-version", help="free text without white space (default: 1, or the bundle's)")
     add("--license", default="unknown", help="of the weights (default: unknown)")
     add("--training-data", help="free text (default: the checkpoint's)")
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
     add("--text-encoder", type=Path, help="its folder (default: the installed package's)")
     add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
         "set of open labels; may be given again")  # fmt: skip
-    add("--open-photos", type=Path, help="labelled folder to choose the open labels' threshold on")
+    add("--open-photos", type=Path, help="labelled folder to calibrate open labels on")
     add("--open-split", default="val", help="which of its photos (default: val)")
     add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
+from export.accuracy import measure_map, predict_logits
+from export.calibration.heads import Rules, ScoredPhotos, calibrate_trained
+from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
-from export.open_labels import add_open_labels
 from export.sources.open import OpenRequest, describe_head, read_open_source
 from export.sources.photos import Splits, read_splits
 from export.sources.trained import Source, read_source
@@ -45,6 +46,7 @@ class ExportRequest:
     license: str = "unknown"
     training_data: str | None = None  # free text; None uses the checkpoint's
     opened: OpenRequest | None = None  # an open head to put beside the trained one
+    rules: Rules = field(default_factory=Rules)  # of calibrations and thresholds
 
 
 def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> Bundle:
@@ -76,16 +78,16 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         compact = request.compact_weights
         variants = add_open_head(variants, opened.head, source, compact=compact)
 
-    # Choose thresholds on the validation photos; measure accuracy on the test photos.
+    # Calibrate scores and choose thresholds on the validation photos; measure accuracy on others.
     draft = BundleDraft(
         card=card.model_copy(update={"default_precision": variants.defaults}),
         labels=tuple(Label(name=name) for name in names),
         graphs=_serialize(variants),
     )
     if splits is not None:
-        draft = _measure(draft, variants, source, splits)
+        draft = _measure(draft, variants, source, splits, request.rules)
     if opened is not None:
-        draft = add_open_labels(draft, opened, source, variants.served, splits)
+        draft = add_open_labels(draft, opened, variants.served, splits, request.rules)
 
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
@@ -133,13 +135,16 @@ def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
     }
 
 
-def _measure(draft: BundleDraft, variants: Variants, source: Source, splits: Splits) -> BundleDraft:
-    """Adds the labels' thresholds and each variant's accuracy."""
+def _measure(
+    draft: BundleDraft, variants: Variants, source: Source, splits: Splits, rules: Rules
+) -> BundleDraft:
+    """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
     activation, contract = source.config.activation, source.contract
     # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
-    logits = predict_logits(variants.served, splits.val, contract)
-    scores = to_scores(logits, activation)
-    labels = calibrate_labels(source.label_names, scores, splits.val.targets)
+    scored = ScoredPhotos(splits.val, predict_logits(variants.served, splits.val, contract))
+    head = draft.card.trained_head
+    assert head is not None  # photos were refused otherwise
+    head, labels = calibrate_trained(head, draft.labels, scored, rules)
     found = sum(label.threshold is not None for label in labels)
     _log.info("calibrated %d thresholds on %s", found, splits.val.dataset)
 
@@ -161,5 +166,5 @@ def _measure(draft: BundleDraft, variants: Variants, source: Source, splits: Spl
                 images=len(photos.paths),
             )
         )
-    card = draft.card.model_copy(update={"metrics": tuple(metrics)})
+    card = draft.card.model_copy(update={"trained_head": head, "metrics": tuple(metrics)})
     return replace(draft, card=card, labels=labels)

@@ -10,21 +10,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import onnx
 import torch
 
 from export import ExportError
-from export.accuracy import predict_logits
-from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS, Graphs
+from export.accuracy import predict_logits, read_graphs
+from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.photos import select_photos
 from models.commands import run_command
 from models.data import DataError, LabelledFolder, read_labelled_folder
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from service.bundle.card import Precision
-from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
+from service.labels.label_set import make_trained_set
+from service.pipeline.scoring import compute_scores
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,12 +57,14 @@ def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iter
         return _report_open(bundle, folder, split, precision)
     names = [label.name for label in bundle.labels]
     photos = select_photos(folder, split, names, partial=True)
-    graphs = _read_graphs(bundle, PIXELS_TO_LOGITS, precision)
-    logits = torch.from_numpy(predict_logits(graphs, photos, bundle.card.input))
+    graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
+    logits = predict_logits(graphs, photos, bundle.card.input)
     targets = torch.from_numpy(photos.targets)
     if head.activation == "softmax":
-        return report_single_label(logits, targets)
-    return report_multi_label(logits.sigmoid(), targets, names)
+        return report_single_label(torch.from_numpy(logits), targets)
+    calibration = make_trained_set(bundle.labels, head).calibration
+    scores = compute_scores(logits, head.activation, calibration)
+    return report_multi_label(torch.from_numpy(scores), targets, names)
 
 
 def _report_open(
@@ -80,19 +82,10 @@ def _report_open(
             f"data set {folder.name} has {vectors.embeddings.shape[1]}"
         )
     photos = select_photos(folder, split, folder.label_names)
-    graphs = _read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision)
+    graphs = read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision)
     logits = predict_logits(graphs, photos, bundle.card.input, vectors.embeddings)
     scores, targets = torch.from_numpy(logits), torch.from_numpy(photos.targets)
     return report_zero_shot(scores, targets, folder.label_names, vectors.seen, vectors.unseen)
-
-
-def _read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precision) -> Graphs:
-    return {
-        name: onnx.load_from_string(
-            bundle.read_graph(name, bundle.image_precision(name, precision))
-        )
-        for name in names
-    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from models.config import ZeroShotMLDecoderConfig
 from models.data import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
-from service.bundle.card import EmbeddingSpace, OpenHead, format_first_error
+from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, format_first_error
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
 
@@ -30,7 +30,7 @@ class OpenRequest:
     checkpoint: Path  # of `train_open`
     text_encoder: Path | None = None  # folder; None uses the installed package's
     label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
-    # Labelled folder to choose the threshold of open labels on: with all its labels except those
+    # Labelled folder to calibrate open labels on: with all its labels except those
     # that the head was trained on.
     photos: Path | None = None
     split: str = "val"  # of these photos
@@ -43,7 +43,7 @@ class OpenSource:
     head: ZeroShotMLDecoder  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
-    # Labels to choose the threshold on. Like a user's labels they are not trained labels; the head
+    # Labels to calibrate on. Like a user's labels they are not trained labels; the head
     # may know some from captions.
     unseen: LabelledPhotos | None
 
@@ -53,14 +53,14 @@ class OpenSource:
         return self.head.config.embedding_template
 
 
-def describe_head(config: ZeroShotMLDecoderConfig, threshold: float | None = None) -> OpenHead:
-    """Returns the card's entry of an open head."""
+def describe_head(config: ZeroShotMLDecoderConfig) -> OpenHead:
+    """Returns the card's entry of an open head, without calibration and threshold."""
     space = EmbeddingSpace(
         encoder=config.embedding_encoder,
         width=config.embedding_width,
         template=config.embedding_template,
     )
-    return OpenHead(kind=config.kind, embedding_space=space, threshold=threshold)
+    return OpenHead(kind=config.kind, embedding_space=space)
 
 
 def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) -> OpenSource:
@@ -84,19 +84,26 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
         raise ExportError(f"label set {twice[0]} is repeated")
     unseen = None
     if request.photos is not None:
-        photos = _read_unseen(request.photos, request.split, opened.origin.label_names)
-        unseen = keep_usable(photos, source.contract, left_out)
-        if not unseen.targets.any():
-            raise UnusablePhotosError(f"{unseen.dataset} shows no label that was not trained")
+        trained = opened.origin.label_names
+        unseen = read_unseen(request.photos, request.split, trained, source.contract, left_out)
     return OpenSource(opened.head, text, sets, unseen)
 
 
-def _read_unseen(path: Path, split: str, trained: Collection[str]) -> LabelledPhotos:
+def read_unseen(
+    path: Path, split: str, trained: Collection[str], contract: InputContract, left_out: set[Path]
+) -> LabelledPhotos:
+    """Reads photos with targets of the labels that were not trained.
+
+    Adds the photos that cannot be used to `left_out`; raises UnusablePhotosError if none is left.
+    """
     folder = read_labelled_folder(path)
     photos = select_photos(folder, split, folder.label_names)
     names = tuple(name for name in folder.label_names if name not in trained)
     targets = photos.targets[:, [folder.label_names.index(name) for name in names]]
-    return replace(photos, label_names=names, targets=targets)
+    found = keep_usable(replace(photos, label_names=names, targets=targets), contract, left_out)
+    if not found.targets.any():
+        raise UnusablePhotosError(f"{found.dataset} shows no label that was not trained")
+    return found
 
 
 def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:

@@ -5,8 +5,8 @@
     <name>_set_<set>       tokens -> scores float [L] of a ready label set of the bundle
     <name>                 the ensemble: images -> `scores`, `scores_<set>`, ...
 
-Activations are inside the heads, and the label queries of a set are constants of its head:
-Triton cannot register labels at runtime.
+Calibrations and activations are inside the heads, and the label queries of a set are constants of
+its head: Triton cannot register labels at runtime.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from service.bundle.reader import Bundle
 from service.errors import ServiceError
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
+from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.opening import read_bundle_sets
 
 CONFIG_FILE = "config.pbtxt"
@@ -140,9 +141,8 @@ def _take_trained_head(bundle: Bundle, precision: Precision) -> list[_Head]:
     if head is None:
         return []
     graph = _read_head(bundle, "trained_head", precision)
-    names = tuple(label.name for label in bundle.labels)
-    scoring = _score(graph, head.activation, len(names))
-    return [_Head(f"{bundle.card.name}_trained", "scores", names, scoring)]
+    labels = make_trained_set(bundle.labels, head)
+    return [_Head(f"{bundle.card.name}_trained", "scores", labels.names, _score(graph, labels))]
 
 
 def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
@@ -156,13 +156,15 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     with closing(encoding):
         for definition in definitions:
             graph = _read_head(bundle, "open_head", precision)
-            _fix_queries(graph, _encode(definition, encoding))
+            queries = _encode(definition, encoding)
+            _fix_queries(graph, queries)
+            labels = encoding.make_set(definition, queries, bundle.card.version, "bundle")
             heads.append(
                 _Head(
                     f"{bundle.card.name}_set_{definition.name}",
                     f"scores_{definition.name}",
-                    definition.names,
-                    _score(graph, "sigmoid", len(definition.names)),
+                    labels.names,
+                    _score(graph, labels),
                 )
             )
     return heads
@@ -191,14 +193,26 @@ def _fix_queries(graph: onnx.ModelProto, queries: NDArray[np.float32]) -> None:
     graph.graph.initializer.append(numpy_helper.from_array(queries, "queries"))
 
 
-def _score(graph: onnx.ModelProto, activation: Activation, num_labels: int) -> onnx.ModelProto:
-    """Ends a head's graph in `scores` [B, L], 0..1, instead of `logits`."""
+def _score(graph: onnx.ModelProto, labels: LabelSet) -> onnx.ModelProto:
+    """Ends a head's graph in the `scores` [B, L] of a set, 0..1, instead of `logits`."""
+    last = "logits"
+    if labels.calibration is not None:
+        scale, shift = labels.calibration.astype(np.float32)
+        graph.graph.initializer.append(numpy_helper.from_array(scale, "calibration_scale"))
+        graph.graph.initializer.append(numpy_helper.from_array(shift, "calibration_shift"))
+        last = "calibration_shifted"
+        graph.graph.node.extend(
+            [
+                helper.make_node("Mul", ["logits", "calibration_scale"], ["calibration_scaled"]),
+                helper.make_node("Add", ["calibration_scaled", "calibration_shift"], [last]),
+            ]
+        )
     graph.graph.node.append(
-        helper.make_node(_ACTIVATIONS[activation], ["logits"], ["scores"], name="scores")
+        helper.make_node(_ACTIVATIONS[labels.activation], [last], ["scores"], name="scores")
     )
     del graph.graph.output[:]
     graph.graph.output.append(
-        helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", num_labels])
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", len(labels.names)])
     )
     onnx.checker.check_model(graph)
     return graph

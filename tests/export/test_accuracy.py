@@ -3,11 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.accuracy import calibrate_labels, measure_map, predict_logits, to_scores
+from export.accuracy import measure_map, predict_logits
 from export.graphs.graph import Chain, Graphs
 from export.sources.photos import LabelledPhotos, read_pixels, read_splits
-from service.bundle.card import Label
-from service.labels.calibration import MIN_POSITIVES
 from tests.export.tiny_network import CONTRACT, LABELS
 
 
@@ -29,23 +27,9 @@ def test_map_is_the_mean_over_labels_of_average_precision_in_percent() -> None:
     assert measure_map(logits, photos, "sigmoid") == pytest.approx(expected, abs=1e-4)
 
 
-def test_scores_of_single_labels_are_a_softmax_and_rank_the_photos_so() -> None:
+def test_softmax_ranks_the_photos_by_its_scores() -> None:
     logits = np.array([[3, 5], [2, 0], [1, 900]], np.float32)
-    scores = to_scores(logits, "softmax")
-    assert scores[0] == pytest.approx([1 / (1 + np.e**2), 1 / (1 + np.e**-2)])
-    assert scores.sum(axis=1) == pytest.approx(1.0)
     targets = np.array([[0, 1], [1, 0], [0, 1]])
     photos = LabelledPhotos("a/b", ("x", "y"), (Path("a.png"),) * 3, targets)
     assert measure_map(logits, photos, "softmax") == pytest.approx(100.0)
     assert measure_map(logits, photos, "sigmoid") < 100.0
-
-
-def test_label_with_few_positives_stays_uncalibrated() -> None:
-    targets = np.zeros((20, 2), np.int64)
-    targets[: MIN_POSITIVES - 1, 0] = 1
-    targets[:MIN_POSITIVES, 1] = 1
-    scores = np.linspace(1, 0, 20)[:, np.newaxis].repeat(2, axis=1)
-    rare, common = calibrate_labels(("rare", "common"), scores, targets)
-    assert rare == Label(name="rare", positives=MIN_POSITIVES - 1)
-    assert common.threshold is not None
-    assert (common.precision, common.recall) == (1.0, 1.0)

@@ -6,6 +6,7 @@ import pytest
 from export import ExportError, variants
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
+from export.calibration.heads import Rules
 from export.graphs.graph import PIXELS_TO_LOGITS, Graphs
 from export.graphs.verify import VerificationError
 from export.int8.search import MIN_AGREEMENT, Int8Graphs, variation_to_noise
@@ -19,7 +20,7 @@ from service.engine.engine import open_engine
 from service.engine.heads import LogitsArray
 from service.errors import BundleError
 from service.images.decode import PixelArray
-from service.labels.calibration import find_best_f1
+from service.labels.calibration import find_best_f1, fit_calibration
 from service.pipeline.scoring import compute_scores
 from tests.export.tiny_network import CONTRACT, LABELS, assert_close, run_torch
 
@@ -77,6 +78,25 @@ def test_common_labels_have_thresholds_from_validation(bundle: Bundle, folder: P
     assert [label.name for label in bundle.labels] == list(LABELS)
     assert [label.positives for label in bundle.labels] == targets.sum(axis=0).tolist()
     assert all(label.threshold is not None for label in bundle.labels)
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+def test_head_has_the_calibration_of_its_validation_logits(
+    checkpoint: Path, folder: Path, tmp_path: Path, raw_scores: bool
+) -> None:
+    rules = Rules(raw_scores=raw_scores)
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "tiny", folder, rules=rules))
+    val = read_splits(folder, LABELS, CONTRACT, set()).val
+    fit = fit_calibration(run_trained(bundle, read_pixels(val.paths, CONTRACT)), val.targets)
+    found = bundle.card.trained_head.calibration
+    assert fit is not None
+    if raw_scores:
+        assert found is None
+    else:
+        assert (found.scale, found.shift) == pytest.approx(
+            (fit.pair.scale, fit.pair.shift), abs=1e-3
+        )
+        assert (found.dataset, found.images) == ("colours/val", len(val.paths))
 
 
 @pytest.mark.parametrize("case", [(20.0, "int8"), (19.9, "fp32")])

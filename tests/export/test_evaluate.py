@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from models.evaluate import main
 from models.network import Network
 from tests.export.graphs.test_heads import OPEN, make_network
 from tests.export.tiny_network import LABELS, write_folder
+from tests.support.tiny_bundle import edit_manifest, make_calibration
 
 Evaluate = Callable[..., dict[str, float]]
 
@@ -43,6 +45,25 @@ def test_bundle_has_the_figures_of_its_checkpoint(
     found = evaluate("--bundle", bundle, folder)
     assert {"mAP", "CF1", "OF1", "top-3 CF1", "top-3 OF1", *LABELS} <= found.keys()
     assert found == pytest.approx(evaluate("--checkpoint", checkpoint, folder), abs=0.01)
+
+
+def test_figures_of_a_calibrated_bundle_are_of_its_calibrated_scores(
+    checkpoint: Path, folder: Path, tmp_path: Path, evaluate: Evaluate
+) -> None:
+    bundle = build_bundle(ExportRequest(checkpoint, tmp_path / "model"))
+    raw = evaluate("--bundle", bundle.path, folder)
+
+    def shift(manifest: dict[str, Any]) -> None:
+        calibration = make_calibration(1.0, -50.0).model_dump(mode="json")
+        manifest["card"]["trained_head"]["calibration"] = calibration
+
+    edit_manifest(bundle.path, shift)
+    found = evaluate("--bundle", bundle.path, folder)
+    assert {name: found[name] for name in ("mAP", *LABELS)} == pytest.approx(
+        {name: raw[name] for name in ("mAP", *LABELS)}
+    )
+    assert raw["OR"] > 0
+    assert found["OR"] == 0  # no score reaches 0.5 any more
 
 
 @pytest.mark.parametrize("flag", [["--image-size", "32"], ["--plain-pixels"], ["--no-pre-norm"]])

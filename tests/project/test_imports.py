@@ -36,7 +36,7 @@ ORDER = {
         train  train_open  average  evaluate  evaluate_open
     """,
     "export": """
-        graphs  sources  accuracy  int8  variants  open_labels  build  evaluate  triton
+        graphs  sources  accuracy  int8  variants  calibration  build  evaluate  triton
         __main__
     """,
 }

@@ -21,7 +21,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from service.bundle.card import (
     Activation,
+    Calibration,
     EmbeddingSpace,
+    HeadCalibration,
     InputContract,
     Label,
     ModelCard,
@@ -288,6 +290,44 @@ def open_draft(
         graphs=open_graphs(trained=trained, encodes_text=encodes_text),
         tokenizer=tiny_tokenizer() if encodes_text else None,
         label_sets={"everyday.json": EVERYDAY} if encodes_text else {},
+    )
+
+
+def write_calibrated_bundle(parent: Path) -> Bundle:
+    """Writes a tiny bundle whose heads, label `dog` and trained names have calibrations."""
+    draft = open_draft()
+    head = draft.card.trained_head
+    assert head is not None
+    changed = {
+        "trained_head": head.model_copy(update={"calibration": make_calibration(2.0, -0.5)}),
+        "open_head": OPEN_HEAD.model_copy(
+            update={
+                "calibration": make_calibration(0.5, -1.0),
+                "trained_names": make_calibration(0.75, 1.0),
+            }
+        ),
+    }
+    own = {"calibration": Calibration(scale=1.5, shift=0.25)}
+    labels = [
+        label.model_copy(update=own) if label.name == "dog" else label for label in TINY_LABELS
+    ]
+    sets = {"everyday.json": b'{"name": "everyday", "labels": ["chair", "cat", "lamp"]}'}
+    card = draft.card.model_copy(update=changed)
+    draft = replace(draft, card=card, labels=labels, label_sets=sets)
+    return write_bundle(parent / draft.card.name, draft)
+
+
+def make_calibration(scale: float, shift: float) -> HeadCalibration:
+    """Returns a head's calibration with made-up figures."""
+    return HeadCalibration(
+        scale=scale,
+        shift=shift,
+        dataset="made/val",
+        images=100,
+        labels=5,
+        error_before=0.2,
+        error_after=0.01,
+        bins=(),
     )
 
 

@@ -15,9 +15,10 @@ from export import ExportError
 from export.__main__ import main
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
+from export.calibration.heads import Rules
+from export.calibration.open_labels import calibrate_label_set, score_names
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, open_session
 from export.graphs.text import TextEmbedder
-from export.open_labels import calibrate_label_sets
 from export.sources.open import OpenRequest, describe_head, read_open_source
 from export.sources.photos import UnusablePhotosError, read_splits
 from export.sources.trained import read_source
@@ -171,15 +172,15 @@ def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
         LabelSetRecord.model_validate({"name": f"set{i}", "labels": [label]})
         for i, label in enumerate(labels)
     )
-    source = read_source(checkpoint)
-    read = replace(read_open_source(opened, source, set()), label_sets=records)
+    read = read_open_source(opened, read_source(checkpoint), set())
     graphs = {name: load_graph(bundle, name) for name in PIXELS_TO_OPEN_LOGITS}
     texts = TextEmbedder(read.text, load_graph(bundle, "text_encoder", "int8"))
+    head, val = bundle.card.open_head, read_splits(folder, LABELS, CONTRACT, set()).val
+    assert head is not None
+    trained = score_names(val, graphs, head, CONTRACT, texts.embed)
     plain, given, prompted, embedded = (
-        record.labels[0].threshold
-        for record in calibrate_label_sets(
-            read, source, read_splits(folder, LABELS, CONTRACT, set()), graphs, texts
-        )
+        calibrate_label_set(record, head, trained, Rules()).labels[0].threshold
+        for record in records
     )
     assert plain is not None
     assert plain != given == 0.875
@@ -305,7 +306,7 @@ def test_unusable_label_sets_and_photos_are_refused(
 
 
 def test_everyday_labels_are_plain_and_unique() -> None:
-    path = Path(__file__).parents[2] / "export" / "label_sets" / "everyday.json"
+    path = Path(__file__).parents[3] / "export" / "label_sets" / "everyday.json"
     record = LabelSetRecord.model_validate_json(path.read_bytes())
     names = [label.name for label in record.labels]
     assert 300 <= len(names) <= 1000

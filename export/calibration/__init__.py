@@ -1,0 +1,1 @@
+"""Calibrations and thresholds of a bundle, chosen on labelled photos."""

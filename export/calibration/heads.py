@@ -1,0 +1,194 @@
+"""Calibrations and thresholds of heads, from logits and targets.
+
+Thresholds are chosen on the scores that will be served: calibrated ones, except with `raw_scores`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.graphs.graph import FloatArray
+from export.sources.photos import LabelledPhotos
+from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
+from service.labels.calibration import (
+    MIN_POSITIVES,
+    Fit,
+    OperatingPoint,
+    find_best_f1,
+    find_threshold,
+    fit_calibration,
+)
+from service.labels.label_set import FALLBACK_THRESHOLD
+from service.pipeline.scoring import compute_scores
+
+Scores = NDArray[np.float64]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How scores are calibrated and thresholds chosen."""
+
+    raw_scores: bool = False  # serve the sigmoid of the logits as they are
+    precision_target: float | None = None  # 0..1; None chooses the thresholds of best F1
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPhotos:
+    """Photos and the logits [n, L] of their labels, by the graphs that a CPU runs by default."""
+
+    photos: LabelledPhotos
+    logits: FloatArray
+
+
+def calibrate_trained(
+    head: TrainedHead, labels: Sequence[Label], scored: ScoredPhotos, rules: Rules
+) -> tuple[TrainedHead, tuple[Label, ...]]:
+    """Returns the head and its labels with calibrations and thresholds; a softmax stays raw.
+
+    Labels with fewer than `MIN_POSITIVES` positives, or that do not reach the wanted precision, get
+    no threshold: the head's applies, which is that of all labels together.
+    """
+    targets = scored.photos.targets
+    fit = None
+    if head.activation == "sigmoid" and not rules.raw_scores:
+        fit = fit_calibration(scored.logits, targets)
+        _log_fit("trained labels", fit, scored.photos)
+    scores = compute_scores(scored.logits, head.activation, None if fit is None else fit.stack())
+    names = [label.name for label in labels]
+    points = _find_points(names, scores, targets, rules)
+    threshold = None
+    if rules.precision_target is not None:
+        threshold = _find_shared(scores, targets, rules)
+    chosen = [FALLBACK_THRESHOLD if threshold is None else threshold] * len(names)
+    chosen = [
+        points[name].threshold if name in points else shared
+        for name, shared in zip(names, chosen, strict=True)
+    ]
+    _log_answers("trained labels", scores >= np.array(chosen), scored.photos)
+    own = (None,) * len(names) if fit is None else fit.labels
+    changed = {"calibration": _describe(fit, scored.photos), "threshold": threshold}
+    return head.model_copy(update=changed), tuple(
+        _change_label(label, points.get(label.name), int(positives), calibration)
+        for label, positives, calibration in zip(labels, targets.sum(axis=0), own, strict=True)
+    )
+
+
+def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHead:
+    """Returns the head with calibration and threshold, found on labels that were not trained.
+
+    Calibrated scores need no threshold, as 0.5 applies, except for a wanted precision.
+    """
+    targets = scored.photos.targets
+    fit = None
+    if not rules.raw_scores:
+        fit = fit_calibration(scored.logits, targets, per_label=False)
+        _log_fit("open labels", fit, scored.photos)
+    calibration = _describe(fit, scored.photos)
+    scores = score_open(scored.logits, calibration)
+    threshold = None
+    if fit is None or rules.precision_target is not None:
+        threshold = _find_shared(scores, targets, rules)
+    if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
+        threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
+    used = FALLBACK_THRESHOLD if threshold is None else threshold
+    _log_answers("open labels", scores >= used, scored.photos)
+    changed = {"calibration": calibration, "threshold": threshold, "trained_names": None}
+    return head.model_copy(update=changed)
+
+
+def calibrate_trained_names(head: OpenHead, scored: ScoredPhotos) -> OpenHead:
+    """Returns a head with a calibration for names of trained labels, if that is better.
+
+    `scored` has the open head's logits. Without a calibration of other labels there is none, so
+    that all open labels are on one scale.
+    """
+    shared = head.calibration
+    fit = None
+    if shared is not None:
+        current = shared.scale * scored.logits.astype(np.float64) + shared.shift
+        targets = scored.photos.targets
+        fit = fit_calibration(scored.logits, targets, per_label=False, current=current)
+        _log_fit("trained names as open labels", fit, scored.photos)
+    return head.model_copy(update={"trained_names": _describe(fit, scored.photos)})
+
+
+def find_open_thresholds(
+    scored: ScoredPhotos, calibration: Calibration | None, rules: Rules
+) -> dict[str, float]:
+    """Returns the thresholds of names, as open labels with this calibration."""
+    scores = score_open(scored.logits, calibration)
+    points = _find_points(scored.photos.label_names, scores, scored.photos.targets, rules)
+    return {name: point.threshold for name, point in points.items()}
+
+
+def score_open(logits: FloatArray, calibration: Calibration | None) -> Scores:
+    """Returns the service's scores of open labels, which all have the same calibration."""
+    if calibration is None:
+        return compute_scores(logits, "sigmoid")
+    pair = np.array([[calibration.scale], [calibration.shift]])
+    return compute_scores(logits, "sigmoid", pair)
+
+
+def _find_points(
+    names: Sequence[str], scores: Scores, targets: NDArray[np.int64], rules: Rules
+) -> dict[str, OperatingPoint]:
+    enough = [i for i in range(len(names)) if targets[:, i].sum() >= MIN_POSITIVES]
+    found = {
+        names[i]: find_threshold(scores[:, i], targets[:, i], rules.precision_target)
+        for i in enough
+    }
+    points = {name: point for name, point in found.items() if point is not None}
+    if rules.precision_target is not None:
+        _log.info(
+            "precision %g: %d of %d labels reach it, with a mean recall of %.2f",
+            *(rules.precision_target, len(points), len(names)),
+            np.mean([point.recall for point in points.values()]) if points else 0.0,
+        )
+    return points
+
+
+def _find_shared(scores: Scores, targets: NDArray[np.int64], rules: Rules) -> float | None:
+    point = find_threshold(scores.ravel(), targets.ravel(), rules.precision_target)
+    if point is None:
+        _log.warning("precision %g: not reached by all labels together", rules.precision_target)
+        return None
+    return point.threshold
+
+
+def _change_label(
+    label: Label, point: OperatingPoint | None, positives: int, calibration: Calibration | None
+) -> Label:
+    found = {
+        "threshold": None if point is None else point.threshold,
+        "precision": None if point is None else point.precision,
+        "recall": None if point is None else point.recall,
+    }
+    return label.model_copy(update={**found, "positives": positives, "calibration": calibration})
+
+
+def _describe(fit: Fit | None, photos: LabelledPhotos) -> HeadCalibration | None:
+    return None if fit is None else fit.describe(photos.dataset, len(photos.paths))
+
+
+def _log_fit(labels: str, fit: Fit | None, photos: LabelledPhotos) -> None:
+    if fit is None:
+        _log.info("%s: no better calibration found on %s", labels, photos.dataset)
+        return
+    own = sum(calibration is not None for calibration in fit.labels)
+    _log.info("%s: %s on %s, %d with their own", labels, fit.figures, photos.dataset, own)
+
+
+def _log_answers(labels: str, answered: NDArray[np.bool_], photos: LabelledPhotos) -> None:
+    right = int((answered & (photos.targets == 1)).sum())
+    _log.info(
+        "%s: precision %.2f and recall %.2f at the thresholds, over %d labels of %s",
+        *(labels, right / max(int(answered.sum()), 1), right / max(int(photos.targets.sum()), 1)),
+        *(len(photos.label_names), photos.dataset),
+    )

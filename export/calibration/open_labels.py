@@ -1,0 +1,116 @@
+"""An open head's text encoder, calibration, thresholds and ready label sets.
+
+They are computed with the served graphs and text embeddings: 8 bits move scores a little.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from export.accuracy import predict_logits
+from export.calibration.heads import (
+    Rules,
+    ScoredPhotos,
+    calibrate_open,
+    calibrate_trained_names,
+    find_open_thresholds,
+)
+from export.graphs.graph import FloatArray, Graphs
+from export.graphs.text import TextEmbedder, build_text_graph
+from export.sources.open import OpenSource, describe_head
+from export.sources.photos import LabelledPhotos, Splits
+from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, write_prompt
+from service.bundle.writer import BundleDraft
+from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
+from service.labels.files import pack_label_set
+
+EmbedTexts = Callable[[Sequence[str]], FloatArray]
+"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
+
+_log = logging.getLogger(__name__)
+
+
+def add_open_labels(
+    draft: BundleDraft, opened: OpenSource, graphs: Graphs, splits: Splits | None, rules: Rules
+) -> BundleDraft:
+    """Adds all of these to a draft; `graphs` are those that a CPU runs by default."""
+    text = build_text_graph(opened.text)
+    embed = TextEmbedder(opened.text, text).embed
+    head, contract = describe_head(opened.head.config), draft.card.input
+    trained = None
+    if opened.unseen is not None:
+        scored = score_names(opened.unseen, graphs, head, contract, embed)
+        head = calibrate_open(head, scored, rules)
+    if splits is not None and (opened.label_sets or head.calibration):
+        trained = score_names(splits.val, graphs, head, contract, embed)
+        head = calibrate_trained_names(head, trained)
+    sets = [
+        embed_label_set(
+            define_label_set(calibrate_label_set(record, head, trained, rules)),
+            head.embedding_space,
+            embed,
+        )
+        for record in opened.label_sets
+    ]
+    return replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": head}),
+        graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
+        tokenizer=opened.text.tokenizer,
+        label_sets={f"{embedded.name}.npz": pack_label_set(embedded) for embedded in sets},
+    )
+
+
+def score_names(
+    photos: LabelledPhotos,
+    graphs: Graphs,
+    head: OpenHead,
+    contract: InputContract,
+    embed: EmbedTexts,
+) -> ScoredPhotos:
+    """Runs the open head on photos and the names of their labels."""
+    template = head.embedding_space.template
+    embeddings = embed([write_prompt(template, name) for name in photos.label_names])
+    return ScoredPhotos(photos, predict_logits(graphs, photos, contract, embeddings))
+
+
+def calibrate_label_set(
+    record: LabelSetRecord, head: OpenHead, trained: ScoredPhotos | None, rules: Rules
+) -> LabelSetRecord:
+    """Adds thresholds to labels that are trained labels too, and have none yet.
+
+    `trained` has the open head's logits of the trained labels.
+    """
+    if trained is None:
+        return record
+    calibration = record.calibration or head.trained_names or head.calibration
+    thresholds = find_open_thresholds(trained, calibration, rules)
+    labels = [
+        label
+        if label.threshold is not None or label.prompt or label.embedding
+        else label.model_copy(update={"threshold": thresholds.get(label.name)})
+        for label in record.labels
+    ]
+    own = sum(label.threshold is not None for label in labels)
+    _log.info("label set %s: %d of %d labels calibrated", record.name, own, len(labels))
+    return record.model_copy(update={"labels": labels})
+
+
+def embed_label_set(definition: Definition, space: EmbeddingSpace, embed: EmbedTexts) -> Definition:
+    """Embeds every label of a checked set, so that a service encodes no text when it starts."""
+    given = dict(zip(definition.given, definition.embeddings, strict=True))
+    missing = [i for i in range(len(definition.names)) if i not in given]
+    prompts = definition.texts(space)
+    given |= zip(missing, embed([prompts[i] for i in missing]), strict=True)
+    embedded = replace(
+        definition,
+        given=tuple(range(len(given))),
+        embeddings=np.stack([given[i] for i in range(len(given))]),
+        embedding_space=space.fingerprint,
+    )
+    check_fit(embedded, space, encodes_text=True)
+    return embedded

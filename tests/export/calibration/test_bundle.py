@@ -1,0 +1,242 @@
+"""Calibrating a finished bundle."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from export import ExportError
+from export.__main__ import main
+from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
+from export.calibration.heads import Rules
+from service.bundle.card import OpenHead
+from service.bundle.reader import Bundle, load_bundle
+from service.bundle.writer import write_bundle
+from service.engine.encoders import open_text_encoder
+from service.engine.heads import Embeddings, LogitsArray
+from service.images.decode import PixelArray
+from service.labels.label_set import make_trained_set
+from service.labels.opening import read_bundle_sets
+from service.pipeline.scoring import compute_scores
+from tests.export.tiny_network import write_folder
+from tests.support.tiny_bundle import (
+    SIDE,
+    TINY_LABELS,
+    open_draft,
+    run_bundle,
+    write_tiny_bundle,
+)
+
+TRAINED = tuple(label.name for label in TINY_LABELS)
+UNSEEN = ("chair", "lamp", "table")
+EVERYDAY = b'{"name": "everyday", "labels": ["chair", "cat", {"name": "lamp", "threshold": 0.7}]}'
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Both heads and a set with a trained name and a threshold, without calibration."""
+    draft = replace(open_draft(), label_sets={"everyday.json": EVERYDAY})
+    return write_bundle(tmp_path_factory.mktemp("raw") / draft.card.name, draft)
+
+
+def make_pictures(count: int = 120) -> PixelArray:
+    """Returns noise around colours, so that logits differ."""
+    stream = np.random.default_rng(3)
+    colours, noise = stream.integers(0, 256, (count, 1, 1, 3)), (count, SIDE, SIDE, 3)
+    return (colours + stream.integers(-60, 60, noise)).clip(0, 255).astype(np.uint8)
+
+
+PICTURES = make_pictures()
+
+
+def write_photos(folder: Path, names: tuple[str, ...], logits: LogitsArray, split: str) -> Path:
+    """Writes the pictures; a label is shown with a chance of sigmoid(logit / 2 - 1)."""
+    (folder / "images").mkdir(parents=True)
+    stream = np.random.default_rng(5)
+    targets = stream.random(logits.shape) < 1 / (1 + np.exp(-(logits / 2 - 1)))
+    images = {}
+    for number, (pixels, row) in enumerate(zip(PICTURES, targets, strict=True)):
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.png")
+        labels = [name for name, shown in zip(names, row, strict=True) if shown]
+        images[f"{number}.png"] = {"split": split, "labels": labels}
+    index = {"name": folder.name, "label_names": names, "images": images}
+    (folder / "labels.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    logits = run_bundle(bundle, PICTURES)
+    return write_photos(tmp_path_factory.mktemp("p") / "made", TRAINED, logits, "val")
+
+
+@pytest.fixture(scope="module")
+def open_photos(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    logits = run_bundle(bundle, PICTURES, embed(bundle, UNSEEN))
+    return write_photos(tmp_path_factory.mktemp("o") / "other", UNSEEN, logits, "train")
+
+
+def embed(bundle: Bundle, names: tuple[str, ...]) -> Embeddings:
+    texts = open_text_encoder(bundle, threads=1)
+    assert texts is not None
+    return texts.encode([f"a {name}" for name in names])
+
+
+@pytest.fixture(scope="module")
+def request_all(bundle: Bundle, photos: Path, open_photos: Path) -> RecalibrationRequest:
+    return RecalibrationRequest(bundle.path, Path(), photos, open_photos, "train")
+
+
+def put_in(request: RecalibrationRequest, folder: Path) -> RecalibrationRequest:
+    return replace(request, out=folder / request.bundle.name)
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    request_all: RecalibrationRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    return recalibrate_bundle(put_in(request_all, tmp_path_factory.mktemp("new")), set())
+
+
+def get_open(bundle: Bundle) -> OpenHead:
+    head = bundle.card.open_head
+    assert head is not None
+    return head
+
+
+def test_calibrated_bundle_has_the_same_graphs_and_version(
+    bundle: Bundle, calibrated: Bundle
+) -> None:
+    assert calibrated.manifest.graphs == bundle.manifest.graphs
+    for variants in bundle.manifest.graphs.values():
+        for file in variants.values():
+            assert (calibrated.path / file).read_bytes() == (bundle.path / file).read_bytes()
+    assert calibrated.card.version == bundle.card.version
+    assert calibrated.read_tokenizer() == bundle.read_tokenizer()
+
+
+def test_heads_get_calibrations_measured_on_the_photos(calibrated: Bundle) -> None:
+    head = calibrated.card.trained_head
+    assert head is not None
+    for calibration, dataset, labels in (
+        (head.calibration, "made/val", 5),
+        (get_open(calibrated).calibration, "other/train", 3),
+    ):
+        assert calibration is not None
+        assert calibration.scale < 1
+        assert (calibration.dataset, calibration.images) == (dataset, len(PICTURES))
+        assert calibration.labels == labels
+        assert calibration.error_after < calibration.error_before
+    assert get_open(calibrated).threshold is None
+
+
+def test_labels_keep_their_descriptions_and_get_thresholds_on_calibrated_scores(
+    calibrated: Bundle,
+) -> None:
+    assert [label.description for label in calibrated.labels] == [
+        label.description for label in TINY_LABELS
+    ]
+    labels = make_trained_set(calibrated.labels, calibrated.card.trained_head)
+    scores = compute_scores(run_bundle(calibrated, PICTURES), "sigmoid", labels.calibration)
+    for column, label in zip(scores.T, calibrated.labels, strict=True):
+        assert label.threshold is not None
+        assert column.min() <= label.threshold <= column.max()
+
+
+def test_thresholds_of_ready_sets_follow_the_new_scores(bundle: Bundle, calibrated: Bundle) -> None:
+    (before,), (after,) = read_bundle_sets(bundle), read_bundle_sets(calibrated)
+    assert after.names == before.names
+    chair, cat, lamp = after.thresholds
+    assert chair is None  # never had one
+    assert cat is not None  # a trained label, measured
+    # Given by hand: the same photos reach it as before.
+    pair = get_open(calibrated).calibration
+    assert pair is not None
+    assert lamp == pytest.approx(1 / (1 + np.exp(-(pair.scale * np.log(0.7 / 0.3) + pair.shift))))
+    np.testing.assert_allclose(after.embeddings, embed(bundle, before.names), atol=1e-2)
+
+
+def test_bundle_is_calibrated_in_place_and_raw_again(
+    request_all: RecalibrationRequest, tmp_path: Path
+) -> None:
+    first = recalibrate_bundle(put_in(request_all, tmp_path), set())
+    again = replace(request_all, bundle=first.path, out=first.path, model_version="2")
+    second = recalibrate_bundle(again, set())
+    assert second.card == first.card.model_copy(update={"version": "2"})
+    assert second.labels == first.labels
+    assert second.read_label_sets() == first.read_label_sets()
+    raw = recalibrate_bundle(replace(again, rules=Rules(raw_scores=True)), set())
+    head = raw.card.trained_head
+    assert head is not None
+    assert head.calibration is get_open(raw).calibration is get_open(raw).trained_names is None
+    assert get_open(raw).threshold is not None
+    assert all(label.calibration is None for label in raw.labels)
+    (everyday,) = read_bundle_sets(raw)
+    assert everyday.thresholds[2] == pytest.approx(0.7)
+
+
+def test_open_head_is_left_alone_without_photos_for_it(
+    calibrated: Bundle, request_all: RecalibrationRequest, tmp_path: Path
+) -> None:
+    request = replace(request_all, bundle=calibrated.path, open_photos=None)
+    written = recalibrate_bundle(put_in(request, tmp_path), set())
+    assert get_open(written).calibration == get_open(calibrated).calibration
+    with pytest.raises(ExportError, match="--raw-scores needs --open-photos"):
+        recalibrate_bundle(replace(put_in(request, tmp_path), rules=Rules(raw_scores=True)), set())
+
+
+def test_photos_that_do_not_fit_are_refused(
+    bundle: Bundle, request_all: RecalibrationRequest, tmp_path: Path
+) -> None:
+    small = write_tiny_bundle(tmp_path / "small")
+    with pytest.raises(ExportError, match="has no text encoder for labels of --open-photos"):
+        recalibrate_bundle(put_in(replace(request_all, bundle=small.path), tmp_path), set())
+    other = replace(request_all, photos=write_folder(tmp_path / "colours"))
+    with pytest.raises(ExportError, match="do not have the same labels"):
+        recalibrate_bundle(put_in(other, tmp_path), set())
+    with pytest.raises(ExportError, match="version"):
+        recalibrate_bundle(put_in(replace(request_all, model_version="a b"), tmp_path), set())
+    assert not (tmp_path / bundle.path.name).exists()
+
+
+def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
+    bundle: Bundle,
+    open_photos: Path,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / bundle.path.name
+    given = ["--bundle", str(bundle.path), "--photos", str(photos), "--out", str(out)]
+    given += ["--open-photos", str(open_photos), "--open-split", "train"]
+    assert main([*given, "--precision-target", "0.7", "--model-version", "1.1.0"]) == 0
+    err = capsys.readouterr().err
+    assert "precision 0.7: " in err
+    assert err.splitlines()[-1] == f"wrote {out}"
+    written = load_bundle(out)
+    assert written.card.version == "1.1.0"
+    for label in written.labels:
+        assert label.precision is None or label.precision >= 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--out", "x"], "--bundle with --out needs --photos or --open-photos"),
+        (["--photos", "x", "--triton", "y"], "and these need --out"),
+        (["--out", "x", "--photos", "y", "--precision-target", "1"], "between 0 and 1; it is 1"),
+        (["--triton", "y", "--precision-target", "0.5"], "--precision-target needs --photos"),
+        (["--out", "x", "--photos", "y", "--open-split", "z"], "needs --open-photos"),
+        (["--out", "x", "--photos", "y", "--license", "z"], "--license needs --checkpoint"),
+    ],
+)
+def test_options_that_do_not_fit_a_bundle_are_refused(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--bundle", str(bundle.path), *arguments])
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err

@@ -1,0 +1,168 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.calibration.heads import (
+    Rules,
+    ScoredPhotos,
+    calibrate_open,
+    calibrate_trained,
+    calibrate_trained_names,
+    find_open_thresholds,
+    score_open,
+)
+from export.sources.photos import LabelledPhotos
+from service.bundle.card import Label, OpenHead, TrainedHead
+from service.labels.calibration import MIN_POSITIVES, find_best_f1, find_precision
+from service.labels.label_set import make_trained_set
+from service.pipeline.scoring import compute_scores
+from tests.support.tiny_bundle import OPEN_HEAD
+
+NAMES = ("red", "green", "blue")
+LABELS = tuple(Label(name=name, description=f"{name} things") for name in NAMES)
+TRAINED = TrainedHead(kind="gap", num_labels=3, activation="sigmoid")
+RAW = Rules(raw_scores=True)
+
+
+def make_scored(
+    scale: float = 2.0, shift: float = -1.0, *, photos: int = 600, seed: int = 0
+) -> ScoredPhotos:
+    """Returns logits whose probability is sigmoid(scale * logit + shift), and targets."""
+    stream = np.random.default_rng(seed)
+    logits = stream.normal(0, 2, (photos, len(NAMES))).astype(np.float32)
+    chances = 1 / (1 + np.exp(-(scale * logits + shift)))
+    targets = (stream.random(logits.shape) < chances).astype(np.int64)
+    paths = (Path("a.png"),) * photos
+    return ScoredPhotos(LabelledPhotos("made/val", NAMES, paths, targets), logits)
+
+
+def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
+    head, labels = calibrate_trained(TRAINED, LABELS, make_scored(), Rules())
+    assert head.calibration is not None
+    assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
+    assert (head.calibration.dataset, head.calibration.images) == ("made/val", 600)
+    assert head.calibration.error_after < head.calibration.error_before / 2
+    assert head.threshold is None
+    assert [label.description for label in labels] == [f"{name} things" for name in NAMES]
+
+
+@pytest.mark.parametrize("rules", [Rules(), RAW])
+def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(rules: Rules) -> None:
+    scored = make_scored()
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
+    assert (head.calibration is None) == rules.raw_scores
+    served = make_trained_set(labels, head)
+    scores = compute_scores(scored.logits, "sigmoid", served.calibration)
+    for column, label in enumerate(labels):
+        best = find_best_f1(scores[:, column], scored.photos.targets[:, column])
+        assert (label.threshold, label.precision, label.recall) == (
+            pytest.approx(best.threshold),
+            best.precision,
+            best.recall,
+        )
+
+
+def test_softmax_is_never_calibrated() -> None:
+    head, labels = calibrate_trained(
+        TRAINED.model_copy(update={"activation": "softmax"}), LABELS, make_scored(), Rules()
+    )
+    assert head.calibration is None
+    assert all(label.calibration is None for label in labels)
+    assert all(label.threshold is not None for label in labels)
+
+
+def test_labels_with_own_logits_get_their_own_calibration() -> None:
+    scored = make_scored()
+    scored.logits[:, 2] -= 1
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules())
+    assert head.calibration is not None
+    assert labels[2].calibration is not None
+    pair = labels[2].calibration
+    assert (pair.scale, pair.shift) == pytest.approx((2, 1), abs=0.4)
+
+
+def test_label_with_few_positives_has_neither_threshold_nor_calibration() -> None:
+    scored = make_scored()
+    (rows,) = scored.photos.targets[:, 0].nonzero()
+    scored.photos.targets[rows[MIN_POSITIVES - 1 :], 0] = 0
+    _, (rare, common, _) = calibrate_trained(TRAINED, LABELS, scored, Rules())
+    assert rare == LABELS[0].model_copy(update={"positives": MIN_POSITIVES - 1})
+    assert common.threshold is not None
+
+
+def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scored = make_scored()
+    scored.logits[:, 2] = 0  # says nothing
+    caplog.set_level("INFO")
+    with caplog.at_level("INFO", "export"):
+        head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules(precision_target=0.9))
+    assert [label.threshold is not None for label in labels] == [True, True, False]
+    assert all(label.precision >= 0.9 for label in labels[:2] if label.precision is not None)
+    served = make_trained_set(labels, head)
+    scores = compute_scores(scored.logits, "sigmoid", served.calibration)
+    point = find_precision(scores.ravel(), scored.photos.targets.ravel(), 0.9)
+    assert point is not None
+    assert head.threshold == point.threshold == served.thresholds[2]
+    assert "precision 0.9: 2 of 3 labels reach it" in caplog.text
+
+
+def test_precision_target_that_no_label_reaches_leaves_the_default() -> None:
+    scored = make_scored(scale=0.01)
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules(precision_target=0.99))
+    assert head.threshold is None
+    assert all(label.threshold is None for label in labels)
+
+
+def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
+    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    assert head.calibration is not None
+    assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
+    assert head.threshold is None
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
+    scored = make_scored(photos=9 if few else 600)
+    head = calibrate_open(OPEN_HEAD, scored, Rules() if few else RAW)
+    scores = compute_scores(scored.logits, "sigmoid")
+    best = find_best_f1(scores.ravel(), scored.photos.targets.ravel())
+    assert (head.calibration, head.threshold) == (None, best.threshold)
+
+
+def test_open_head_has_a_threshold_with_a_precision_target() -> None:
+    scored = make_scored()
+    head = calibrate_open(OPEN_HEAD, scored, Rules(precision_target=0.8))
+    point = find_precision(
+        score_open(scored.logits, head.calibration).ravel(), scored.photos.targets.ravel(), 0.8
+    )
+    assert point is not None
+    assert head.threshold == point.threshold
+
+
+def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None:
+    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    assert calibrate_trained_names(head, make_scored(seed=1, photos=60)).trained_names is None
+    other = calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names
+    assert other is not None
+    assert (other.scale, other.shift) == pytest.approx((1, 2), abs=0.3)
+
+
+def test_trained_names_stay_raw_beside_raw_labels() -> None:
+    head = calibrate_open(OPEN_HEAD, make_scored(), RAW)
+    assert calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names is None
+
+
+def test_thresholds_of_open_names_are_on_their_calibrated_scores() -> None:
+    scored = make_scored()
+    head: OpenHead = calibrate_open(OPEN_HEAD, scored, Rules())
+    scores = score_open(scored.logits, head.calibration)
+    found = find_open_thresholds(scored, head.calibration, Rules())
+    for column, name in enumerate(NAMES):
+        best = find_best_f1(scores[:, column], scored.photos.targets[:, column])
+        assert found[name] == pytest.approx(best.threshold)
+    few = replace(scored.photos, targets=np.zeros_like(scored.photos.targets))
+    assert find_open_thresholds(replace(scored, photos=few), head.calibration, Rules()) == {}
