@@ -192,7 +192,8 @@ function chooseMode(mode) {
 function render() {
   const controls = readControls();
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
-  byId("threshold-meaning").textContent = describeThreshold(controls.threshold, isCalibrated());
+  const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
+  byId("threshold-meaning").textContent = meaning;
   if (shown.columns.length === 0) return;
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
   const focused = document.activeElement;
