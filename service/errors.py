@@ -280,7 +280,9 @@ class InvalidTensors(RequestError):
 
 class UnknownModel(RequestError):
     status, code, title = 404, "unknown_model", "There is no such model or version"
-    detail = "/v2/models/NAME exists only for the name in /info."
+
+    def __init__(self, what: str, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"{what} {quote(name)} is not served: use {' or '.join(known)}.")
 
 
 class ImageError(ServiceError):
@@ -288,7 +290,13 @@ class ImageError(ServiceError):
 
 
 class InvalidImage(ImageError):
+    """The message of a decoder is for logs only; `detail` is fixed wording."""
+
     status, code, title = 400, "invalid_image", "The file is damaged or is not an image"
+
+    def __init__(self, message: str | None = None, *, detail: str | None = None) -> None:
+        self.detail = detail or self.detail
+        super().__init__(message or self.detail)
 
 
 class EmptyImage(InvalidImage):

@@ -60,7 +60,7 @@ class _MeteredFile(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._reads_left -= 1
         if self._reads_left < 0:
-            raise InvalidImage("the file has too many parts")
+            raise InvalidImage(detail="The file has too many parts.")
         return super().read(size)
 
 

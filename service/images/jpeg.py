@@ -133,7 +133,7 @@ def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if marker == START_OF_SCAN:
             return
         position = end
-    raise InvalidImage("the JPEG has too many segments")
+    raise InvalidImage(detail="The JPEG has too many segments.")
 
 
 def read_orientation(exif: bytes) -> int:

@@ -34,7 +34,7 @@ def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
         if name in _PICTURE:
             kept.append(chunk)
             if not _has_checksum(chunk):
-                raise InvalidImage(f"the PNG's {name.decode()} has a wrong checksum")
+                raise InvalidImage(detail=f"The PNG's {name.decode()} has a wrong checksum.")
         elif name == _EXIF and len(chunk) <= _MAX_EXIF_BYTES and _has_checksum(chunk):
             exif = exif or bytes(chunk[8:-4])
     return b"".join(kept), exif
@@ -52,7 +52,7 @@ def _walk_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         if name == b"IEND":
             return
         position = end
-    raise InvalidImage("the PNG has too many chunks")
+    raise InvalidImage(detail="The PNG has too many chunks.")
 
 
 def _has_checksum(chunk: memoryview) -> bool:

@@ -46,7 +46,7 @@ def check_scans(data: bytes) -> None:
         return
     # After the end of the picture, a phone may append a video.
     if sum(marker == START_OF_SCAN for marker, _, _ in _walk_scans(data)) > _MAX_SCANS:
-        raise InvalidImage("the JPEG has too many scans")
+        raise InvalidImage(detail="The JPEG has too many scans.")
 
 
 def end_picture(data: bytes, *, is_suspect: bool = False) -> bytes:
@@ -61,11 +61,11 @@ def end_picture(data: bytes, *, is_suspect: bool = False) -> bytes:
     if not is_suspect and (end is None or data.startswith(_END, end)):
         return data
     if end is None:
-        raise InvalidImage("the JPEG has too few scans")
+        raise InvalidImage(detail="The JPEG has too few scans.")
     picture = data[:end].rstrip(b"\xff")  # half of a marker, or of an escaped 0xFF
     if _decode_half(picture + _END) != _decode_half(picture + _MORE_DATA + _END):
         # The pixels of a whole picture do not depend on what follows.
-        raise InvalidImage("the JPEG ends early")
+        raise InvalidImage(detail="The JPEG ends early.")
     return picture + _END
 
 
@@ -90,7 +90,7 @@ def _walk_scans(data: bytes) -> Iterator[tuple[int, int, int]]:
         (length,) = struct.unpack_from(">H", data, found.end())
         position = found.end() + length
         yield marker, found.start(), position
-    raise InvalidImage("the JPEG has too many segments")
+    raise InvalidImage(detail="The JPEG has too many segments.")
 
 
 def _find_end(data: bytes) -> int | None:

@@ -38,6 +38,7 @@ FOLDER_SUFFIXES = (".json", ".npz")
 SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
+_MAX_COLUMNS_SHOWN = 10
 _NPZ_REQUIRED = frozenset({"names", "embeddings"})
 _NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space", "calibration"}
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file.
@@ -142,7 +143,7 @@ def _decode(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise InvalidLabelSet(f"Line {line} is not UTF-8") from error
+        raise InvalidLabelSet(f"Line {line} is not UTF-8: save the file as UTF-8") from error
     # Not `str.splitlines`, for which a form feed ends a line too.
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -187,7 +188,8 @@ def _read_header(cells: list[str], line: int) -> tuple[list[str], bool]:
     wrong = [column for column in columns if column not in _CSV_COLUMNS]
     if wrong or "name" not in columns or len(set(columns)) < len(columns):
         raise InvalidLabelSet(
-            f"Line {line} must name the columns: name and optionally prompt and threshold"
+            f"Line {line} must name the columns, name and optionally prompt and threshold; it has "
+            f"{', '.join(map(quote, cells[:_MAX_COLUMNS_SHOWN]))}"
         )
     return columns, True
 

@@ -72,7 +72,10 @@ def test_taken_metrics_port_stops_the_start_with_one_line(tiny_bundle: Bundle) -
         with ServerProcess(*serve_command(tiny_bundle, "--metrics-port", port)) as server:
             assert server.wait() == 2
             (line,) = server.stderr.splitlines()
-    assert line == f"ml-decoder: metrics_port {port} of 127.0.0.1: Address already in use"
+    assert line == (
+        f"ml-decoder: metrics_port {port} of 127.0.0.1: the port is already in use; "
+        "set another --metrics-port"
+    )
 
 
 def test_missing_shared_folder_stops_the_start_with_one_line(

@@ -28,6 +28,20 @@ def test_cut_or_damaged_file_is_400(client: httpx.Client, name: str) -> None:
     assert_problem(send_image(client, BAD_FILES[name]), 400, "invalid_image")
 
 
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("baseline JPEG cut", "The JPEG ends early."),
+        ("IDAT", "The PNG's IDAT has a wrong checksum."),
+    ],
+)
+def test_answer_names_the_damage(client: httpx.Client, name: str, detail: str) -> None:
+    answer = send_image(client, BAD_FILES[name])
+    assert_problem(answer, 400, "invalid_image")
+    assert answer.json()["detail"] == detail
+    labels_of(send_image(client, make_photo(9)))
+
+
 def score_in_batch(client: httpx.Client, file: bytes) -> Any:
     answer = send_images(client, [file, file], params=ALL).json()["results"]
     return [result["labels"] for result in answer]

@@ -142,9 +142,14 @@ def test_folder_of_bundles_stops_the_start_and_names_them(open_bundle: Bundle) -
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "No such file or directory"), (b"\xff", "it is not UTF-8 text")]
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"\xff", "cannot be read: it is not UTF-8 text"),
+        (b" \n,\n", "contains no keys"),
+    ],
 )
-def test_key_file_that_cannot_be_read_is_named(
+def test_key_file_that_has_no_keys_is_named(
     open_bundle: Bundle, tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
     path = tmp_path / "keys"
@@ -152,7 +157,7 @@ def test_key_file_that_cannot_be_read_is_named(
         path.write_bytes(content)
     assert_start_fails(
         *serve_command(open_bundle.path),
-        says=f"predict_keys: the key file {path} cannot be read: {reason}",
+        says=f"predict_keys: the key file {path} {reason}",
         ML_DECODER_PREDICT_KEYS=f"@{path}",
     )
 

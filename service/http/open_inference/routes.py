@@ -67,8 +67,9 @@ ModelName = Annotated[str, Path(max_length=200)]
 async def find_model(host: Host, name: ModelName) -> Pipeline:
     """Returns the pipeline; raises `UnknownModel` if the path names another model."""
     pipeline = host.pipeline
-    if name not in (pipeline.bundle.card.name, host.settings.model_alias):
-        raise UnknownModel
+    known = [pipeline.bundle.card.name, *filter(None, [host.settings.model_alias])]
+    if name not in known:
+        raise UnknownModel("Model", name, known)
     return pipeline
 
 
@@ -77,8 +78,9 @@ Model = Annotated[Pipeline, Depends(find_model)]
 
 async def check_version(pipeline: Model, version: Annotated[str, Path(max_length=200)]) -> None:
     """Raises `UnknownModel` if the path has another version."""
-    if version != pipeline.bundle.card.version:
-        raise UnknownModel
+    known = pipeline.bundle.card.version
+    if version != known:
+        raise UnknownModel("Version", version, [known])
 
 
 async def model(pipeline: Model, name: ModelName) -> ModelAnswer:

@@ -89,7 +89,7 @@ def decode_base64(image: bytes | str) -> bytes:
     try:
         return base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
     except ValueError as error:
-        raise MalformedBody("The image is not standard base64") from error
+        raise MalformedBody("The image must be standard base64, padded with '='") from error
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:

@@ -93,16 +93,18 @@ def _read_keys(setting: str, secret: SecretStr | None) -> tuple[bytes, ...]:
     if secret is None:
         return ()
     text = secret.get_secret_value()
+    source = setting
     if text.startswith(_FROM_FILE):
         path = expand_home(text[len(_FROM_FILE) :])
+        source = f"{setting}: the key file {path}"
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise StartError(f"{setting}: the key file {path} cannot be read: {reason}") from error
+            raise StartError(f"{source} cannot be read: {reason}") from error
     keys = [key.strip() for line in text.splitlines() for key in line.split(",") if key.strip()]
     if not keys:
-        raise StartError(f"{setting} contains no keys")
+        raise StartError(f"{source} contains no keys")
     if any(len(key) < _MIN_CHARACTERS for key in keys):
         raise StartError(f"{setting}: a key must have at least {_MIN_CHARACTERS} characters")
     return tuple(_digest(key) for key in keys)

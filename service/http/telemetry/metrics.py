@@ -5,6 +5,7 @@ Counting takes a few microseconds a request; gauges are sampled, which costs req
 """
 
 import asyncio
+import errno
 import logging
 import os
 from collections import Counter as Tally
@@ -214,6 +215,8 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
         server, thread = start_http_server(port, settings.host, open_registry(metrics))
     except OSError as error:
         reason = error.strerror or "cannot be opened"
+        if error.errno == errno.EADDRINUSE:
+            reason = "the port is already in use; set another --metrics-port"
         raise StartError(f"metrics_port {port} of {settings.host}: {reason}") from error
     logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
     try:

@@ -82,7 +82,7 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b"x", ".xml", "ends in"),
         (b"", ".txt", "no labels"),
         (b" \n\n", ".txt", "no labels"),
-        (b"a\n\nb\xe9\n", ".txt", "Line 3 is not UTF-8"),
+        (b"a\n\nb\xe9\n", ".txt", "Line 3 is not UTF-8: save the file as UTF-8"),
         (b"\xef\xbb\xbfa\n\xe9", ".txt", "Line 2 is not UTF-8"),
         (b"a\r\n\r\nb\r\na\r\n", ".txt", "Line 4: the label 'a' is on line 1 too"),
         (b"a\nb\0", ".txt", "Line 2: name: Text should not contain control"),
@@ -92,7 +92,12 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b"name,prompt\n", ".csv", "no labels"),
         (b"a,b\nc,d\n", ".csv", "Line 1 must name the columns"),
         (b"\nprompt\tname\n", ".csv", "Line 2: name: Text should not contain control"),
-        (b"name,treshold\na,1\n", ".csv", "Line 1 must name the columns: name and optionally"),
+        (
+            b"name,treshold\na,1\n",
+            ".csv",
+            "Line 1 must name the columns, name and optionally prompt and threshold; it has "
+            "'name', 'treshold'",
+        ),
         (b"name,name\na,b\n", ".csv", "Line 1 must name the columns"),
         (b"name\na\nb,c\n", ".csv", "Line 3 has 2 values, for 1 column"),
         (b"name,threshold\na,\nb,2\n", ".csv", "Line 3: threshold: Input should be less"),

@@ -313,6 +313,19 @@ def test_unknown_model_version_and_path_are_404(client: TestClient, path: str) -
     assert_error(client.post(f"{path}/infer", json={"inputs": [image_input()]}), 404)
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v2/models/other", f"Model 'other' is not served: use {MODEL.rsplit('/', 1)[1]}"),
+        (f"{MODEL}/versions/2.0", "Version '2.0' is not served: use 1.0"),
+    ],
+)
+def test_unknown_model_and_version_are_named_with_the_served_ones(
+    client: TestClient, path: str, says: str
+) -> None:
+    assert says in client.get(path).json()["error"]
+
+
 @pytest.mark.parametrize("path", [f"/v2/models/{'x' * 201}", f"{MODEL}/versions/{'1' * 201}"])
 def test_overlong_name_is_refused_as_documented(client: TestClient, path: str) -> None:
     paths = client.get("/openapi.json").json()["paths"]
