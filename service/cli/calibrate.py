@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from service.bundle.card import format_first_error
+from service.bundle.card import Calibration, format_first_error
 from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import (
@@ -105,7 +105,8 @@ async def calibrate_set(
         scores = np.array([[row[label] for label in common] for row in answers.values()])
         fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
         calibration = labels.own_calibration if fit is None else fit.pair
-        thresholds = {label: point.threshold for label, point in points.items()}
+        kept = {} if fit is None else _convert_thresholds(labels, fit.pair)
+        thresholds = kept | {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.
         await pipeline.catalogue.calibrate(name, thresholds, calibration, int(labels.version))
         return CalibrationReport(fit, points, not_reached, tuple(left_out))
@@ -119,12 +120,8 @@ def _fit(
     precision_target: float | None,
 ) -> tuple[Fit | None, dict[str, OperatingPoint], tuple[str, ...]]:
     """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
-    smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
-    clipped = scores.clip(smallest, 1 - smallest)
-    current = logits = np.log(clipped / (1 - clipped))
-    if labels.calibration is not None:
-        scales, shifts = labels.calibration[:, [labels.positions[label] for label in common]]
-        logits = (current - shifts) / scales
+    current = _compute_log_odds(scores)
+    logits = _restore_logits(labels, common, current)
     fit = fit_calibration(logits, targets, per_label=False, current=current)
     if fit is not None:
         scores = compute_scores(logits, "sigmoid", fit.stack())
@@ -134,6 +131,33 @@ def _fit(
     }
     points = {label: point for label, point in found.items() if point is not None}
     return fit, points, tuple(label for label, point in found.items() if point is None)
+
+
+def _convert_thresholds(labels: LabelSet, calibration: Calibration) -> dict[str, float]:
+    """Returns the labels' own thresholds on the new scores, on which they decide as before."""
+    own = [label for label in labels.names if labels.calibrated[labels.positions[label]]]
+    odds = _compute_log_odds(labels.thresholds[labels.calibrated])
+    logits = _restore_logits(labels, own, odds)
+    pair = np.array([[calibration.scale], [calibration.shift]])
+    return dict(zip(own, compute_scores(logits, "sigmoid", pair).tolist(), strict=True))
+
+
+def _compute_log_odds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
+    clipped = scores.clip(smallest, 1 - smallest)
+    log_odds: NDArray[np.float64] = np.log(clipped / (1 - clipped))
+    return log_odds
+
+
+def _restore_logits(
+    labels: LabelSet, names: Sequence[str], log_odds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns the head's logits [..., L] from log odds of calibrated scores of L `names`."""
+    if labels.calibration is None:
+        return log_odds
+    scales, shifts = labels.calibration[:, [labels.positions[name] for name in names]]
+    logits: NDArray[np.float64] = (log_odds - shifts) / scales
+    return logits
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:

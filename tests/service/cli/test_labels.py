@@ -373,6 +373,28 @@ def test_calibrate_makes_scores_probabilities(run: Run, tmp_path: Path) -> None:
     assert predict_zoo(run, files) == after
 
 
+def test_calibrate_converts_thresholds_of_labels_without_photos(run: Run, tmp_path: Path) -> None:
+    write_photos(tmp_path, count=80)
+    (tmp_path / "zoo.csv").write_text("name,threshold\nyak,\ngnu,0.7\ncat,\n")
+    run("labels", "add", "zoo", "--file", tmp_path / "zoo.csv")
+    files = sorted((tmp_path / "images").iterdir())
+    scores = predict_zoo(run, files)
+    ranked = sorted(scores, key=lambda name: scores[name], reverse=True)
+    shown = set(ranked[:40:2]) | set(ranked[40::10])
+    images = {name: {"labels": ["yak"] * (name in shown)} for name in ranked}
+    write_listing(tmp_path, ["yak"], images)
+    found = json.loads(run("labels", "calibrate", "zoo", "--photos", tmp_path, "--json")[1])
+
+    predict = ("predict", files[0], "--label-set", "zoo", "--top-k", 3, "--json")
+    labels = {label["label"]: label for label in json.loads(run(*predict)[1])["labels"]}
+
+    fit = found["calibration"]
+    kept = 1 / (1 + math.exp(-(fit["scale"] * math.log(0.7 / 0.3) + fit["shift"])))
+    assert labels["gnu"]["threshold"] == pytest.approx(kept, abs=1e-4)
+    assert [labels[name]["calibrated"] for name in ("yak", "gnu", "cat")] == [True, True, False]
+    assert list(found["thresholds"]) == ["yak"]
+
+
 def test_calibrate_takes_a_wanted_precision_and_names_labels_that_miss_it(
     run: Run, tmp_path: Path
 ) -> None:
