@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from service.errors import StartError
+from service.errors import StartError, quote
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def _read_settings(given: dict[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        raise StartError(f"{name_flag(name)} or {name_variable(name)}: {first['msg']}") from error
+        reason = f"{first['msg']}; it is {quote(str(first['input']))}"
+        raise StartError(f"{name_flag(name)} or {name_variable(name)}: {reason}") from error
 
 
 def _make_parameter(name: str, annotation: Any) -> inspect.Parameter:  # noqa: ANN401 - a type

@@ -14,7 +14,8 @@ from tests.support.photos import make_photo
 
 def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DECODER_PORT", "70000")
-    assert_refused(run, "ml-decoder: --port or ML_DECODER_PORT: ", "serve")
+    says = "Input should be less than or equal to 65535; it is '70000'"
+    assert_refused(run, f"ml-decoder: --port or ML_DECODER_PORT: {says}", "serve")
 
 
 def test_serve_has_a_flag_for_each_setting_that_names_its_variable(run: Run) -> None:
