@@ -206,6 +206,8 @@ def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Defin
         first = error.errors(include_url=False)[0]
         _, index, *column = first["loc"]
         reason = ": ".join([*map(str, column), first["msg"]])
+        if isinstance(first["input"], str):  # else the row lacks the column
+            reason = f"{reason}; it is {quote(first['input'])}"
         raise InvalidLabelSet(f"Line {lines[int(index)]}: {reason}") from error
     seen: dict[str, int] = {}
     for line, label in zip(lines, record.labels, strict=True):

@@ -101,7 +101,7 @@ def test_json_and_npz_give_the_same_set() -> None:
         (b"name,name\na,b\n", ".csv", "Line 1 must name the columns"),
         (b"name\na\nb,c\n", ".csv", "Line 3 has 2 values, for 1 column"),
         (b"name,threshold\na,\nb,2\n", ".csv", "Line 3: threshold: Input should be less"),
-        (b"name,threshold\na,x\n", ".csv", "Line 2: threshold: Input should be a valid"),
+        (b"name;threshold\na;0,5\n", ".csv", "unable to parse string as a number; it is '0,5'"),
         (b"name,prompt\n,b\n", ".csv", "Line 2: name: Field required"),
         (b'name\n"a\nb"\n', ".csv", "Line 3: name: Text should not contain control"),
         (b'name\na\n"b', ".csv", "Line 3 is not valid CSV"),
