@@ -1,6 +1,6 @@
 """Accuracy on labelled folders: the mAP of a running service, and where attention maps point.
 
-python -m tests.benchmarks.accuracy map --data FOLDER [--open --except FOLDER]
+python -m tests.benchmarks.accuracy map --data FOLDER [--open --except FOLDER] [--calibration]
 python -m tests.benchmarks.accuracy pointing --help
 """
 
@@ -36,6 +36,7 @@ from models.metrics import average_precisions
 from models.network import Network
 from models.text import read_text_encoder
 from models.train.views import evaluation_transform
+from service.labels.calibration import bin_scores, measure_error
 from service.labels.question import Question
 from service.pipeline.pipeline import open_pipeline
 from service.settings import Settings
@@ -62,40 +63,77 @@ def measure_map(  # noqa: PLR0913 - a parameter for each flag
         Path | None, typer.Option("--except", help="Labelled folder whose labels do not count.")
     ] = None,
     min_positives: Annotated[int, typer.Option(help="Photos of a label that counts.")] = 1,
+    label_set: Annotated[str, typer.Option(help="Registered set to ask, without --open.")] = (
+        "trained"
+    ),
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Print the reliability of scores too.")
+    ] = False,
 ) -> None:
     """Prints the average precisions of a running service over HTTP, in percent.
 
-    Without `--open` they are the trained labels.
+    Without `--open` they are of the folder's names in a label set. Calibration is of the same
+    names: the expected calibration error over ten equal bins of scores, and precision and recall of
+    the labels that reach the thresholds of the answer.
     """
     folder = read_labelled_folder(data)
+    others = read_labelled_folder(excluded).label_names if excluded else ()
     names, images = folder.label_names, folder.split(split)
-    query: dict[str, object] = {"label_set": "trained", "top_k": len(names)}
-    if open_labels:
-        query = {"candidate_labels": names, "top_k": len(names)}
+    query: dict[str, object] = {"candidate_labels": names}
+    if not open_labels:
+        with urlopen(f"{url}/labels/{label_set}") as answer:
+            known = {label["name"] for label in json.load(answer)["labels"]}
+        names = tuple(name for name in names if name in known)
+        query = {"label_set": label_set, "include": names}
+    columns = [folder.label_names.index(name) for name in names]
 
-    def request_scores(image: LabelledImage) -> list[float]:
+    def request_scores(image: LabelledImage) -> list[tuple[float, float]]:
         request = Request(
-            f"{url}/predict?{urlencode(query, doseq=True)}",
+            f"{url}/predict?{urlencode({**query, 'top_k': len(names)}, doseq=True)}",
             data=image.path.read_bytes(),
             headers={"Content-Type": "image/jpeg"},
         )
         with urlopen(request) as answer:
-            scores = {label["label"]: label["score"] for label in json.load(answer)["labels"]}
-        return [scores[name] for name in names]
+            found = {label["label"]: label for label in json.load(answer)["labels"]}
+        return [(found[name]["score"], found[name]["threshold"]) for name in names]
 
     with ThreadPoolExecutor(4) as clients:
-        scores = torch.tensor(list(clients.map(request_scores, images)), dtype=torch.float64)
-    targets = torch.from_numpy(folder.targets(images))
-    others = read_labelled_folder(excluded).label_names if excluded else ()
+        answers = np.array(list(clients.map(request_scores, images)))  # [n, L, 2]
+    scores, thresholds = answers[..., 0], answers[..., 1]
+    targets = folder.targets(images)[:, columns]
     counted = [
         column
-        for column, positives in enumerate(targets.sum(dim=0).tolist())
+        for column, positives in enumerate(targets.sum(axis=0).tolist())
         if names[column] not in others and positives >= min_positives
     ]
-    found = average_precisions(scores, targets)[counted]
+    found = average_precisions(torch.from_numpy(scores), torch.from_numpy(targets))[counted]
     for column, value in zip(counted, found.tolist(), strict=True):
         print(f"{names[column]:20} {value:6.2f}")
     print(f"{'mAP':20} {float(found.mean()):6.2f}  ({len(counted)} labels, {len(images)} photos)")
+    if calibration:
+        kept = [column for column, name in enumerate(names) if name not in others]
+        _print_calibration(scores[:, kept], thresholds[:, kept], targets[:, kept])
+
+
+def _print_calibration(
+    scores: NDArray[np.float64], thresholds: NDArray[np.float64], targets: NDArray[np.int64]
+) -> None:
+    """Prints figures of scores, their thresholds and targets [n, L]."""
+    bins = bin_scores(scores, targets)
+    print(f"\n{'calibration error':20} {measure_error(bins):6.4f}  ({targets.shape[1]} labels)")
+    print(f"{'scores from':20} {'mean':>6} {'right':>6}")
+    for number, each in enumerate(bins):
+        row = f"{each.mean_score:6.3f} {each.share_right:6.3f}  ({each.scores} scores)"
+        print(f"{number / len(bins):<20.1f} {row}")
+    high = scores >= 0.3
+    mean, right = float(scores[high].mean()), float(targets[high].mean())
+    print(f"{'0.3 and more':20} {mean:6.3f} {right:6.3f}  ({int(high.sum())} scores)")
+    answered = scores >= thresholds
+    hits = int(targets[answered].sum())
+    print(
+        f"{'answered: precision':20} {hits / answered.sum():6.3f}  ({int(answered.sum())} labels)"
+    )
+    print(f"{'answered: recall':20} {hits / targets.sum():6.3f}  ({int(targets.sum())} shown)")
 
 
 @app.command()
