@@ -93,8 +93,8 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--checkpoint and --out are needed, or --bundle with --triton or --out")
     if given.bundle is not None and given.triton is None and given.out is None:
         parser.error("--bundle needs --triton, or --out and photos to calibrate on")
-    if given.precision_target is not None and not 0 < given.precision_target < 1:
-        parser.error(f"--precision-target must be between 0 and 1; it is {given.precision_target}")
+    if given.precision_target is not None and not 0 <= given.precision_target <= 1:
+        parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")

@@ -227,7 +227,10 @@ def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
     [
         (["--out", "x"], "--bundle with --out needs --photos or --open-photos"),
         (["--photos", "x", "--triton", "y"], "and these need --out"),
-        (["--out", "x", "--photos", "y", "--precision-target", "1"], "between 0 and 1; it is 1"),
+        (
+            ["--out", "x", "--photos", "y", "--precision-target", "1.5"],
+            "must be from 0 to 1; it is 1.5",
+        ),
         (["--triton", "y", "--precision-target", "0.5"], "--precision-target needs --photos"),
         (["--out", "x", "--photos", "y", "--open-split", "z"], "needs --open-photos"),
         (["--out", "x", "--photos", "y", "--license", "z"], "--license needs --checkpoint"),
