@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from service.bundle.card import Calibration, ModelCard, OpenHead, format_first_e
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
 from service.engine.encoders import open_text_encoder
+from service.labels.calibration import move_threshold
 from service.labels.definition import Definition
 from service.labels.files import pack_label_set
 from service.labels.opening import read_bundle_sets
@@ -175,11 +175,10 @@ class _Change:
 
     def _move(self, definition: Definition, name: str, threshold: float | None) -> float | None:
         """Returns the threshold on the new scores that the same photos reach."""
-        if threshold is None or definition.calibration is not None or not 0.0 < threshold < 1.0:
+        if threshold is None or definition.calibration is not None:
             return threshold
         before, after = (self._find_pair(head, name) for head in (self.before, self.after))
-        logit = (math.log(threshold / (1 - threshold)) - before.shift) / before.scale
-        return 1 / (1 + math.exp(-(after.scale * logit + after.shift)))
+        return move_threshold(threshold, before, after)
 
     def _find_pair(self, head: OpenHead, name: str) -> Calibration:
         by_name = head.trained_names if name in self.trained_names else None

@@ -25,6 +25,7 @@ from service.labels.calibration import (
     OperatingPoint,
     find_threshold,
     fit_calibration,
+    move_threshold,
 )
 from service.labels.label_set import LabelSet
 from service.labels.question import Question
@@ -105,7 +106,7 @@ async def calibrate_set(
         scores = np.array([[row[label] for label in common] for row in answers.values()])
         fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
         calibration = labels.own_calibration if fit is None else fit.pair
-        kept = {} if fit is None else _convert_thresholds(labels, fit.pair)
+        kept = {} if fit is None else _move_thresholds(labels, fit.pair)
         thresholds = kept | {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.
         await pipeline.catalogue.calibrate(name, thresholds, calibration, int(labels.version))
@@ -120,8 +121,12 @@ def _fit(
     precision_target: float | None,
 ) -> tuple[Fit | None, dict[str, OperatingPoint], tuple[str, ...]]:
     """Fits scores [n, L] of labels of a set, as they are served, to targets [n, L]."""
-    current = _compute_log_odds(scores)
-    logits = _restore_logits(labels, common, current)
+    smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
+    clipped = scores.clip(smallest, 1 - smallest)
+    current = logits = np.log(clipped / (1 - clipped))
+    if labels.calibration is not None:
+        scales, shifts = labels.calibration[:, [labels.positions[label] for label in common]]
+        logits = (current - shifts) / scales
     fit = fit_calibration(logits, targets, per_label=False, current=current)
     if fit is not None:
         scores = compute_scores(logits, "sigmoid", fit.stack())
@@ -133,31 +138,15 @@ def _fit(
     return fit, points, tuple(label for label, point in found.items() if point is None)
 
 
-def _convert_thresholds(labels: LabelSet, calibration: Calibration) -> dict[str, float]:
+def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
     """Returns the labels' own thresholds on the new scores, on which they decide as before."""
-    own = [label for label in labels.names if labels.calibrated[labels.positions[label]]]
-    odds = _compute_log_odds(labels.thresholds[labels.calibrated])
-    logits = _restore_logits(labels, own, odds)
-    pair = np.array([[calibration.scale], [calibration.shift]])
-    return dict(zip(own, compute_scores(logits, "sigmoid", pair).tolist(), strict=True))
-
-
-def _compute_log_odds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    smallest = np.finfo(np.float64).eps  # a score of 1 has no log odds
-    clipped = scores.clip(smallest, 1 - smallest)
-    log_odds: NDArray[np.float64] = np.log(clipped / (1 - clipped))
-    return log_odds
-
-
-def _restore_logits(
-    labels: LabelSet, names: Sequence[str], log_odds: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Returns the head's logits [..., L] from log odds of calibrated scores of L `names`."""
-    if labels.calibration is None:
-        return log_odds
-    scales, shifts = labels.calibration[:, [labels.positions[name] for name in names]]
-    logits: NDArray[np.float64] = (log_odds - shifts) / scales
-    return logits
+    moved = {}
+    for position in np.flatnonzero(labels.calibrated):
+        scale, shift = (1.0, 0.0) if labels.calibration is None else labels.calibration[:, position]
+        before = Calibration(scale=scale, shift=shift)
+        threshold = float(labels.thresholds[position])
+        moved[labels.names[position]] = move_threshold(threshold, before, after)
+    return moved
 
 
 def read_labelled_folder(folder: Path) -> LabelledFolder:

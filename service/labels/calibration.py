@@ -6,6 +6,7 @@ of each label, so that average precisions do not change.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +119,14 @@ def fit_calibration(
         error_after=measure_error(bin_scores(scores, targets)),
         bins=bin_scores(scores, targets),
     )
+
+
+def move_threshold(threshold: float, before: Calibration, after: Calibration) -> float:
+    """Returns the threshold on scores of another calibration that the same photos reach."""
+    if threshold in (0.0, 1.0):  # all photos, and none
+        return threshold
+    logit = (math.log(threshold / (1 - threshold)) - before.shift) / before.scale
+    return float(_sigmoid(np.array(after.scale * logit + after.shift)))
 
 
 def bin_scores(scores: Scores, targets: Targets) -> tuple[ReliabilityBin, ...]:

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from service.bundle.card import Calibration
 from service.labels.calibration import (
     MIN_POSITIVES,
     bin_scores,
@@ -11,6 +12,7 @@ from service.labels.calibration import (
     find_precision,
     fit_calibration,
     measure_error,
+    move_threshold,
 )
 
 # Few distinct scores, so that ties are common.
@@ -179,3 +181,25 @@ def test_error_is_the_mean_gap_over_the_bins(photos: list[tuple[float, int]]) ->
     bins = bin_scores(scores, targets)
     assert measure_error(bins) == pytest.approx(sum(gaps) / len(scores))
     assert sum(each.scores for each in bins) == len(scores)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.2, 3), st.floats(-2, 2))
+def test_moved_threshold_decides_the_same_photos(
+    threshold: float, scale: float, shift: float
+) -> None:
+    before, after = Calibration(scale=0.5, shift=-1.0), Calibration(scale=scale, shift=shift)
+    logits = np.linspace(-12, 12, 241)
+    moved = move_threshold(threshold, before, after)
+
+    def decide(pair: Calibration, least: float) -> NDArray[np.bool_]:
+        return 1 / (1 + np.exp(-(pair.scale * logits + pair.shift))) >= least
+
+    # A logit on the threshold itself may fall to either side by rounding.
+    assert (decide(before, threshold) != decide(after, moved)).sum() <= 1
+    assert move_threshold(moved, after, before) == pytest.approx(threshold)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+def test_threshold_of_all_or_no_photos_stays(threshold: float) -> None:
+    pair = Calibration(scale=0.5, shift=-1.0)
+    assert move_threshold(threshold, pair, Calibration(scale=2.0, shift=1.0)) == threshold
