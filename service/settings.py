@@ -70,6 +70,10 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     """TCP port to listen on; 0 = a free one (default 8000)."""
 
+    workers: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = 1
+    """Processes of `ml-decoder serve` that share the port and the cores; auto = one for each 16
+    cores, or 1 for a GPU; more than 1 needs Linux (default 1)."""
+
     device: Literal["auto", Device] = "auto"
     """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
@@ -90,7 +94,7 @@ class Settings(BaseSettings):
 
     label_store: str | None = None
     """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the
-    process ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
+    service ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""
 
     label_sets: HomePath | None = None
     """Folder of label sets to load at the start, one .json or .npz file each (default none)."""

@@ -1,15 +1,33 @@
-"""`ml-decoder serve`: opens the graphs while it imports the server."""
+"""`ml-decoder serve`: opens the graphs while it imports the server.
+
+With several workers this process imports the server, forks them and supervises them.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from service.engine.devices import may_use_gpu
 from service.errors import BundleError, StartError
 from service.http.telemetry.logs import configure_logs
 from service.pipeline.loading import Graphs, open_graphs
+from service.scheduling.cpu import count_processes, divide_cores
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.http.server import WorkerSeat
+    from service.http.workers import Worker
+
+_MEMORY_FOLDER = "/dev/shm"
 
 
 def serve_model(
@@ -17,6 +35,19 @@ def serve_model(
 ) -> None:
     """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
     configure_logs(settings.log_level, settings.log_format)
+    workers = _count_workers(settings)
+    if workers == 1:
+        _serve(settings, open_graphs)
+    else:
+        with _share_state(settings) as shared:
+            _supervise(workers, shared, open_graphs)
+
+
+def _serve(
+    settings: Settings,
+    open_graphs: Callable[[Settings], Graphs],
+    seat: WorkerSeat | None = None,
+) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
         opening = opener.submit(open_graphs, settings)
         gc.disable()  # as in `__main__`
@@ -30,4 +61,68 @@ def serve_model(
         failure = opening.exception() if opening.done() else None
         if isinstance(failure, StartError | BundleError):
             raise failure  # before a port is open
-        run_server(settings, lambda settings: build_pipeline(settings, opening.result()))
+        run_server(settings, lambda settings: build_pipeline(settings, opening.result()), seat)
+
+
+def _supervise(workers: int, settings: Settings, open_graphs: Callable[[Settings], Graphs]) -> None:
+    gc.disable()
+    from service.http import server
+    from service.http.telemetry.metrics import bind_own_port
+    from service.http.transport.ports import reserve_port
+    from service.http.workers import Supervisor
+    from service.pipeline import pipeline  # noqa: F401 - before the fork, so that workers share it
+
+    gc.freeze()
+    gc.enable()
+    ports, metrics_port = reserve_port(settings), bind_own_port(settings)
+    shares = divide_cores(workers)
+
+    def serve(worker: Worker) -> None:
+        share = shares[worker.number - 1]
+        share.take()
+        threads = {
+            "intra_op_threads": settings.intra_op_threads or share.count,
+            "decode_threads": settings.decode_threads or share.count,
+        }
+        seat = server.WorkerSeat(worker, ports, metrics_port)
+        _serve(settings.model_copy(update=threads), open_graphs, seat)
+
+    server.log_listening(settings, ports)
+    Supervisor(workers, serve, lambda: server.log_serving(settings, ports)).run()
+
+
+def _count_workers(settings: Settings) -> int:
+    if settings.workers == "auto":
+        alone = sys.platform != "linux" or may_use_gpu(settings.device)
+        return 1 if alone else count_processes()
+    if settings.workers > 1 and sys.platform != "linux":
+        raise StartError(f"workers must be 1 on this system; it is {settings.workers}")
+    return settings.workers
+
+
+@contextmanager
+def _share_state(settings: Settings) -> Iterator[Settings]:
+    """Gives workers a folder for their metrics, and a file instead of a label store in memory.
+
+    Yields the workers' settings.
+    """
+    from service.labels.store.database import MEMORY
+
+    # prometheus_client reads the variable when it is imported.
+    variable = "PROMETHEUS_MULTIPROC_DIR"
+    place = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
+    with _make_folder(place) as metrics, _make_folder() as folder:
+        os.environ.setdefault(variable, metrics)
+        if settings.label_store == MEMORY:
+            store = str(Path(folder) / "labels.db")
+            settings = settings.model_copy(update={"label_store": store})
+        yield settings
+
+
+@contextmanager
+def _make_folder(place: str | None = None) -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="ml-decoder-", dir=place)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

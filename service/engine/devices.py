@@ -78,6 +78,13 @@ def choose_precision(
     return asked
 
 
+def may_use_gpu(device: Literal["auto"] | Device) -> bool:
+    """Whether the model may run on a GPU: `auto` may, if this ONNX Runtime is built for one."""
+    if device == "auto":
+        return CUDA in ort.get_available_providers()
+    return device not in CPU_DEVICES
+
+
 def has_openvino() -> bool:
     """Whether ONNX Runtime's plug-in for OpenVINO is installed."""
     return find_spec(_OPENVINO_PLUGIN) is not None

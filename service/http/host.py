@@ -34,6 +34,7 @@ class PipelineHost:
         self.watchers: list[Watcher] = []
         self.opened: Pipeline | None = None  # while it loads
         self.draining = False
+        self.waits_for_others = False  # until all workers of a start are ready
         self._open_pipeline = open_pipeline
 
     @property
@@ -54,6 +55,12 @@ class PipelineHost:
         """Raises `UnavailableError` if requests are not answered now."""
         if self.pipeline.state != "ready":
             raise NotReady(f"the pipeline is {self.pipeline.state}")
+        if self.waits_for_others:
+            raise NotReady("other workers are loading")
+
+    def note_others_ready(self) -> None:
+        """Ends `waits_for_others`."""
+        self.waits_for_others = False
 
     def check_alive(self) -> None:
         """Sets `failure` if the pipeline can never answer again."""
@@ -61,7 +68,9 @@ class PipelineHost:
             self.failure = ServiceBroken("the batcher died: see the log")
 
     async def open(self) -> None:
-        """Opens and starts the pipeline, or sets `failure`; never raises."""
+        """Opens and starts the pipeline once, or sets `failure`; never raises."""
+        if self.opened is not None or self.failure is not None:
+            return
         try:
             check_variables()
             # Loading and warming up take seconds; the event loop must answer meanwhile.

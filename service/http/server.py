@@ -1,4 +1,4 @@
-"""One uvicorn process.
+"""One uvicorn process: the whole service, or one of its workers.
 
 On SIGTERM it listens while it drains, so that `/readyz` and new predictions get a 503; then it
 closes.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import gc
 import ipaddress
 import logging
@@ -16,18 +15,21 @@ import math
 import socket
 import sys
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
-from service.errors import StartError
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import open_own_port
+from service.http.telemetry.metrics import open_own_port, share_own_port
+from service.http.transport.ports import bracket, explain_port, open_both, share_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
+from service.http.workers import Worker
 from service.pipeline.pipeline import Pipeline
 from service.scheduling.cpu import share_cores
 from service.settings import Settings
@@ -40,12 +42,27 @@ _CLOSING_SECONDS = 1
 logger = logging.getLogger(__name__)
 
 
-class Server(uvicorn.Server):
-    """uvicorn that stops if the pipeline fails, and drains it before it closes."""
+@dataclass(frozen=True)
+class WorkerSeat:
+    """A worker and the ports that it shares with others; `metrics_port` listens already."""
 
-    def __init__(self, config: uvicorn.Config, host: PipelineHost) -> None:
+    worker: Worker
+    ports: Sequence[socket.socket]
+    metrics_port: socket.socket | None
+
+
+class Server(uvicorn.Server):
+    """uvicorn that stops if the pipeline fails, and drains it before it closes.
+
+    As a `worker` it reports to its supervisor, which stops it.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, host: PipelineHost, worker: Worker | None = None
+    ) -> None:
         super().__init__(config)
         self._host = host
+        self._worker = worker
         self._aborted = False
         self._announced = False
 
@@ -53,32 +70,53 @@ class Server(uvicorn.Server):
         """Drains at the first signal, fails unanswered requests at the second, ends at the third.
 
         Replaces uvicorn's handler, which raises the signal again: a stop would exit as if killed.
+        A worker drains at most: systemd and terminals send a signal to all processes, and its
+        supervisor passes it on.
         """
+        if self._worker is None or not self.should_exit:
+            self._stop()
+
+    def _stop(self) -> None:
         self.force_exit = self._aborted
         self._aborted = self.should_exit
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening, or raises `StartError`; logs the addresses with their real ports."""
+        if self._worker is not None:
+            await self._prepare(self._worker)
         try:
             await super().startup(sockets)
         except SystemExit as end:  # uvicorn's answer to an OSError
-            raise _explain_port(self._host.settings, end.__context__) from end
-        for server in self.servers:
-            for listener in server.sockets:
-                address, port = listener.getsockname()[:2]
-                fields = {"address": address, "port": port, "state": "loading"}
-                logger.info("listening", extra=fields)
-        if _is_open_to_all(self._host.settings):
-            logger.warning("no keys are set: any client may predict and change label sets")
+            raise explain_port(self._host.settings, end.__context__) from end
+        if self._worker is None:
+            listeners = (listener for server in self.servers for listener in server.sockets)
+            log_listening(self._host.settings, listeners)
+
+    async def _prepare(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+
+        def hear() -> None:
+            if not worker.hear(self._stop, self._host.note_others_ready):
+                loop.remove_reader(worker.link.fileno())
+
+        loop.add_reader(worker.link.fileno(), hear)
+        if worker.listens_at_once:
+            self._host.waits_for_others = True
+        else:
+            await self._host.open()
+            if self._host.failure is not None:
+                raise self._host.failure
 
     async def on_tick(self, counter: int) -> bool:
         """Stops if the pipeline cannot be opened or broke: a supervisor restarts the process."""
         self._host.check_alive()
         if self._host.ready and not self._announced:
             self._announced = True
-            port = self.servers[0].sockets[0].getsockname()[1]
-            logger.info("serving", extra={"url": format_url(self._host.settings, port)})
+            if self._worker is None:
+                log_serving(self._host.settings, self.servers[0].sockets)
+            else:
+                self._worker.report_ready()
         return self._host.failure is not None or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -108,6 +146,20 @@ class Server(uvicorn.Server):
             await asyncio.wait({task}, timeout=0.1)
 
 
+def log_listening(settings: Settings, listeners: Iterable[socket.socket]) -> None:
+    """Logs the addresses, and a warning if strangers may use them."""
+    for listener in listeners:
+        address, port = listener.getsockname()[:2]
+        logger.info("listening", extra={"address": address, "port": port, "state": "loading"})
+    if _is_open_to_all(settings):
+        logger.warning("no keys are set: any client may predict and change label sets")
+
+
+def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
+    """Logs the URL to open."""
+    logger.info("serving", extra={"url": format_url(settings, listeners[0].getsockname()[1])})
+
+
 def _is_open_to_all(settings: Settings) -> bool:
     if settings.predict_keys is not None or settings.admin_keys is not None:
         return False
@@ -120,39 +172,7 @@ def _is_open_to_all(settings: Settings) -> bool:
 def format_url(settings: Settings, port: int) -> str:
     """Returns the URL that a browser on this machine opens."""
     host = "127.0.0.1" if settings.host in _ALL_INTERFACES else settings.host
-    return f"http://{_bracket(host)}:{port}{read_root_path(settings.root_path)}/"
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _explain_port(settings: Settings, error: BaseException | None) -> StartError:
-    code = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
-        reason = "the host is not an address of this machine; set another --host or ML_DECODER_HOST"
-    elif code == errno.EADDRINUSE:
-        reason = "the port is already in use; set another --port or ML_DECODER_PORT"
-    elif code == errno.EACCES:
-        reason = "permission denied; set a --port or ML_DECODER_PORT of at least 1024"
-    else:
-        reason = getattr(error, "strerror", None) or "the port cannot be opened"
-    return StartError(f"cannot listen on {_bracket(settings.host)}:{settings.port}: {reason}")
-
-
-def _open_both(settings: Settings) -> list[socket.socket] | None:
-    """Returns sockets of IPv6 and IPv4 if the host is `::`; else None: uvicorn opens its own.
-
-    uvicorn would listen on IPv6 only. With one socket for both, IPv4 clients have addresses like
-    ::ffff:127.0.0.1, which `FORWARDED_ALLOW_IPS` does not match.
-    """
-    if settings.host != "::":
-        return None
-    try:
-        six = socket.create_server(("::", settings.port), family=socket.AF_INET6)
-        return [six, socket.create_server(("0.0.0.0", six.getsockname()[1]))]
-    except OSError as error:
-        raise _explain_port(settings, error) from error
+    return f"http://{bracket(host)}:{port}{read_root_path(settings.root_path)}/"
 
 
 def _freeze_memory() -> None:
@@ -168,8 +188,10 @@ def _freeze_memory() -> None:
             trim(0)
 
 
-def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
-    """Serves until SIGTERM or Ctrl+C.
+def run_server(
+    settings: Settings, open_pipeline: OpenPipeline, seat: WorkerSeat | None = None
+) -> None:
+    """Serves until SIGTERM or Ctrl+C; as a worker, on the shared ports of its seat.
 
     Raises `StartError` or `BundleError` if it cannot start, `ServiceBroken` if it broke since.
     """
@@ -194,12 +216,17 @@ def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `security/proxies.py` reads them
+        workers=1,  # else uvicorn reads WEB_CONCURRENCY
         timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
     )
     # `startup` raises the error of a port with a better message.
     logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
     share_cores()
-    with open_own_port(settings, app.state.metrics):
-        Server(config, host).run(_open_both(settings))
+    if seat is None:
+        with open_own_port(settings, app.state.metrics):
+            Server(config, host).run(open_both(settings))
+    else:
+        with share_own_port(seat.metrics_port, app.state.metrics):
+            Server(config, host, seat.worker).run(share_port(seat.ports))
     if host.failure is not None:
         raise host.failure

@@ -55,6 +55,25 @@ def configure_logs(level: str, log_format: LogFormat = "text") -> None:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
+class WorkerFilter(logging.Filter):
+    """Adds the number of this worker process to log records."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Always returns True."""
+        record.worker = self._number
+        return True
+
+
+def name_worker(number: int) -> None:
+    """Adds the number of this worker process to all its log lines."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(WorkerFilter(number))
+
+
 def make_formatter(log_format: LogFormat) -> logging.Formatter:
     """Returns the formatter of `log_format`."""
     if log_format == "text":

@@ -8,11 +8,15 @@ import asyncio
 import errno
 import logging
 import os
+import socket
 from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import ThreadingMixIn
+from threading import Thread
 from typing import Literal, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +27,7 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
+    make_wsgi_app,
     start_http_server,
 )
 from prometheus_client.metrics import MetricWrapperBase
@@ -214,10 +219,7 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, settings.host, open_registry(metrics))
     except OSError as error:
-        reason = error.strerror or "cannot be opened"
-        if error.errno == errno.EADDRINUSE:
-            reason = "the port is already in use; set another --metrics-port"
-        raise StartError(f"metrics_port {port} of {settings.host}: {reason}") from error
+        raise _explain_own_port(settings, error) from error
     logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
     try:
         yield
@@ -225,6 +227,68 @@ def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def bind_own_port(settings: Settings) -> socket.socket | None:
+    """Opens `metrics_port`, if it is set, for workers to share; `StartError` if it is taken."""
+    port = settings.metrics_port
+    if port is None:
+        return None
+    try:
+        family, *_, address = socket.getaddrinfo(
+            settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise _explain_own_port(settings, error) from error
+    listener.setblocking(False)  # another worker may accept first
+    fields = {"address": settings.host, "port": listener.getsockname()[1]}
+    logger.info("metrics", extra=fields)
+    return listener
+
+
+@contextmanager
+def share_own_port(listener: socket.socket | None, metrics: Metrics) -> Iterator[None]:
+    """Serves the metrics of all workers on the socket that `bind_own_port` opened."""
+    if listener is None:
+        yield
+        return
+    server = _SharedServer(listener)
+    server.set_app(make_wsgi_app(open_registry(metrics)))
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _SharedServer(ThreadingMixIn, WSGIServer):
+    """An HTTP server on a socket that listens already."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(("", 0), _SilentHandler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_address = listener.getsockname()
+        self.server_name, self.server_port = listener.getsockname()[:2]
+        self.setup_environ()
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _explain_own_port(settings: Settings, error: OSError) -> StartError:
+    reason = error.strerror or "cannot be opened"
+    if error.errno == errno.EADDRINUSE:
+        reason = "the port is already in use; set another --metrics-port"
+    return StartError(f"metrics_port {settings.metrics_port} of {settings.host}: {reason}")
 
 
 def _mark_dead_processes() -> None:

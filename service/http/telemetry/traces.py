@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import MutableMapping, Sequence
 from contextvars import ContextVar
+from multiprocessing.util import Finalize
 from typing import Any
 
 from fastapi.telemetry import TelemetryConfig
@@ -122,6 +123,8 @@ def open_provider() -> TracerProvider:
         resource = resource.merge(Resource({SERVICE_NAME: "ml-decoder-serve"}))
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    # A forked worker runs no exit handlers, such as the SDK's own.
+    Finalize(None, provider.shutdown, exitpriority=0)
     for handler in logging.getLogger().handlers:
         handler.addFilter(TraceIdFilter())
     return provider
