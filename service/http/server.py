@@ -63,6 +63,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._host = host
         self._worker = worker
+        self._stops = 0
         self._aborted = False
         self._announced = False
 
@@ -70,16 +71,19 @@ class Server(uvicorn.Server):
         """Drains at the first signal, fails unanswered requests at the second, ends at the third.
 
         Replaces uvicorn's handler, which raises the signal again: a stop would exit as if killed.
-        A worker drains at most: systemd and terminals send a signal to all processes, and its
-        supervisor passes it on.
+        A worker only drains: systemd and terminals send a signal to all processes, and the
+        supervisor passes on each that it gets.
         """
-        if self._worker is None or not self.should_exit:
+        if self._worker is None:
             self._stop()
+        else:
+            self.should_exit = True
 
     def _stop(self) -> None:
-        self.force_exit = self._aborted
-        self._aborted = self.should_exit
+        self._stops += 1
         self.should_exit = True
+        self._aborted = self._stops >= 2
+        self.force_exit = self._stops >= 3
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts listening, or raises `StartError`; logs the addresses with their real ports."""

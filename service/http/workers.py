@@ -213,11 +213,11 @@ class Supervisor:
         if self._stops and code in (0, -signal.SIGTERM):
             return
         reason = place.reason or _describe(code)
-        logger.error("worker ended", extra={"worker": place.number, "reason": reason})
-        if self._stops or was_ready:
-            return
-        if not self._complete:
+        if not (self._complete or was_ready or self._stops):
             raise StartError(place.reason or f"worker {place.number} cannot start: {reason}")
+        logger.error("worker ended", extra={"worker": place.number, "reason": reason})
+        if was_ready or self._stops:
+            return
         if not any(each.ready for each in self._places):
             raise ServiceBroken(f"no worker can start: {reason}")
         pause = min(2.0**place.failed_starts, _LONGEST_PAUSE_SECONDS)

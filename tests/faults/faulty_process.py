@@ -28,6 +28,10 @@ class FaultyProcess(ServerProcess):
     def open(self) -> None:
         self._open.touch()
 
+    def shut(self) -> None:
+        """Blocks the next opening of the bundle until `open`."""
+        self._open.unlink()
+
     def count_runs(self) -> int:
         """Returns how often the engine ran, warming up included."""
         return self.stderr.count("run images=")

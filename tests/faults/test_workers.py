@@ -1,0 +1,330 @@
+"""Several workers on one port: killed under load, stopped, unable to start; with one log."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from service.bundle.reader import Bundle
+from tests.e2e.server_process import ServerProcess
+from tests.faults.conftest import serve_command
+from tests.faults.faulty_process import FaultyProcess
+from tests.faults.faulty_server import make_fault
+from tests.faults.test_load import occupy
+from tests.faults.test_start import assert_start_fails, flip_a_byte
+from tests.support.serving import assert_problem, assert_still_serving, send_image
+from tests.support.threads import wait_until
+from tests.support.tiny_bundle import copy_bundle
+
+TWO = ("--workers", "2")
+REPLACED_SECONDS = 3.0
+LABELS_SECONDS = 2.0
+
+
+@contextmanager
+def serve_two(bundle: Bundle, *flags: str) -> Iterator[ServerProcess]:
+    command = (*serve_command(bundle.path), "--label-store", "memory", *TWO, *flags)
+    with ServerProcess(*command) as server:
+        server.wait_for_line("serving url=")
+        yield server
+
+
+def list_pids(server: ServerProcess, worker: int) -> list[int]:
+    """Returns the processes that were this worker, the newest last."""
+    return [int(pid) for pid in re.findall(rf"started worker={worker} pid=(\d+)", server.stderr)]
+
+
+def count_ready(server: ServerProcess, worker: int) -> int:
+    return len(re.findall(rf"ready model=.* worker={worker}\n", server.stderr))
+
+
+_ids = itertools.count()
+
+
+def find_worker(server: ServerProcess, client: httpx.Client) -> int:
+    """Returns the worker that a client's connection is to."""
+    request_id = f"who-{next(_ids)}"
+    client.get("/livez", headers={"X-Request-ID": request_id})
+    return int(server.wait_for_line(rf"request_id={request_id} worker=(\d)")[1])
+
+
+@contextmanager
+def connect_to(server: ServerProcess, worker: int) -> Iterator[httpx.Client]:
+    """Yields a client with one connection, to this worker."""
+    while True:
+        client = server.connect(*server.find_address())
+        if find_worker(server, client) == worker:
+            break
+        client.close()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class Load:
+    """Clients of one connection each, which send photos until the end; `lost` has each failure."""
+
+    def __init__(self, server: ServerProcess, clients: int) -> None:
+        self.lost: list[int] = []
+        self.statuses: list[int] = []
+        self._ended = threading.Event()
+        self._server = server
+        self._threads = ThreadPoolExecutor(clients)
+        first = [server.connect(*server.find_address()) for _ in range(clients)]
+        self.workers = [find_worker(server, client) for client in first]
+        self._sending = [
+            self._threads.submit(self._send, number, client) for number, client in enumerate(first)
+        ]
+
+    def _send(self, number: int, client: httpx.Client) -> None:
+        while not self._ended.is_set():
+            try:
+                self.statuses.append(send_image(client).status_code)
+            except httpx.TransportError:
+                self.lost.append(number)
+                client.close()
+                client = self._server.connect(*self._server.find_address())
+        client.close()
+
+    def end(self) -> None:
+        self._ended.set()
+        for each in self._sending:
+            each.result()
+        self._threads.shutdown()
+
+
+def read_value(client: httpx.Client, sample: str) -> float:
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_killed_worker_loses_only_its_own_requests_and_no_label_set(open_bundle: Bundle) -> None:
+    with serve_two(open_bundle) as server, connect_to(server, 2) as client:
+        load = Load(server, 8)
+        for number in range(3):
+            registered = client.post("/labels", json={"name": f"set{number}", "labels": ["a", "b"]})
+            assert registered.status_code == 201
+        wait_until(lambda: len(load.statuses) > 20)
+        (killed,) = list_pids(server, 1)
+        os.kill(killed, signal.SIGKILL)
+        server.wait_for_line("ERROR .*worker ended worker=1 reason=SIGKILL")
+        died = time.monotonic()
+        wait_until(lambda: count_ready(server, 1) == 2)
+        assert time.monotonic() - died < REPLACED_SECONDS
+        answered = len(load.statuses)
+        wait_until(lambda: len(load.statuses) > answered + 20)
+        load.end()
+
+        own = {number for number, worker in enumerate(load.workers) if worker == 1}
+        assert set(load.lost) <= own
+        assert len(load.lost) == len(set(load.lost))
+        assert set(load.statuses) == {200}
+        for worker in (1, 2):
+            with connect_to(server, worker) as each:
+                names = {found["name"] for found in each.get("/labels").json()["label_sets"]}
+                assert {"set0", "set1", "set2"} <= names
+                assert_still_serving(each)
+                assert read_value(each, "ml_decoder_ready") == 1
+        assert server.stop() == 0
+    assert "Traceback" not in server.stderr
+
+
+def test_metrics_of_all_workers_add_up_and_outlive_a_killed_one(open_bundle: Bundle) -> None:
+    counted = 'ml_decoder_request_seconds_count{method="POST",path="/predict",status="200"}'
+    with (
+        serve_two(open_bundle) as server,
+        connect_to(server, 1) as first,
+        connect_to(server, 2) as second,
+    ):
+        for client in (first, second, second):
+            assert_still_serving(client)
+        assert read_value(first, counted) == read_value(second, counted) == 3
+        assert read_value(first, "ml_decoder_requests_in_flight") == 1  # this scrape
+        os.kill(list_pids(server, 1)[-1], signal.SIGKILL)
+        wait_until(lambda: count_ready(server, 1) == 2)
+        with connect_to(server, 1) as replacement:
+            assert_still_serving(replacement)
+            assert read_value(replacement, counted) == read_value(second, counted) == 4
+
+
+def test_metrics_port_answers_for_all_workers_after_one_was_killed(open_bundle: Bundle) -> None:
+    with serve_two(open_bundle, "--metrics-port", "0") as server:
+        found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")
+        for worker in (1, 2):
+            with connect_to(server, worker) as client:
+                assert_still_serving(client)
+                assert client.get("/metrics").status_code == 404
+        os.kill(list_pids(server, 1)[-1], signal.SIGKILL)
+        sample = "ml_decoder_inference_seconds_count"
+        for _ in range(4):
+            with httpx.Client(base_url=f"http://{found[1]}:{found[2]}") as scraper:
+                assert read_value(scraper, sample) == 2
+        assert server.stop() == 0
+
+
+def test_label_set_reaches_every_worker_within_2_seconds(open_bundle: Bundle) -> None:
+    with (
+        serve_two(open_bundle) as server,
+        connect_to(server, 1) as first,
+        connect_to(server, 2) as second,
+    ):
+        assert first.post("/labels", json={"name": "pets", "labels": ["cat"]}).status_code == 201
+        wait_until(lambda: second.get("/labels/pets").status_code == 200, LABELS_SECONDS)
+        answer = send_image(second, params={"label_set": "pets", "threshold": "0"})
+        assert [label["label"] for label in answer.json()["labels"]] == ["cat"]
+        assert second.delete("/labels/pets").status_code == 204
+        wait_until(lambda: first.get("/labels/pets").status_code == 404, LABELS_SECONDS)
+        assert_still_serving(first)
+
+
+def test_service_is_ready_and_answers_while_a_worker_starts_again(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with FaultyProcess(open_bundle, tmp_path, *TWO) as server:
+        server.wait_for_line("serving url=")
+        server.shut()
+        os.kill(list_pids(server, 1)[-1], signal.SIGKILL)
+        server.wait_for_line(r"(?s)started worker=1 .*started worker=1 ")
+        for _ in range(10):
+            with server.connect(*server.find_address()) as client:
+                assert client.get("/readyz").status_code == 200
+                assert find_worker(server, client) == 2
+                assert_still_serving(client)
+        server.open()
+        wait_until(lambda: count_ready(server, 1) == 2)
+        with connect_to(server, 1) as client:
+            assert client.get("/readyz").status_code == 200
+            assert_still_serving(client)
+
+
+def test_first_worker_answers_probes_while_all_load(open_bundle: Bundle, tmp_path: Path) -> None:
+    with FaultyProcess(open_bundle, tmp_path, *TWO, opens=False) as server:
+        server.wait_for_line("started worker=2")
+        with server.connect(*server.find_address()) as client:
+
+            def is_alive() -> bool:
+                with suppress(httpx.ConnectError):
+                    return client.get("/livez").status_code == 200
+                return False
+
+            wait_until(is_alive)
+            assert_problem(client.get("/readyz"), 503, "not_ready")
+            server.open()
+            server.wait_for_line("serving url=")
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+            assert_still_serving(client)
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["supervisor", "all processes"])
+def test_sigterm_drains_every_worker(open_bundle: Bundle, tmp_path: Path, *, to_all: bool) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *TWO) as server,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        server.wait_for_line("serving url=")
+        with connect_to(server, 1) as first, connect_to(server, 2) as second:
+            held = [occupy(server, client, clients) for client in (first, second)]
+            if to_all:  # as systemd does
+                for worker in (1, 2):
+                    os.kill(list_pids(server, worker)[-1], signal.SIGTERM)
+            server.send_signal(signal.SIGTERM)
+            for worker in (1, 2):
+                server.wait_for_line(rf"draining seconds=20 worker={worker}\n")
+            with server.connect(*server.find_address()) as late:
+                assert_problem(send_image(late), 503, "draining")
+            server.release()
+            assert [each.result().status_code for each in held] == [200, 200]
+        assert server.wait() == 0
+    assert "ERROR" not in server.stderr
+
+
+def test_second_sigterm_fails_the_requests_of_every_worker(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with (
+        FaultyProcess(open_bundle, tmp_path, *TWO) as server,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        server.wait_for_line("serving url=")
+        with connect_to(server, 1) as first, connect_to(server, 2) as second:
+            held = [occupy(server, client, clients) for client in (first, second)]
+            server.send_signal(signal.SIGTERM)
+            for worker in (1, 2):
+                server.wait_for_line(rf"draining seconds=20 worker={worker}\n")
+            server.send_signal(signal.SIGTERM)
+            for each in held:
+                assert_problem(each.result(), 503, "draining")
+        server.release()
+        assert server.wait() == 0
+
+
+def test_workers_end_with_their_supervisor(open_bundle: Bundle) -> None:
+    with serve_two(open_bundle) as server:
+        server.send_signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL  # stderr is closed when the workers have ended too
+        assert len(re.findall(r"draining seconds=20 worker=\d\n", server.stderr)) == 2
+
+
+def test_replacement_that_cannot_start_is_tried_again_while_others_serve(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    path = copy_bundle(open_bundle, tmp_path)
+    with ServerProcess(*serve_command(path), "--label-store", "memory", *TWO) as server:
+        server.wait_for_line("serving url=")
+        content = {file: file.read_bytes() for file in path.iterdir()}
+        flip_a_byte(path)
+        os.kill(list_pids(server, 1)[-1], signal.SIGKILL)
+        server.wait_for_line(r"(?s)reason=SIGKILL.*worker ended worker=1 reason=.*encoder")
+        with server.connect(*server.find_address()) as client:
+            assert client.get("/readyz").status_code == 200
+            assert_still_serving(client)
+        for file, right in content.items():
+            file.write_bytes(right)
+        wait_until(lambda: count_ready(server, 1) == 2)
+        flip_a_byte(path)
+        for worker in (1, 2):
+            os.kill(list_pids(server, worker)[-1], signal.SIGKILL)
+        assert server.wait() == 3
+        assert server.stderr.splitlines()[-1].startswith("ml-decoder: no worker can start: ")
+
+
+def test_broken_model_ends_its_worker_only(open_bundle: Bundle, tmp_path: Path) -> None:
+    with FaultyProcess(open_bundle, tmp_path, *TWO) as server:
+        server.wait_for_line("serving url=")
+        with connect_to(server, 1) as client:
+            send_image(client, make_fault("LOSE"))
+        server.wait_for_line("worker ended worker=1 reason=")
+        wait_until(lambda: count_ready(server, 1) == 2)
+        with connect_to(server, 1) as client:
+            assert_still_serving(client)
+        assert server.stop() == 0
+
+
+def test_bad_start_of_workers_is_one_line(open_bundle: Bundle, tmp_path: Path) -> None:
+    damaged = copy_bundle(open_bundle, tmp_path)
+    flip_a_byte(damaged)
+    assert_start_fails(*serve_command(damaged), *TWO, says="encoder")
+    assert_start_fails(*serve_command(tmp_path / "none"), *TWO)
+    command = (*serve_command(open_bundle.path), *TWO)
+    assert_start_fails(*command, "--label-store", "ftp://x")
+    assert_start_fails(*command, "--host", "192.0.2.1", says="not an address of this machine")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_start_fails(*command, "--port", port, says="the port is already in use")
+        assert_start_fails(*command, "--metrics-port", port, says=f"metrics_port {port}")
+    with serve_two(open_bundle) as server:
+        port = str(server.find_address()[1])
+        assert_start_fails(*command, "--port", port, says="the port is already in use")
+        with server.connect(*server.find_address()) as client:
+            assert_still_serving(client)
