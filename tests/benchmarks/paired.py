@@ -1,7 +1,8 @@
-"""Compares servers in turns: precisions of this service, other checkouts of it, and peers.
+"""Compares servers in turns: variants of this service, other checkouts of it, and peers.
 
     python -m tests.benchmarks.paired --bundle BUNDLE --peers FOLDER --only mosec,litserve
     python -m tests.benchmarks.paired --bundle BUNDLE --precision fp32,openvino:bf16
+    python -m tests.benchmarks.paired --bundle BUNDLE --precision int8 --workers 1,2
     python -m tests.benchmarks.paired --bundle BUNDLE --against CHECKOUT
 
 Prints median and quartiles of each rate relative to the first server's of the same turn, so that
@@ -11,6 +12,7 @@ but for one. Triton ends when it is paused under load: use `serving.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +35,7 @@ def main(  # noqa: PLR0913 - a parameter for each flag
     *,
     bundle: Annotated[Path, typer.Option()],
     precision: Annotated[str, typer.Option(help="With commas between, or openvino:bf16.")] = "fp32",
+    workers: Annotated[str, typer.Option(help="With commas between.")] = "1",
     photo: Path = PHOTO,
     peers: Annotated[Path | None, typer.Option(help="Folder with a bench.py.")] = None,
     only: Annotated[str, typer.Option(help="Names of peers, with commas between.")] = "",
@@ -43,7 +46,12 @@ def main(  # noqa: PLR0913 - a parameter for each flag
 ) -> None:
     """Compares servers in turns."""
     content, precisions = photo.read_bytes(), precision.split(",")
-    servers = [list_ours(bundle, each, content, f"ours {each}") for each in precisions]
+    servers = [
+        replace(server, command=(*server.command, "--workers", count))
+        for each in precisions
+        for count in workers.split(",")
+        for server in [list_ours(bundle, each, content, f"ours {each}, {count} workers")]
+    ]
     for checkout in against or ():
         name = f"{checkout} {precisions[0]}"
         servers.append(list_ours(bundle, precisions[0], content, name, checkout.resolve()))

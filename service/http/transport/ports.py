@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from service.errors import StartError
 from service.settings import Settings
@@ -58,24 +59,25 @@ def share_port(reserved: Sequence[socket.socket]) -> list[socket.socket]:
 def _bind_all(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     failure: OSError | None = None
-    for name in ("::", "0.0.0.0") if host == "::" else (host,):
-        # With port 0 the other addresses get the port of the first.
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, (address, _, *rest) in found:
-            try:
-                own = _make_socket(family)
-                own.bind((address, port, *rest))
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                failure = error
-            else:
+    with ExitStack() as opened:  # closes them if one fails
+        for name in ("::", "0.0.0.0") if host == "::" else (host,):
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, (address, _, *rest) in found:
+                try:
+                    own = opened.enter_context(_make_socket(family))
+                    own.bind((address, port, *rest))
+                except OSError as error:
+                    if error.errno not in _NOT_HERE:
+                        raise
+                    failure = error
+                    continue
                 # After `bind`, so that a port of another service counts as taken.
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                port = own.getsockname()[1]
+                port = own.getsockname()[1]  # with port 0, the others get that of the first
                 sockets.append(own)
-    if not sockets and failure is not None:
-        raise failure
+        if not sockets and failure is not None:
+            raise failure
+        opened.pop_all()
     return sockets
 
 

@@ -1,12 +1,17 @@
 """How serving starts; `tests/e2e` has what it serves."""
 
 import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import onnxruntime as ort
 import pytest
 
 import service.pipeline.pipeline
+from service.cli import serve as serving
 from service.cli.serve import serve_model
 from service.errors import StartError
 from service.http import server
@@ -35,7 +40,7 @@ def test_server_gets_the_graphs_that_were_opened_during_imports(
     graphs, pipeline = object.__new__(Graphs), object.__new__(Pipeline)
     opened, got = list[Settings](), list[object]()
 
-    def run_server(settings: Settings, open_pipeline: OpenPipeline) -> None:
+    def run_server(settings: Settings, open_pipeline: OpenPipeline, _seat: None) -> None:
         got.extend([open_pipeline(settings), open_pipeline(settings), gc.isenabled()])
 
     def open_it(settings: Settings) -> Graphs:
@@ -58,6 +63,47 @@ def test_error_of_opening_the_graphs_reaches_the_server(monkeypatch: pytest.Monk
     def fail(_settings: Settings) -> Graphs:
         raise StartError("no such device")
 
-    monkeypatch.setattr(server, "run_server", lambda settings, wait: wait(settings))
+    monkeypatch.setattr(server, "run_server", lambda settings, wait, _: wait(settings))
     with pytest.raises(StartError, match="no such device"):
         serve_model(Settings(label_store="memory"), fail)
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "gpu", "count"),
+    [
+        *((1, "cpu", False, 1), (3, "cpu", False, 3), (2, "cuda", True, 2)),
+        *(("auto", "cpu", False, 4), ("auto", "cpu", True, 4), ("auto", "openvino", True, 4)),
+        *(("auto", "auto", False, 4), ("auto", "auto", True, 1), ("auto", "cuda", True, 1)),
+    ],
+)
+def test_auto_counts_workers_by_cores_and_is_one_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, workers: Any, device: Any, gpu: bool, count: int
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(serving, "count_processes", lambda: 4)
+    providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
+    assert serving._count_workers(Settings(workers=workers, device=device)) == count
+
+
+def test_several_workers_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert serving._count_workers(Settings(workers="auto")) == 1
+    with pytest.raises(StartError, match="workers must be 1 on this system; it is 2"):
+        serving._count_workers(Settings(workers=2))
+
+
+def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    with serving._share_state(Settings(label_store="memory")) as shared:
+        folders = [
+            Path(str(shared.label_store)).parent,
+            Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),
+        ]
+        assert all(folder.is_dir() for folder in folders)
+    assert not any(folder.exists() for folder in folders)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
+    with serving._share_state(Settings(label_store="a.db")) as shared:
+        assert (shared.label_store, os.environ["PROMETHEUS_MULTIPROC_DIR"]) == ("a.db", "mine")

@@ -27,6 +27,20 @@ async def test_pipeline_is_available_once_it_is_open(settings: Settings) -> None
     await host.drain()
 
 
+async def test_worker_is_ready_when_the_others_of_the_start_are(settings: Settings) -> None:
+    host = PipelineHost(settings)
+    host.waits_for_others = True
+    await host.open()
+    opened = host.opened
+    with pytest.raises(NotReady, match="other workers are loading"):
+        host.check_ready()
+    host.note_others_ready()
+    host.check_ready()
+    await host.open()
+    assert host.opened is opened  # once only
+    await host.drain()
+
+
 async def test_pipeline_is_unavailable_after_draining(settings: Settings) -> None:
     host = PipelineHost(settings)
     await host.open()

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from service.scheduling import cpu
-from service.scheduling.cpu import ANY_CORE, Core, list_cores, read_cpu_quota, share_cores
+from service.scheduling.cpu import (
+    ANY_CORE,
+    Core,
+    CoreShare,
+    count_processes,
+    divide_cores,
+    list_cores,
+    read_cpu_quota,
+    share_cores,
+)
 from tests.support.threads import needs_policies
 
 
@@ -174,3 +183,71 @@ def test_forbidden_policy_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     share_cores()
     assert os.sched_getscheduler(0) == before
+
+
+def set_cores(
+    monkeypatch: pytest.MonkeyPatch, count: int, quota: float = math.inf, *, packages: int = 1
+) -> None:
+    """Gives this process cores with two threads each, in packages; siblings are far apart."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+    monkeypatch.setattr(cpu, "read_cpu_quota", lambda: quota)
+    half = max(1, count // 2)
+    each = max(1, half // packages)
+    monkeypatch.setattr(cpu, "_locate", lambda n: (n % half // each, n % half, n))
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes"), [(1, 1), (2, 1), (16, 1), (17, 2), (32, 2), (64, 4), (96, 6)]
+)
+def test_cores_need_a_process_for_each_16(
+    monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
+) -> None:
+    set_cores(monkeypatch, cores)
+    assert count_processes() == processes
+
+
+def test_quota_limits_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cores(monkeypatch, 64, quota=16)
+    assert count_processes() == 1
+
+
+def test_shares_are_disjoint_and_keep_siblings_and_packages_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_cores(monkeypatch, 16, packages=2)
+    first, second = divide_cores(2)
+    assert first == CoreShare(8, frozenset([0, 1, 2, 3, 8, 9, 10, 11]))
+    assert second == CoreShare(8, frozenset([4, 5, 6, 7, 12, 13, 14, 15]))
+    shares = divide_cores(3)
+    assert [share.count for share in shares] == [6, 5, 5]
+    assert sorted(n for share in shares for n in share.numbers) == list(range(16))
+
+
+def test_shares_under_a_quota_or_of_too_few_cores_are_numbers_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_cores(monkeypatch, 64, quota=10)
+    assert divide_cores(4) == [CoreShare(3), CoreShare(3), CoreShare(2), CoreShare(2)]
+    set_cores(monkeypatch, 2)
+    assert divide_cores(3) == [CoreShare(1)] * 3
+
+
+def test_share_keeps_the_thread_to_its_cores(allowed: set[int]) -> None:
+    for share in divide_cores(len(allowed)):
+        share.take()
+        assert os.sched_getaffinity(0) == share.numbers
+        os.sched_setaffinity(0, allowed)
+    CoreShare(2).take()
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_cores_are_located_by_package_and_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cpu, "_TOPOLOGY", tmp_path)
+    topology = tmp_path / "cpu5" / "topology"
+    topology.mkdir(parents=True)
+    (topology / "physical_package_id").write_text("1\n")
+    (topology / "core_id").write_text("3\n")
+    assert cpu._locate(5) == (1, 3, 5)
+    assert cpu._locate(6) == (0, 6, 6)  # not described
