@@ -1,5 +1,6 @@
 """Traces of a real process arrive at the collector of the standard `OTEL_*` variables."""
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from service.bundle.reader import Bundle
@@ -32,3 +33,23 @@ def test_spans_are_exported_to_the_collector_of_the_standard_variables(tiny_bund
     spans = [span for scope in resource.scope_spans for span in scope.spans]
     assert "decode" in {span.name for span in spans}
     assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_last_spans_are_exported_at_the_end(tiny_bundle: Bundle, workers: str) -> None:
+    with run_fake() as (collector, url):
+        collector.body = b""
+        with ServerProcess(
+            *serve_command(tiny_bundle, "--traces", "otlp", "--workers", workers),
+            OTEL_EXPORTER_OTLP_ENDPOINT=url,
+            OTEL_EXPORTER_OTLP_COMPRESSION="none",
+            OTEL_BSP_SCHEDULE_DELAY="600000",
+        ) as server:
+            server.wait_for_line("serving url=")
+            with server.open_client() as client:
+                answer = client.post("/predict", files={"image": make_photo()})
+                assert answer.status_code == 200
+            assert server.stop() == 0
+        exported = ExportTraceServiceRequest()
+        exported.ParseFromString(collector.bodies.get(timeout=60))
+    assert len(exported.resource_spans) == 1

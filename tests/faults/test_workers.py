@@ -173,6 +173,19 @@ def test_metrics_port_answers_for_all_workers_after_one_was_killed(open_bundle: 
         assert server.stop() == 0
 
 
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="there is one core only",
+)
+def test_each_worker_has_cores_of_its_own(open_bundle: Bundle) -> None:
+    with serve_two(open_bundle) as server:
+        first, second = (os.sched_getaffinity(list_pids(server, n)[-1]) for n in (1, 2))
+        assert not first & second
+        assert first | second == os.sched_getaffinity(0)
+        with server.connect(*server.find_address()) as client:
+            assert_still_serving(client)
+
+
 def test_label_set_reaches_every_worker_within_2_seconds(open_bundle: Bundle) -> None:
     with (
         serve_two(open_bundle) as server,

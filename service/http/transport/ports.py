@@ -32,8 +32,8 @@ def open_both(settings: Settings) -> list[socket.socket] | None:
 def reserve_port(settings: Settings) -> list[socket.socket]:
     """Binds a socket to each address of the host; `share_port` binds others to the same.
 
-    The sockets do not listen. Raises `StartError` if the port is taken, or the host has no address
-    here.
+    The sockets do not listen, and have no SO_REUSEPORT: a port where another service listens is
+    taken. Raises `StartError` then, or if the host has no address here.
     """
     try:
         return _bind_all(settings.host, settings.port)
@@ -71,8 +71,6 @@ def _bind_all(host: str, port: int) -> list[socket.socket]:
                         raise
                     failure = error
                     continue
-                # After `bind`, so that a port of another service counts as taken.
-                own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 port = own.getsockname()[1]  # with port 0, the others get that of the first
                 sockets.append(own)
         if not sockets and failure is not None:
