@@ -99,7 +99,9 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHe
         threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
     used = FALLBACK_THRESHOLD if threshold is None else threshold
     _log_answers("open labels", scores >= used, scored.photos)
-    changed = {"calibration": calibration, "threshold": threshold, "trained_names": None}
+    changed = {"calibration": calibration, "threshold": threshold}
+    if fit is None:  # all open labels are on one scale
+        changed["trained_names"] = None
     return head.model_copy(update=changed)
 
 

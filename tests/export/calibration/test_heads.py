@@ -151,6 +151,13 @@ def test_trained_names_have_their_own_calibration_only_if_it_is_better() -> None
     assert (other.scale, other.shift) == pytest.approx((1, 2), abs=0.3)
 
 
+def test_trained_names_keep_their_calibration_if_only_other_labels_are_measured() -> None:
+    head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
+    both = calibrate_trained_names(head, make_scored(1.0, 2.0))
+    assert calibrate_open(both, make_scored(seed=1), Rules()).trained_names == both.trained_names
+    assert calibrate_open(both, make_scored(), RAW).trained_names is None
+
+
 def test_trained_names_stay_raw_beside_raw_labels() -> None:
     head = calibrate_open(OPEN_HEAD, make_scored(), RAW)
     assert calibrate_trained_names(head, make_scored(1.0, 2.0)).trained_names is None
