@@ -25,7 +25,14 @@ from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.open import read_unseen
 from export.sources.photos import keep_usable, select_photos
 from models.data import read_labelled_folder
-from service.bundle.card import Calibration, ModelCard, OpenHead, format_first_error, write_prompt
+from service.bundle.card import (
+    Calibration,
+    ModelCard,
+    OpenHead,
+    fold_name,
+    format_first_error,
+    write_prompt,
+)
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
 from service.engine.encoders import open_text_encoder
@@ -89,7 +96,8 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         if val is not None:
             by_name = score_names(val, graphs, opened, card.input, embed)
             opened = calibrate_trained_names(opened, by_name)
-        change = _Change(card.open_head or opened, opened, names, by_name, rules, embed)
+        folded = frozenset(map(fold_name, names))
+        change = _Change(card.open_head or opened, opened, folded, by_name, rules, embed)
         sets = {f"{each.name}.npz": pack_label_set(change.apply(each)) for each in definitions}
     draft = BundleDraft(
         card=card.model_copy(update={"trained_head": trained, "open_head": opened}),
@@ -136,7 +144,7 @@ class _Change:
 
     before: OpenHead
     after: OpenHead
-    trained_names: Collection[str]
+    trained_names: Collection[str]  # as `fold_name` returns them
     scored: ScoredPhotos | None  # the open head's logits of the trained labels
     rules: Rules
     embed: EmbedTexts
@@ -181,5 +189,5 @@ class _Change:
         return move_threshold(threshold, before, after)
 
     def _find_pair(self, head: OpenHead, name: str) -> Calibration:
-        by_name = head.trained_names if name in self.trained_names else None
-        return by_name or head.calibration or Calibration(scale=1.0, shift=0.0)
+        found = head.find_calibration(name, self.trained_names)
+        return found or Calibration(scale=1.0, shift=0.0)

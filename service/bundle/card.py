@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
+from collections.abc import Collection
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -115,6 +117,11 @@ def write_prompt(template: str, name: str) -> str:
     return template.replace("{}", name.replace("_", " "))
 
 
+def fold_name(name: str) -> str:
+    """Returns a name as spellings of one label share it: `Traffic_Light` is `traffic light`."""
+    return unicodedata.normalize("NFC", name).strip().replace("_", " ").casefold()
+
+
 class EmbeddingSpace(Record):
     """The space of label embeddings of width E; embeddings of two spaces must not be mixed.
 
@@ -144,6 +151,12 @@ class OpenHead(Record):
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     calibration: HeadCalibration | None = None
     trained_names: HeadCalibration | None = None
+
+    def find_calibration(self, name: str, trained_names: Collection[str]) -> Calibration | None:
+        """Returns the calibration of a label; `trained_names` are as `fold_name` returns them."""
+        if self.trained_names is not None and fold_name(name) in trained_names:
+            return self.trained_names
+        return self.calibration
 
 
 class Provenance(Record):

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from service.bundle.card import OpenHead
+from service.bundle.card import OpenHead, fold_name
 from service.bundle.reader import Bundle
 from service.engine.encoders import (
     TEXTS_PER_TURN,
@@ -48,7 +48,7 @@ class Encoding:
         queue_size: int,
     ) -> None:
         self.head = head
-        self._trained_names = frozenset(trained_names)
+        self._trained_names = frozenset(map(fold_name, trained_names))
         self.query_width = labels.width
         self.encodes_text = texts is not None
         self._labels = labels

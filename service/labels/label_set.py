@@ -106,7 +106,8 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
 ) -> LabelSet:
     """Returns the set of a definition and its queries, float32 [L, K], which requests share.
 
-    `trained_names` are those of the bundle's trained labels, which the open head knows better.
+    `trained_names` are those of the bundle's trained labels, which the open head knows better, as
+    `fold_name` returns them.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     queries.flags.writeable = origin == "request"
@@ -122,9 +123,7 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         calibrated=calibrated,
         calibration=_stack(
             [
-                definition.calibration
-                or (name in trained_names and head.trained_names)
-                or head.calibration
+                definition.calibration or head.find_calibration(name, trained_names)
                 for name in definition.names
             ]
         ),

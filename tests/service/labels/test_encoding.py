@@ -19,6 +19,7 @@ from service.errors import (
 )
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding
+from tests.support.tiny_bundle import make_calibration
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +88,23 @@ async def test_given_embeddings_stay_and_texts_fill_the_gaps(
     assert found.tolist() == [[4, ord("b")], [7, 8], [3, ord("c")]]
     assert texts.seen == ["a bb", "a c"]
     assert (await encoding.project(found)).tolist() == (2 * found).tolist()
+
+
+async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
+    texts: FakeTexts,
+) -> None:
+    head = HEAD.model_copy(
+        update={"calibration": make_calibration(2, 0), "trained_names": make_calibration(3, 0)}
+    )
+    trained = ["traffic_light", "Cafe\u0301"]
+    encoding = Encoding(
+        head, FakeLabels(), texts, trained_names=trained, cache_size=3, queue_size=1
+    )
+    asked = name("traffic light", "Traffic_Light", "CAF\u00c9", "light")
+    labels = encoding.make_set(asked, np.ones((4, 2), np.float32), "1", "request")
+    encoding.close()
+    assert labels.calibration is not None
+    assert labels.calibration[0].tolist() == [3, 3, 3, 2]
 
 
 async def test_candidate_is_encoded_once_for_many_requests(

@@ -112,5 +112,6 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
         return list(labels.calibration[0])
 
     assert scales(DEFINITION) == [0.5, 0.9, 0.5]
+    assert scales(replace(DEFINITION, names=("YAK", "Yak ", "y_ak"))) == [0.9, 0.9, 0.5]
     own = Calibration(scale=0.7, shift=0.0)
     assert scales(replace(DEFINITION, calibration=own)) == [0.7, 0.7, 0.7]
