@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,8 +39,8 @@ def serve_model(
     if workers == 1:
         _serve(settings, open_graphs)
     else:
-        with _share_state(settings) as shared:
-            _supervise(workers, shared, open_graphs)
+        with _share_state(settings) as (shared, folders):
+            _supervise(workers, shared, folders, open_graphs)
 
 
 def _serve(
@@ -64,7 +64,12 @@ def _serve(
         run_server(settings, lambda settings: build_pipeline(settings, opening.result()), seat)
 
 
-def _supervise(workers: int, settings: Settings, open_graphs: Callable[[Settings], Graphs]) -> None:
+def _supervise(
+    workers: int,
+    settings: Settings,
+    folders: Sequence[str],
+    open_graphs: Callable[[Settings], Graphs],
+) -> None:
     gc.disable()
     from service.http import server
     from service.http.telemetry.metrics import bind_own_port
@@ -76,6 +81,7 @@ def _supervise(workers: int, settings: Settings, open_graphs: Callable[[Settings
     gc.enable()
     ports, metrics_port = reserve_port(settings), bind_own_port(settings)
     shares = divide_cores(workers)
+    supervisor = os.getpid()
 
     def serve(worker: Worker) -> None:
         share = shares[worker.number - 1]
@@ -86,6 +92,9 @@ def _supervise(workers: int, settings: Settings, open_graphs: Callable[[Settings
         }
         seat = server.WorkerSeat(worker, ports, metrics_port)
         _serve(settings.model_copy(update=threads), open_graphs, seat)
+        if os.getppid() != supervisor:  # killed: it could not remove them
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
 
     server.log_listening(settings, ports)
     Supervisor(workers, serve, lambda: server.log_serving(settings, ports)).run()
@@ -101,10 +110,10 @@ def _count_workers(settings: Settings) -> int:
 
 
 @contextmanager
-def _share_state(settings: Settings) -> Iterator[Settings]:
+def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]:
     """Gives workers a folder for their metrics, and a file instead of a label store in memory.
 
-    Yields the workers' settings.
+    Yields the workers' settings, and the folders, which are removed at the end.
     """
     from service.labels.store.database import MEMORY
 
@@ -116,7 +125,7 @@ def _share_state(settings: Settings) -> Iterator[Settings]:
         if settings.label_store == MEMORY:
             store = str(Path(folder) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})
-        yield settings
+        yield settings, (metrics, folder)
 
 
 @contextmanager

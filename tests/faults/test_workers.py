@@ -32,9 +32,9 @@ LABELS_SECONDS = 2.0
 
 
 @contextmanager
-def serve_two(bundle: Bundle, *flags: str) -> Iterator[ServerProcess]:
+def serve_two(bundle: Bundle, *flags: str, **variables: str) -> Iterator[ServerProcess]:
     command = (*serve_command(bundle.path), "--label-store", "memory", *TWO, *flags)
-    with ServerProcess(*command) as server:
+    with ServerProcess(*command, **variables) as server:
         server.wait_for_line("serving url=")
         yield server
 
@@ -282,11 +282,15 @@ def test_second_sigterm_fails_the_requests_of_every_worker(
         assert server.wait() == 0
 
 
-def test_workers_end_with_their_supervisor(open_bundle: Bundle) -> None:
-    with serve_two(open_bundle) as server:
+def test_workers_end_with_their_supervisor_and_remove_its_files(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with serve_two(open_bundle, TMPDIR=str(tmp_path)) as server:
+        assert list(tmp_path.glob("ml-decoder-*/labels.db"))
         server.send_signal(signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL  # stderr is closed when the workers have ended too
         assert len(re.findall(r"draining seconds=20 worker=\d\n", server.stderr)) == 2
+        assert not list(tmp_path.glob("ml-decoder-*"))
 
 
 def test_replacement_that_cannot_start_is_tried_again_while_others_serve(

@@ -97,13 +97,14 @@ def test_workers_share_a_label_store_instead_of_memory_and_a_folder_of_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    with serving._share_state(Settings(label_store="memory")) as shared:
+    with serving._share_state(Settings(label_store="memory")) as (shared, own):
         folders = [
             Path(str(shared.label_store)).parent,
             Path(os.environ.pop("PROMETHEUS_MULTIPROC_DIR")),
         ]
         assert all(folder.is_dir() for folder in folders)
+        assert {str(folder) for folder in folders} == {*own}
     assert not any(folder.exists() for folder in folders)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "mine")
-    with serving._share_state(Settings(label_store="a.db")) as shared:
+    with serving._share_state(Settings(label_store="a.db")) as (shared, _):
         assert (shared.label_store, os.environ["PROMETHEUS_MULTIPROC_DIR"]) == ("a.db", "mine")
