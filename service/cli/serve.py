@@ -25,7 +25,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.http.server import WorkerSeat
-    from service.http.workers import Worker
+    from service.http.transport.workers import Worker
 
 _MEMORY_FOLDER = "/dev/shm"
 
@@ -74,7 +74,7 @@ def _supervise(
     from service.http import server
     from service.http.telemetry.metrics import bind_own_port
     from service.http.transport.ports import reserve_port
-    from service.http.workers import Supervisor
+    from service.http.transport.workers import Supervisor
     from service.pipeline import pipeline  # noqa: F401 - before the fork, so that workers share it
 
     gc.freeze()

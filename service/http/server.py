@@ -29,7 +29,7 @@ from service.http.telemetry.metrics import open_own_port, share_own_port
 from service.http.transport.ports import bracket, explain_port, open_both, share_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
-from service.http.workers import Worker
+from service.http.transport.workers import Worker
 from service.pipeline.pipeline import Pipeline
 from service.scheduling.cpu import share_cores
 from service.settings import Settings

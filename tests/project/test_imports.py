@@ -29,7 +29,7 @@ ORDER = {
     "service": """
         errors  bundle  scheduling  settings  images  engine  labels  pipeline
         http.requests  http.responses  http.host  http.security  http.telemetry  http.routes
-        http.open_inference  http.app  http.transport  http.workers  http.server  ray_app  cli
+        http.open_inference  http.app  http.transport  http.server  ray_app  cli
     """,
     "models": """
         commands  config  text  metrics  report  data  heads  backbones  network  checkpoints
