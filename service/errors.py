@@ -420,7 +420,10 @@ class LabelSetExists(LabelSetError):
     title = "Another label set has this name; PUT replaces it"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{quote(name)} has other labels, prompts, embeddings or thresholds.")
+        super().__init__(
+            f"{quote(name)} has other labels, prompts, embeddings or thresholds, or another "
+            "calibration."
+        )
 
 
 class LabelSetReadOnly(LabelSetError):
