@@ -110,6 +110,9 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
         parser.error(f"{_to_flag(min(beside))} needs --checkpoint: it does not fit --bundle")
     if given.bundle is not None and ("out" in given_names) != bool(_PHOTOS & given_names):
         parser.error("--bundle with --out needs --photos or --open-photos, and these need --out")
+    changes = given_names & {"model_version", "raw_scores"}
+    if given.bundle is not None and "out" not in given_names and changes:
+        parser.error(f"{_to_flag(min(changes))} beside --bundle needs --out")
     if "precision_target" in given_names and not _PHOTOS & given_names:
         parser.error("--precision-target needs --photos or --open-photos")
     for name, needed in _NEEDS.items():

@@ -69,7 +69,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
     bundle = load_bundle(request.bundle)
     card, labels = _describe(request, bundle.card), bundle.labels
     text_encoder = open_text_encoder(bundle, threads=1)
-    _check_heads(request, card, encodes_text=text_encoder is not None)
+    _check_heads(request, bundle.card, encodes_text=text_encoder is not None)
     names = tuple(label.name for label in labels)
     definitions = read_bundle_sets(bundle)
     val = unseen = None

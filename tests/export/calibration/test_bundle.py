@@ -192,8 +192,9 @@ def test_photos_that_do_not_fit_are_refused(
     bundle: Bundle, request_all: RecalibrationRequest, tmp_path: Path
 ) -> None:
     small = write_tiny_bundle(tmp_path / "small")
-    with pytest.raises(ExportError, match="has no text encoder for labels of --open-photos"):
-        recalibrate_bundle(put_in(replace(request_all, bundle=small.path), tmp_path), set())
+    renamed = replace(request_all, bundle=small.path, out=tmp_path / "other-name")
+    with pytest.raises(ExportError, match=f"{small.card.name} has no text encoder for"):
+        recalibrate_bundle(renamed, set())
     other = replace(request_all, photos=write_folder(tmp_path / "colours"))
     with pytest.raises(ExportError, match="do not have the same labels"):
         recalibrate_bundle(put_in(other, tmp_path), set())
@@ -227,6 +228,8 @@ def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
     [
         (["--out", "x"], "--bundle with --out needs --photos or --open-photos"),
         (["--photos", "x", "--triton", "y"], "and these need --out"),
+        (["--raw-scores", "--triton", "y"], "--raw-scores beside --bundle needs --out"),
+        (["--model-version", "2", "--triton", "y"], "--model-version beside --bundle needs --out"),
         (
             ["--out", "x", "--photos", "y", "--precision-target", "1.5"],
             "must be from 0 to 1; it is 1.5",
