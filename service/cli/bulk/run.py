@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photos import PhotoStore, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError
+from service.labels.label_set import LabelSet
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.selection import Selection
@@ -112,10 +114,18 @@ def describe_question(pipeline: Pipeline, selection: Selection, location: str) -
         "max_body_bytes": pipeline.settings.max_body_bytes,
         "max_pixels": pipeline.settings.max_pixels,
         # Not the versions: each store has its own.
-        "label_sets": [{"name": s.name, "digest": s.digest} for s in selection.sets],
+        "label_sets": [_describe_set(labels) for labels in selection.sets],
         "question": selection.question.model_dump(exclude_none=True),
         "photos": location if "://" in location else str(Path(location).absolute()),
     }
+
+
+def _describe_set(labels: LabelSet) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": labels.name, "digest": labels.digest}
+    if labels.calibration is not None:  # a bundle that is calibrated again may keep its version
+        columns = labels.calibration.tobytes() + labels.thresholds.tobytes()
+        found["calibration"] = hashlib.sha256(columns).hexdigest()
+    return found
 
 
 def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:

@@ -23,6 +23,7 @@ from service.labels.question import Question
 from service.settings import Settings
 from tests.e2e.server_process import ROOT
 from tests.support.photos import encode_picture, make_photo, make_picture
+from tests.support.tiny_bundle import make_calibration, write_tiny_bundle
 
 # Files hold float32, and a photo's batch may be of any size.
 TOLERANCE = 1e-5
@@ -167,6 +168,24 @@ def test_run_refuses_another_question_in_the_same_folder(job: BulkJob) -> None:
     with pytest.raises(StartError, match=OTHER_QUESTION):
         run(replace(job, settings=other_limit))
     assert run(job)[0].skipped == 12
+
+
+def test_run_refuses_a_folder_of_another_calibration_of_the_same_version(
+    job: BulkJob, tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    def calibrate(scale: float) -> BulkJob:
+        head = tiny_bundle.card.trained_head
+        assert head is not None
+        head = head.model_copy(update={"calibration": make_calibration(scale, 0.5)})
+        card = tiny_bundle.card.model_copy(update={"trained_head": head})
+        path = write_tiny_bundle(tmp_path / f"scale-{scale}", card).path
+        return replace(job, settings=job.settings.model_copy(update={"bundle": path}))
+
+    run(calibrate(2.0))
+    for other in (job, calibrate(3.0)):
+        with pytest.raises(StartError, match=OTHER_QUESTION):
+            run(other)
+    assert run(calibrate(2.0))[0].skipped == 12
 
 
 def test_run_compares_label_sets_by_labels_and_not_by_version(
