@@ -170,11 +170,11 @@ def test_calibrated_scores_have_a_meaning_and_a_table_in_the_card(visit: Visit) 
     expect(table.get_by_role("row")).to_have_count(3)
 
 
-def test_raw_scores_are_called_raw(visit: Visit) -> None:
+def test_page_says_so_when_scores_are_not_calibrated(visit: Visit) -> None:
     page = visit.open()
-    expect(page.locator("#threshold-meaning")).to_contain_text("raw")
+    expect(page.locator("#threshold-meaning")).to_contain_text("not calibrated")
     page.get_by_role("button", name="Model card").click()
-    expect(page.get_by_role("dialog", name="Model card")).to_contain_text("no probabilities")
+    expect(page.get_by_role("dialog", name="Model card")).to_contain_text("not calibrated")
 
 
 def test_bar_and_mark_show_score_and_threshold(visit: Visit) -> None:

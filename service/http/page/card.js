@@ -32,7 +32,7 @@ const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
 
 /** `error` is the expected calibration error: the mean gap between score and share right. */
 function describeScores({ calibration }) {
-  if (!calibration) return "as the checkpoint gives them, no probabilities";
+  if (!calibration) return "as the checkpoint gives them, not calibrated";
   const { images, dataset, error_before: before, error_after: after } = calibration;
   return `calibrated on ${images} photos of ${dataset}: error ${after.toFixed(3)}, ${before.toFixed(3)} before`;
 }

@@ -38,7 +38,7 @@ export function groupLabels(labels, { mode, threshold, topK }, { typed, kept }) 
 
 /** What a threshold for all labels means. */
 export function describeThreshold(threshold, isCalibrated) {
-  if (!isCalibrated) return "Scores of this model are raw: they order labels, but are no probabilities.";
+  if (!isCalibrated) return "Scores of this model are not calibrated: they order labels, but are not probabilities.";
   const value = threshold.toFixed(2);
   if (threshold === 0) return `${value}: every label`;
   if (threshold === 1) return `${value}: certain labels alone`;

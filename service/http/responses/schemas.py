@@ -185,7 +185,7 @@ class HeadAnswer(_Answer):
     calibration: HeadCalibration | None = Field(
         description="How logits become probabilities, and how well: the expected calibration error "
         "without and with it, and ten bins of scores. Null: scores are the activation of the "
-        "checkpoint's logits, which are no probabilities."
+        "checkpoint's logits, which are not probabilities."
     )
 
 
