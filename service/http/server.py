@@ -25,7 +25,7 @@ from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import open_own_port, share_own_port
+from service.http.telemetry.metrics import bind_own_port, serve_own_port
 from service.http.transport.ports import bracket, explain_port, open_both, share_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
@@ -226,11 +226,11 @@ def run_server(
     # `startup` raises the error of a port with a better message.
     logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
     share_cores()
-    if seat is None:
-        with open_own_port(settings, app.state.metrics):
+    metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
+    with serve_own_port(metrics_port, app.state.metrics):
+        if seat is None:
             Server(config, host).run(open_both(settings))
-    else:
-        with share_own_port(seat.metrics_port, app.state.metrics):
+        else:
             Server(config, host, seat.worker).run(share_port(seat.ports))
     if host.failure is not None:
         raise host.failure

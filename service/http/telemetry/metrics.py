@@ -28,7 +28,6 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     make_wsgi_app,
-    start_http_server,
 )
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -209,28 +208,8 @@ async def keep_sampling(metrics: Metrics, host: PipelineHost) -> None:
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-@contextmanager
-def open_own_port(settings: Settings, metrics: Metrics) -> Iterator[None]:
-    """Serves the metrics on `metrics_port`, if it is set; `StartError` if it is taken."""
-    port = settings.metrics_port
-    if port is None:
-        yield
-        return
-    try:
-        server, thread = start_http_server(port, settings.host, open_registry(metrics))
-    except OSError as error:
-        raise _explain_own_port(settings, error) from error
-    logger.info("metrics", extra={"address": settings.host, "port": server.server_port})
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def bind_own_port(settings: Settings) -> socket.socket | None:
-    """Opens `metrics_port`, if it is set, for workers to share; `StartError` if it is taken."""
+    """Listens on `metrics_port`, if it is set; `StartError` if it is taken. Workers share it."""
     port = settings.metrics_port
     if port is None:
         return None
@@ -248,8 +227,8 @@ def bind_own_port(settings: Settings) -> socket.socket | None:
 
 
 @contextmanager
-def share_own_port(listener: socket.socket | None, metrics: Metrics) -> Iterator[None]:
-    """Serves the metrics of all workers on the socket that `bind_own_port` opened."""
+def serve_own_port(listener: socket.socket | None, metrics: Metrics) -> Iterator[None]:
+    """Serves the metrics, of all workers, on the socket of `bind_own_port`; None serves nothing."""
     if listener is None:
         yield
         return

@@ -345,16 +345,23 @@ def predict_zoo(run: Run, files: Sequence[Path]) -> dict[str, float]:
     return {Path(record["photo"]).name: record["labels"][0]["score"] for record in records}
 
 
+def show_by_score(folder: Path, scores: dict[str, float]) -> set[str]:
+    """Lists `yak` on half of the 40 photos with the best scores, and on one in ten of the others.
+
+    Returns these photos.
+    """
+    ranked = sorted(scores, key=lambda name: scores[name], reverse=True)
+    shown = set(ranked[:40:2]) | set(ranked[40::10])
+    write_listing(folder, ["yak"], {name: {"labels": ["yak"] * (name in shown)} for name in ranked})
+    return shown
+
+
 def test_calibrate_makes_scores_probabilities(run: Run, tmp_path: Path) -> None:
     write_photos(tmp_path, count=80)
     run("labels", "add", "zoo", "--label", "yak")
     files = sorted((tmp_path / "images").iterdir())
     before = predict_zoo(run, files)
-    ranked = sorted(before, key=lambda name: before[name], reverse=True)
-    # Half of the better photos show it, and one in ten of the others.
-    shown = set(ranked[:40:2]) | set(ranked[40::10])
-    images = {name: {"labels": ["yak"] * (name in shown)} for name in ranked}
-    write_listing(tmp_path, ["yak"], images)
+    shown = show_by_score(tmp_path, before)
 
     code, out, err = run("labels", "calibrate", "zoo", "--photos", tmp_path, "--json")
 
@@ -378,11 +385,7 @@ def test_calibrate_converts_thresholds_of_labels_without_photos(run: Run, tmp_pa
     (tmp_path / "zoo.csv").write_text("name,threshold\nyak,\ngnu,0.7\ncat,\n")
     run("labels", "add", "zoo", "--file", tmp_path / "zoo.csv")
     files = sorted((tmp_path / "images").iterdir())
-    scores = predict_zoo(run, files)
-    ranked = sorted(scores, key=lambda name: scores[name], reverse=True)
-    shown = set(ranked[:40:2]) | set(ranked[40::10])
-    images = {name: {"labels": ["yak"] * (name in shown)} for name in ranked}
-    write_listing(tmp_path, ["yak"], images)
+    show_by_score(tmp_path, predict_zoo(run, files))
     found = json.loads(run("labels", "calibrate", "zoo", "--photos", tmp_path, "--json")[1])
 
     predict = ("predict", files[0], "--label-set", "zoo", "--top-k", 3, "--json")
