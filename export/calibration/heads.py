@@ -16,11 +16,11 @@ from export.graphs.graph import FloatArray
 from export.sources.photos import LabelledPhotos
 from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
 from service.labels.calibration import (
-    MIN_POSITIVES,
     Fit,
     OperatingPoint,
     find_best_f1,
     find_threshold,
+    find_thresholds,
     fit_calibration,
 )
 from service.labels.label_set import FALLBACK_THRESHOLD
@@ -66,11 +66,8 @@ def calibrate_trained(
     threshold = None
     if rules.precision_target is not None:
         threshold = _find_shared(scores, targets, rules)
-    chosen = [FALLBACK_THRESHOLD if threshold is None else threshold] * len(names)
-    chosen = [
-        points[name].threshold if name in points else shared
-        for name, shared in zip(names, chosen, strict=True)
-    ]
+    shared = FALLBACK_THRESHOLD if threshold is None else threshold
+    chosen = [points[name].threshold if name in points else shared for name in names]
     _log_answers("trained labels", scores >= np.array(chosen), scored.photos)
     own = (None,) * len(names) if fit is None else fit.labels
     changed = {"calibration": _describe(fit, scored.photos), "threshold": threshold}
@@ -141,11 +138,7 @@ def score_open(logits: FloatArray, calibration: Calibration | None) -> Scores:
 def _find_points(
     names: Sequence[str], scores: Scores, targets: NDArray[np.int64], rules: Rules
 ) -> dict[str, OperatingPoint]:
-    enough = [i for i in range(len(names)) if targets[:, i].sum() >= MIN_POSITIVES]
-    found = {
-        names[i]: find_threshold(scores[:, i], targets[:, i], rules.precision_target)
-        for i in enough
-    }
+    found = find_thresholds(names, scores, targets, rules.precision_target)
     points = {name: point for name, point in found.items() if point is not None}
     if rules.precision_target is not None:
         _log.info(

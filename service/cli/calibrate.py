@@ -23,7 +23,7 @@ from service.labels.calibration import (
     MIN_POSITIVES,
     Fit,
     OperatingPoint,
-    find_threshold,
+    find_thresholds,
     fit_calibration,
     move_threshold,
 )
@@ -130,10 +130,7 @@ def _fit(
     fit = fit_calibration(logits, targets, per_label=False, current=current)
     if fit is not None:
         scores = compute_scores(logits, "sigmoid", fit.stack())
-    enough = [i for i in range(len(common)) if targets[:, i].sum() >= MIN_POSITIVES]
-    found = {
-        common[i]: find_threshold(scores[:, i], targets[:, i], precision_target) for i in enough
-    }
+    found = find_thresholds(common, scores, targets, precision_target)
     points = {label: point for label, point in found.items() if point is not None}
     return fit, points, tuple(label for label, point in found.items() if point is None)
 

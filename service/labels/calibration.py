@@ -7,6 +7,7 @@ of each label, so that average precisions do not change.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,6 +157,20 @@ def find_threshold(
     if precision_target is None:
         return find_best_f1(scores, targets)
     return find_precision(scores, targets, precision_target)
+
+
+def find_thresholds(
+    names: Sequence[str], scores: Scores, targets: Targets, precision_target: float | None = None
+) -> dict[str, OperatingPoint | None]:
+    """Returns `find_threshold` of each label with at least `MIN_POSITIVES` photos.
+
+    Scores and targets are [n, L], for L names.
+    """
+    return {
+        name: find_threshold(scores[:, column], targets[:, column], precision_target)
+        for column, name in enumerate(names)
+        if targets[:, column].sum() >= MIN_POSITIVES
+    }
 
 
 def find_best_f1(scores: Scores, targets: Targets) -> OperatingPoint:
