@@ -139,6 +139,21 @@ class EmbeddingSpace(Record):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+class Screen(Record):
+    """Estimates the open head's logits, so that it scores only labels that may be in an answer.
+
+    A label is scored if its estimate plus `margin` reaches what an answer needs. The recalls were
+    measured on photos and names that the screen was not fitted to.
+    """
+
+    margin: float = Field(gt=0.0, allow_inf_nan=False)  # logits
+    dataset: str  # and split, such as `coco80/test`
+    images: int = Field(ge=1)
+    names: int = Field(ge=1)
+    best_found: float = Field(ge=0.0, le=1.0)  # share of the 20 best labels
+    above_found: float = Field(ge=0.0, le=1.0)  # share of labels at or above their threshold
+
+
 class OpenHead(Record):
     """The head that scores any label, given its text embedding, by the sigmoid of the logit.
 
@@ -151,6 +166,7 @@ class OpenHead(Record):
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     calibration: HeadCalibration | None = None
     trained_names: HeadCalibration | None = None
+    screen: Screen | None = None
 
     def find_calibration(self, name: str, trained_names: Collection[str]) -> Calibration | None:
         """Returns the calibration of a label; `trained_names` are as `fold_name` returns them."""

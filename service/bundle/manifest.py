@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 from service.bundle.card import ModelCard, Precision, Record, Sha256, format_first_error
 from service.errors import BundleError
 
-SCHEMA_VERSION = 2
-"""Version 2 added calibrations, all optional: a file of version 1 is read too."""
+SCHEMA_VERSION = 3
+"""Version 2 added calibrations, version 3 the screen, all optional: older files are read too."""
 _FOLDERS_SHOWN = 5
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"
@@ -27,6 +27,8 @@ GraphName = Literal[
     "trained_head_maps",
     "open_head",
     "open_head_maps",
+    "screen_photo",
+    "screen",
     "label_encoder",
     "text_encoder",
 ]
@@ -39,6 +41,11 @@ GraphName = Literal[
 - `text_encoder`: `input_ids` and `attention_mask` int64 [L, T] -> `embeddings` [L, E], normalised
 - `trained_head_maps`: `memory` and `labels` int64 [L] -> `maps` float [B, L, rows, columns], 0..1
 - `open_head_maps`: `memory` and `queries` [L, K] -> `maps`
+- `screen_photo`: `tokens` -> `places` float [B, S', D] and `whole` float [B, G]
+- `screen`: `places`, `whole` and `keys` float [L, Z] -> `estimates` float [B, L] of the open head's
+  logits
+
+With a screen, `label_encoder` also returns `keys` [L, Z].
 
 A head that has maps also returns `memory` float [B, S, D], which its queries attend to.
 """
@@ -46,10 +53,13 @@ A head that has maps also returns `memory` float [B, S, D], which its queries at
 MAP_GRAPHS: tuple[GraphName, ...] = ("trained_head_maps", "open_head_maps")
 """Graphs of attention maps: optional, run on the CPU in float32."""
 
+SCREEN_GRAPHS: tuple[GraphName, ...] = ("screen_photo", "screen")
+"""Graphs of an open head's screen: optional, both or none, as `OpenHead.screen` in the card."""
+
 FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "label_encoder": ("fp32", "fp16", "int8"),
     "text_encoder": ("int8", "fp32"),  # int8 is faster on a CPU, which encodes texts
-    **dict.fromkeys(MAP_GRAPHS, ("fp32",)),
+    **dict.fromkeys((*MAP_GRAPHS, *SCREEN_GRAPHS), ("fp32",)),
 }
 """Precisions, best first, of graphs whose precision is the same on every device."""
 
@@ -119,7 +129,8 @@ def check_graphs(path: Path, manifest: Manifest) -> None:
             raise BundleError(f"{path.name}: manifest lists no {graph} graph")
     for graph, variants in manifest.graphs.items():
         if graph not in known:
-            raise BundleError(f"{path.name}: {graph} belongs to no head of the manifest")
+            owner = "screen" if graph in SCREEN_GRAPHS else "head"
+            raise BundleError(f"{path.name}: {graph} belongs to no {owner} of the manifest")
         _check_variants(path, graph, variants)
     files = {file for variants in manifest.graphs.values() for file in variants.values()}
     if "text_encoder" in manifest.graphs:
@@ -137,6 +148,8 @@ def _list_graphs(card: ModelCard) -> dict[GraphName, bool]:  # and whether each 
     if card.open_head is not None:
         graphs |= {"open_head": True, "label_encoder": True}
         graphs |= {"text_encoder": False, "open_head_maps": False}
+        if card.open_head.screen is not None:
+            graphs |= dict.fromkeys(SCREEN_GRAPHS, True)
     return graphs
 
 

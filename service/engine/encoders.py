@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from service.bundle.reader import Bundle
 from service.engine.heads import LABELS_PER_RUN, Embeddings, QueryArray
-from service.engine.sessions import SessionConfig, check_tensors, open_session
+from service.engine.sessions import SessionConfig, TensorSpec, check_tensors, open_session
 from service.errors import BundleError
 
 MAX_TOKENS = 128
@@ -100,7 +100,10 @@ def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
     width = bundle.card.open_head.embedding_space.width
     session = open_session(bundle, "label_encoder", SessionConfig("cpu", precision, threads))
     check_tensors("label_encoder", session.get_inputs(), embeddings=("float", (width,)))
-    check_tensors("label_encoder", session.get_outputs(), queries=("float", (None,)))
+    outputs: dict[str, TensorSpec] = {"queries": ("float", (None,))}
+    if bundle.card.open_head.screen is not None:
+        outputs["keys"] = ("float", (None,))
+    check_tensors("label_encoder", session.get_outputs(), **outputs)
     try:
         (found,) = session.run(["queries"], {"embeddings": np.ones((2, width), np.float32)})
     except Exception as error:  # ONNX Runtime's exceptions have no common base

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.bundle.card import Screen
+from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle, load_bundle
+from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError
-from tests.support.tiny_bundle import copy_bundle, edit_manifest
+from tests.support.tiny_bundle import OPEN_HEAD, copy_bundle, edit_manifest, open_draft
 
 
 def make_metric(value: float) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def test_manifest_that_is_not_an_object_is_refused(
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda m: m.update(schema_version=3), "schema_version is 3, this service reads 1 to 2"),
+        (lambda m: m.update(schema_version=4), "schema_version is 4, this service reads 1 to 3"),
         (lambda m: m.update(extra=1), "extra: Extra inputs"),
         (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
         (lambda m: m["card"].update(name="../up"), r"card\.name"),
@@ -71,6 +75,51 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
 
     assert "\n" not in str(caught.value)
     assert load_bundle(tiny_bundle.path) == tiny_bundle
+
+
+SCREEN = Screen(
+    margin=1.5, dataset="made/val", images=9, names=20, best_found=0.999, above_found=1.0
+)
+
+
+def screened_draft(graphs: tuple[GraphName, ...], screen: Screen | None) -> BundleDraft:
+    draft = open_draft()
+    head = OPEN_HEAD.model_copy(update={"screen": screen})
+    return replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": head}),
+        graphs={**draft.graphs, **{name: {"fp32": b"not opened here"} for name in graphs}},
+    )
+
+
+def test_screen_is_read_as_it_was_written(tmp_path: Path) -> None:
+    draft = screened_draft(("screen_photo", "screen"), SCREEN)
+    bundle = write_bundle(tmp_path / draft.card.name, draft)
+    assert bundle.card.open_head is not None
+    assert bundle.card.open_head.screen == SCREEN
+
+
+@pytest.mark.parametrize(
+    ("graphs", "screen", "reason"),
+    [
+        (("screen_photo", "screen"), None, "screen_photo belongs to no screen of the manifest"),
+        (("screen",), SCREEN, "lists no screen_photo graph"),
+        ((), SCREEN, "lists no screen_photo graph"),
+    ],
+)
+def test_card_and_graphs_of_a_screen_come_together(
+    tmp_path: Path, graphs: tuple[GraphName, ...], screen: Screen | None, reason: str
+) -> None:
+    draft = screened_draft(graphs, screen)
+    with pytest.raises(BundleError, match=reason):
+        write_bundle(tmp_path / draft.card.name, draft)
+
+
+def test_bundle_of_an_older_schema_is_read(open_bundle: Bundle, tmp_path: Path) -> None:
+    path = copy_bundle(open_bundle, tmp_path)
+    for version in (1, 2):
+        edit_manifest(path, lambda m, version=version: m.update(schema_version=version))
+        assert load_bundle(path).card == open_bundle.card
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "labels.json"])
