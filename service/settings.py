@@ -92,6 +92,10 @@ class Settings(BaseSettings):
     auto = the bundle's choice for the device, with bf16 instead of fp32 on openvino if the
     processor supports it (default auto)."""
 
+    screen: bool = True
+    """Whether label sets get keys for the bundle's screen, if it has one, which estimates the
+    labels that may be in an answer, true or false (default true)."""
+
     label_store: str | None = None
     """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the
     service ends (default ~/.local/state/ml-decoder/labels.db, XDG_STATE_HOME respected)."""

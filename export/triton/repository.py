@@ -32,6 +32,7 @@ from export.triton.config import Tensor, make_step, write_ensemble_config, write
 from service.bundle.card import Activation, Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.engine.heads import LabelVectors
 from service.errors import ServiceError
 from service.labels.definition import Definition
 from service.labels.encoding import Encoding, open_encoding
@@ -156,9 +157,9 @@ def _take_label_sets(bundle: Bundle, precision: Precision) -> list[_Head]:
     with closing(encoding):
         for definition in definitions:
             graph = _read_head(bundle, "open_head", precision)
-            queries = _encode(definition, encoding)
-            _fix_queries(graph, queries)
-            labels = encoding.make_set(definition, queries, bundle.card.version, "bundle")
+            vectors = _encode(definition, encoding)
+            _fix_queries(graph, vectors.queries)
+            labels = encoding.make_set(definition, vectors, bundle.card.version, "bundle")
             heads.append(
                 _Head(
                     f"{bundle.card.name}_set_{definition.name}",
@@ -174,8 +175,8 @@ def _read_head(bundle: Bundle, graph: GraphName, precision: Precision) -> onnx.M
     return onnx.load_from_string(bundle.read_graph(graph, bundle.image_precision(graph, precision)))
 
 
-def _encode(definition: Definition, encoding: Encoding) -> NDArray[np.float32]:
-    async def encode() -> NDArray[np.float32]:
+def _encode(definition: Definition, encoding: Encoding) -> LabelVectors:
+    async def encode() -> LabelVectors:
         return await encoding.project(await encoding.embed(definition))
 
     try:

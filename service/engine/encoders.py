@@ -9,7 +9,7 @@ import onnxruntime as ort
 from tokenizers import Tokenizer
 
 from service.bundle.reader import Bundle
-from service.engine.heads import LABELS_PER_RUN, Embeddings, QueryArray
+from service.engine.heads import LABELS_PER_RUN, Embeddings, LabelVectors
 from service.engine.sessions import SessionConfig, TensorSpec, check_tensors, open_session
 from service.errors import BundleError
 
@@ -44,19 +44,31 @@ class TextEncoder:
 
 
 class LabelEncoder:
-    """Computes queries from embeddings; thread-safe. `width` is K."""
+    """Computes queries and keys from embeddings; thread-safe. `width` is K, `key_width` Z.
 
-    def __init__(self, session: ort.InferenceSession, width: int) -> None:
+    Without `key_width` there are no keys.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, width: int, key_width: int | None = None
+    ) -> None:
         self.width = width
+        self.key_width = key_width
         self._session = session
+        self._widths = {"queries": width} | ({} if key_width is None else {"keys": key_width})
 
-    def encode(self, embeddings: Embeddings) -> QueryArray:
-        """Returns the queries [L, K] of embeddings [L, E]."""
-        queries = np.empty((len(embeddings), self.width), np.float32)
+    def encode(self, embeddings: Embeddings) -> LabelVectors:
+        """Returns the queries [L, K] and keys [L, Z] of embeddings [L, E]."""
+        found = {
+            name: np.empty((len(embeddings), width), np.float32)
+            for name, width in self._widths.items()
+        }
         for start in range(0, len(embeddings), LABELS_PER_RUN):
             chunk = slice(start, start + LABELS_PER_RUN)
-            (queries[chunk],) = self._session.run(["queries"], {"embeddings": embeddings[chunk]})
-        return queries
+            outputs = self._session.run(list(found), {"embeddings": embeddings[chunk]})
+            for matrix, values in zip(found.values(), outputs, strict=True):
+                matrix[chunk] = values
+        return LabelVectors(**found)
 
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
@@ -92,8 +104,11 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
     return tokenizer
 
 
-def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
-    """Opens a bundle's label encoder and runs it once, or raises `BundleError`; None if absent."""
+def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> LabelEncoder | None:
+    """Opens a bundle's label encoder and runs it once, or raises `BundleError`; None if absent.
+
+    It computes keys if the bundle has a screen, unless `screen` is off.
+    """
     precision = bundle.label_precision("label_encoder")
     if precision is None or bundle.card.open_head is None:
         return None
@@ -104,10 +119,12 @@ def open_label_encoder(bundle: Bundle, threads: int) -> LabelEncoder | None:
     if bundle.card.open_head.screen is not None:
         outputs["keys"] = ("float", (None,))
     check_tensors("label_encoder", session.get_outputs(), **outputs)
+    wanted = list(outputs) if screen else ["queries"]
     try:
-        (found,) = session.run(["queries"], {"embeddings": np.ones((2, width), np.float32)})
+        found = session.run(wanted, {"embeddings": np.ones((2, width), np.float32)})
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise BundleError(f"label_encoder does not run: {' '.join(str(error).split())}") from error
-    if len(found) != 2:
-        raise BundleError(f"label_encoder gave queries of shape {list(found.shape)}")
-    return LabelEncoder(session, found.shape[1])
+    for name, rows in zip(wanted, found, strict=True):
+        if len(rows) != 2:
+            raise BundleError(f"label_encoder gave {name} of shape {list(rows.shape)}")
+    return LabelEncoder(session, *(rows.shape[1] for rows in found))

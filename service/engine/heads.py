@@ -12,11 +12,21 @@ Embeddings: TypeAlias = NDArray[np.float32]
 """Text embeddings, float32 [L, E]."""
 QueryArray: TypeAlias = NDArray[np.float32]
 """Label queries of the open head, float32 [L, K]."""
+KeyArray: TypeAlias = NDArray[np.float32]
+"""Label keys of the open head's screen, float32 [L, Z]."""
 LogitsArray: TypeAlias = NDArray[np.float32]
 
 LABELS_PER_RUN = 1024
 """Most labels in one run of a graph: memory grows with images x labels, so this bounds it. Smaller
 runs of the open head would recompute keys and values from the tokens more often."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelVectors:
+    """What the graphs know of L labels; `keys` is None without a screen."""
+
+    queries: QueryArray
+    keys: KeyArray | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,10 +220,10 @@ class Catalogue:
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
             encoding.check(definition)
-            queries = await encoding.project(await encoding.embed(definition))
+            vectors = await encoding.project(await encoding.embed(definition))
         except LabelSetError as error:
             raise StartError(f"label set {definition.name}: {error.describe()}") from error
-        return encoding.make_set(definition, queries, entry.version, entry.origin)
+        return encoding.make_set(definition, vectors, entry.version, entry.origin)
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self._encoding is None:
@@ -232,5 +232,5 @@ class Catalogue:
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
         self._encoding.check(definition)
-        queries = await self._encoding.encode_candidates(definition)
-        return self._encoding.make_set(definition, queries, definition.digest[:12], "request")
+        vectors = await self._encoding.encode_candidates(definition)
+        return self._encoding.make_set(definition, vectors, definition.digest[:12], "request")

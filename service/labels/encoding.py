@@ -22,7 +22,7 @@ from service.engine.encoders import (
     open_label_encoder,
     open_text_encoder,
 )
-from service.engine.heads import Embeddings, QueryArray
+from service.engine.heads import Embeddings, LabelVectors, QueryArray
 from service.errors import Draining, InferenceFailed, InvalidLabelSet, QueueFull
 from service.labels.definition import Definition, check_fit
 from service.labels.label_set import LabelSet, Origin, make_open_set
@@ -78,36 +78,38 @@ class Encoding:
         embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
         return embeddings
 
-    async def project(self, embeddings: Embeddings) -> QueryArray:
-        """Returns the queries [L, K] of embeddings [L, E]; `InvalidLabelSet` if not finite."""
-        queries = await self._run(partial(self._labels.encode, embeddings))
-        usable = np.isfinite(queries).all(axis=-1)
+    async def project(self, embeddings: Embeddings) -> LabelVectors:
+        """Returns queries and keys of embeddings [L, E]; `InvalidLabelSet` if not finite."""
+        vectors = await self._run(partial(self._labels.encode, embeddings))
+        usable = np.isfinite(vectors.queries).all(axis=-1)
+        if vectors.keys is not None:
+            usable = usable & np.isfinite(vectors.keys).all(axis=-1)
         if not usable.all():
-            place = f"{usable.argmin() + 1} of {len(queries)}"
+            place = f"{usable.argmin() + 1} of {len(vectors.queries)}"
             raise InvalidLabelSet(f"Embedding {place} makes the model overflow: use shorter ones")
-        return queries
+        return vectors
 
-    async def encode_candidates(self, definition: Definition) -> QueryArray:
-        """Returns the queries [L, K] of a request's candidate labels, cached by their texts."""
+    async def encode_candidates(self, definition: Definition) -> LabelVectors:
+        """Returns the queries of a request's candidate labels, cached by their texts; no keys."""
         texts = definition.texts(self.head.embedding_space)
         found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
-            queries = await self.project(await self._encode_texts(missing))
+            queries = (await self.project(await self._encode_texts(missing))).queries
             found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
         for text in texts:
             self._cache[text] = found[text]
             self._cache.move_to_end(text)
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
-        return np.stack([found[text] for text in texts])
+        return LabelVectors(np.stack([found[text] for text in texts]))
 
     def make_set(
-        self, definition: Definition, queries: QueryArray, version: str, origin: Origin
+        self, definition: Definition, vectors: LabelVectors, version: str, origin: Origin
     ) -> LabelSet:
         """Returns the snapshot of a set, with the open head's threshold and calibration."""
         return make_open_set(
-            definition, queries, self.head, self._trained_names, version=version, origin=origin
+            definition, vectors, self.head, self._trained_names, version=version, origin=origin
         )
 
     def close(self) -> None:
@@ -142,13 +144,14 @@ class Encoding:
 
 
 def open_encoding(
-    bundle: Bundle, *, threads: int, cache_size: int, queue_size: int
+    bundle: Bundle, *, threads: int, cache_size: int, queue_size: int, screen: bool = True
 ) -> Encoding | None:
     """Opens the encoders of a bundle, or raises `BundleError`; None without an open head.
 
     `cache_size` counts candidate labels, `queue_size` callers that wait for the text encoder.
+    Without `screen`, sets have no keys.
     """
-    labels = open_label_encoder(bundle, threads)
+    labels = open_label_encoder(bundle, threads, screen=screen)
     if labels is None or bundle.card.open_head is None:
         return None
     texts = open_text_encoder(bundle, threads)

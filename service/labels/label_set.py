@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
-from service.engine.heads import QueryArray
+from service.engine.heads import KeyArray, LabelVectors, QueryArray
 from service.labels.definition import Definition
 
 FALLBACK_THRESHOLD = 0.5
@@ -38,6 +38,8 @@ class LabelSet:
         own_calibration: of a set that has its own.
         own_embeddings: bool [L], whether the label came with an embedding instead of a text.
         queries: float32 [L, K], input of the open head; None for the trained labels.
+        keys: float32 [L, Z], input of its screen; None for trained and candidate labels, and if
+            there is no screen.
         positions: name -> index in the columns.
     """
 
@@ -55,12 +57,30 @@ class LabelSet:
     source: Source
     activation: Activation
     queries: QueryArray | None
+    keys: KeyArray | None
     positions: dict[str, int]
 
     @cached_property
     def everything(self) -> NDArray[np.intp]:
         """The positions of all labels."""
         return np.arange(len(self.names))
+
+    @cached_property
+    def scales(self) -> NDArray[np.float32] | None:
+        """Scale of each logit, float32 [L]; None if no label is calibrated."""
+        return None if self.calibration is None else self.calibration[0].astype(np.float32)
+
+    @cached_property
+    def shifts(self) -> NDArray[np.float32] | None:
+        """Shift of each logit, float32 [L]; None if no label is calibrated."""
+        return None if self.calibration is None else self.calibration[1].astype(np.float32)
+
+    @cached_property
+    def floors(self) -> NDArray[np.float32]:
+        """Calibrated logits of the thresholds, float32 [L]; infinite for thresholds 0 and 1."""
+        with np.errstate(divide="ignore"):
+            odds = np.log(self.thresholds) - np.log1p(-self.thresholds)
+        return odds.astype(np.float32)
 
     @property
     def read_only(self) -> bool:
@@ -91,26 +111,29 @@ def make_trained_set(
         source="trained",
         activation="sigmoid" if head is None else head.activation,
         queries=None,
+        keys=None,
         positions={name: position for position, name in enumerate(names)},
     )
 
 
 def make_open_set(  # noqa: PLR0913 - version and origin are names
     definition: Definition,
-    queries: QueryArray,
+    vectors: LabelVectors,
     head: OpenHead,
     trained_names: Collection[str] = (),
     *,
     version: str,
     origin: Origin,
 ) -> LabelSet:
-    """Returns the set of a definition and its queries, float32 [L, K], which requests share.
+    """Returns the set of a definition and its vectors, which requests share.
 
     `trained_names` are those of the bundle's trained labels, which the open head knows better, as
     `fold_name` returns them.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
-    queries.flags.writeable = origin == "request"
+    for matrix in (vectors.queries, vectors.keys):
+        if matrix is not None:
+            matrix.flags.writeable = origin == "request"
     thresholds, calibrated = _fill(definition.thresholds, head.threshold)
     return LabelSet(
         name=definition.name,
@@ -131,7 +154,8 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
         source="zero_shot",
         activation="sigmoid",
-        queries=queries,
+        queries=vectors.queries,
+        keys=vectors.keys,
         positions={name: position for position, name in enumerate(definition.names)},
     )
 

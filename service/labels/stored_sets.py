@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from service.bundle.card import Calibration
-from service.engine.heads import Embeddings, QueryArray
+from service.engine.heads import Embeddings, LabelVectors
 from service.errors import (
     Draining,
     InvalidLabelSet,
@@ -144,9 +144,9 @@ class StoredSets:
         if same is not None:
             return await self._find_current(definition, same), False
         embeddings = await self._encoding.embed(definition)
-        queries = await self._encoding.project(embeddings)
+        vectors = await self._encoding.project(embeddings)
         return await self._commit(
-            definition, embeddings, queries, replace=replace, if_version=if_version
+            definition, embeddings, vectors, replace=replace, if_version=if_version
         )
 
     async def calibrate(
@@ -164,10 +164,10 @@ class StoredSets:
         check_version(name, Stored(stored.version, old.digest), if_version)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
-        queries = await self._encoding.project(stored.embeddings)
+        vectors = await self._encoding.project(stored.embeddings)
         definition = replace_fields(old, thresholds=new, calibration=calibration)
         labels, _ = await self._commit(
-            definition, stored.embeddings, queries, replace=True, if_version=stored.version
+            definition, stored.embeddings, vectors, replace=True, if_version=stored.version
         )
         return labels
 
@@ -181,7 +181,7 @@ class StoredSets:
         self,
         definition: Definition,
         embeddings: Embeddings,
-        queries: QueryArray,
+        vectors: LabelVectors,
         *,
         replace: bool,
         if_version: int | None,
@@ -192,7 +192,7 @@ class StoredSets:
             )
             if written.version > written.previous:
                 version = str(written.version)
-                labels = self._encoding.make_set(definition, queries, version, "store")
+                labels = self._encoding.make_set(definition, vectors, version, "store")
                 self._show({**self._sets, labels.name: labels}, written)
                 return labels, written.created
         return await self._find_current(definition, written.version), False
@@ -224,12 +224,12 @@ class StoredSets:
             if stored is None:
                 return None  # deleted meanwhile; the next poll differs
             check_embeddings(stored.embeddings, self._encoding.head.embedding_space.width)
-            queries = await self._encoding.project(stored.embeddings)
+            vectors = await self._encoding.project(stored.embeddings)
         except InvalidLabelSet as error:
             _log.error("label set %s of the store is invalid: %s", name, error.reason)
             return None
         version = str(stored.version)
-        return self._encoding.make_set(stored.definition, queries, version, "store")
+        return self._encoding.make_set(stored.definition, vectors, version, "store")
 
     async def _warn_of_others(self) -> None:
         count = await self._call(self._store.count_others)

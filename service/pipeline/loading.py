@@ -54,4 +54,5 @@ def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
         threads=min(settings.intra_op_threads or count_cores(), _MAX_ENCODING_THREADS),
         cache_size=settings.candidate_cache_size,
         queue_size=settings.queue_size,
+        screen=settings.screen,
     )

@@ -30,12 +30,13 @@ from service.bundle.card import (
     OpenHead,
     Precision,
     Provenance,
+    Screen,
     TrainedHead,
 )
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
-from service.engine.heads import QueryArray
+from service.engine.heads import LabelVectors, QueryArray
 from service.images.decode import PixelArray
 from service.labels.definition import Definition
 from service.labels.label_set import LabelSet, make_open_set
@@ -53,8 +54,12 @@ TINY_LABELS = (
 )
 EMBEDDING_WIDTH = 6
 QUERY_WIDTH = WIDTH
+KEY_WIDTH = 2 * QUERY_WIDTH
 SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")
 OPEN_HEAD = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
+SCREEN = Screen(
+    margin=1.5, dataset="made/val", images=9, names=20, best_found=0.999, above_found=1.0
+)
 EVERYDAY = b'{"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}'
 Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
 
@@ -134,6 +139,14 @@ def add_memory(head: bytes) -> bytes:
     model = onnx.load_model_from_string(head)
     model.graph.node.append(helper.make_node("Identity", ["tokens"], ["memory"]))
     model.graph.output.append(_floats("memory", ["B", "S", WIDTH]))
+    return bytes(model.SerializeToString())
+
+
+def add_keys(label_encoder: bytes) -> bytes:
+    """Returns a label encoder that gives `keys` [L, 2 K] too: its queries, twice."""
+    model = onnx.load_model_from_string(label_encoder)
+    model.graph.node.append(helper.make_node("Concat", ["queries", "queries"], ["keys"], axis=1))
+    model.graph.output.append(_floats("keys", ["L", KEY_WIDTH]))
     return bytes(model.SerializeToString())
 
 
@@ -341,6 +354,21 @@ def write_changed_bundle(parent: Path, tokenizer: bytes | None = None, **graphs:
     return write_bundle(parent / draft.card.name, draft)
 
 
+def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
+    """Writes a tiny bundle with an open head and a screen, some graphs replaced, into `parent`."""
+    head = OPEN_HEAD.model_copy(update={"screen": SCREEN})
+    draft = open_draft(open_card("tiny-screen").model_copy(update={"open_head": head}))
+    screened = {
+        "label_encoder": add_keys(tiny_label_encoder()),
+        "screen_photo": b"not opened yet",
+        "screen": b"not opened yet",
+        **graphs,
+    }
+    all_graphs = {**draft.graphs, **{name: {"fp32": graph} for name, graph in screened.items()}}
+    draft = replace(draft, graphs=all_graphs)  # type: ignore[arg-type]
+    return write_bundle(parent / draft.card.name, draft)
+
+
 def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool = True) -> Bundle:
     """Writes a tiny bundle with an open head into `parent`, under its model's name."""
     draft = open_draft(trained=trained, encodes_text=encodes_text)
@@ -386,7 +414,7 @@ def random_label_set(seed: int, names: Sequence[str]) -> LabelSet:
     definition = Definition(f"set{seed}", tuple(names), nothing, nothing)
     return make_open_set(
         definition,
-        queries,
+        LabelVectors(queries),
         OPEN_HEAD.model_copy(update={"threshold": 0.5}),
         version="1",
         origin="store",

@@ -15,7 +15,7 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle, load_bundle
 from service.bundle.writer import BundleDraft, write_bundle
 from service.errors import BundleError
-from tests.support.tiny_bundle import OPEN_HEAD, copy_bundle, edit_manifest, open_draft
+from tests.support.tiny_bundle import OPEN_HEAD, SCREEN, copy_bundle, edit_manifest, open_draft
 
 
 def make_metric(value: float) -> dict[str, Any]:
@@ -75,11 +75,6 @@ def test_inconsistent_manifest_is_refused_with_its_reason(
 
     assert "\n" not in str(caught.value)
     assert load_bundle(tiny_bundle.path) == tiny_bundle
-
-
-SCREEN = Screen(
-    margin=1.5, dataset="made/val", images=9, names=20, best_found=0.999, above_found=1.0
-)
 
 
 def screened_draft(graphs: tuple[GraphName, ...], screen: Screen | None) -> BundleDraft:

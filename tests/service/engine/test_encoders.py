@@ -23,12 +23,14 @@ from service.engine.encoders import (
 from service.errors import BundleError
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
+    KEY_WIDTH,
     QUERY_WIDTH,
     serialize_graph,
     tiny_head,
     tiny_label_encoder,
     write_changed_bundle,
     write_open_bundle,
+    write_screened_bundle,
 )
 
 # Runs over other numbers of labels may sum in another order.
@@ -99,15 +101,37 @@ def test_chunks_of_embeddings_give_the_queries_of_the_whole(
     labels: LabelEncoder, monkeypatch: pytest.MonkeyPatch, per_run: int
 ) -> None:
     embeddings = np.random.default_rng(0).normal(size=(10, EMBEDDING_WIDTH)).astype(np.float32)
-    whole = labels.encode(embeddings)
+    whole = labels.encode(embeddings).queries
     assert whole.shape == (10, labels.width) == (10, QUERY_WIDTH)
     monkeypatch.setattr(encoders, "LABELS_PER_RUN", per_run)
-    np.testing.assert_allclose(labels.encode(embeddings), whole, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(labels.encode(embeddings).queries, whole, atol=TOLERANCE, rtol=0)
 
 
 def test_no_embeddings_give_no_queries(labels: LabelEncoder) -> None:
     found = labels.encode(np.zeros((0, EMBEDDING_WIDTH), np.float32))
-    assert found.shape == (0, QUERY_WIDTH)
+    assert found.keys is None
+    assert found.queries.shape == (0, QUERY_WIDTH)
+
+
+def test_keys_are_those_of_the_queries_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "LABELS_PER_RUN", 3)
+    bundle = write_screened_bundle(tmp_path)
+    embeddings = np.random.default_rng(0).normal(size=(10, EMBEDDING_WIDTH)).astype(np.float32)
+    encoder = open_label_encoder(bundle, 1)
+    assert encoder is not None
+    assert encoder.key_width == KEY_WIDTH
+    found = encoder.encode(embeddings)
+    assert found.keys is not None
+    np.testing.assert_array_equal(found.keys, np.tile(found.queries, 2))
+
+
+def test_labels_have_no_keys_if_the_screen_is_off(tmp_path: Path) -> None:
+    encoder = open_label_encoder(write_screened_bundle(tmp_path), 1, screen=False)
+    assert encoder is not None
+    assert encoder.key_width is None
+    assert encoder.encode(np.ones((2, EMBEDDING_WIDTH), np.float32)).keys is None
 
 
 def test_bundle_without_open_head_has_no_label_encoder(tiny_bundle: Bundle) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import EmbeddingSpace, OpenHead
 from service.engine.encoders import TEXTS_PER_TURN
+from service.engine.heads import LabelVectors
 from service.errors import (
     Draining,
     InferenceFailed,
@@ -55,8 +56,8 @@ class FakeLabels:
     def __init__(self) -> None:
         self.factor = np.float32(2)
 
-    def encode(self, embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-        return embeddings * self.factor
+    def encode(self, embeddings: NDArray[np.float32]) -> LabelVectors:
+        return LabelVectors(embeddings * self.factor)
 
 
 @pytest.fixture
@@ -87,7 +88,18 @@ async def test_given_embeddings_stay_and_texts_fill_the_gaps(
     found = await encoding.embed(name("bb", "given", "c", given=(1,), embeddings=given))
     assert found.tolist() == [[4, ord("b")], [7, 8], [3, ord("c")]]
     assert texts.seen == ["a bb", "a c"]
-    assert (await encoding.project(found)).tolist() == (2 * found).tolist()
+    assert (await encoding.project(found)).queries.tolist() == (2 * found).tolist()
+
+
+async def test_keys_that_are_not_finite_are_refused(texts: FakeTexts) -> None:
+    class FakeKeys(FakeLabels):
+        def encode(self, embeddings: NDArray[np.float32]) -> LabelVectors:
+            return LabelVectors(embeddings, np.array([[1], [np.inf]], np.float32))
+
+    encoding = make_encoding(texts, labels=FakeKeys())
+    with pytest.raises(InvalidLabelSet, match="Embedding 2 of 2"):
+        await encoding.project(np.ones((2, 2), np.float32))
+    encoding.close()
 
 
 async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
@@ -101,7 +113,7 @@ async def test_name_in_another_spelling_has_the_calibration_of_a_trained_name(
         head, FakeLabels(), texts, trained_names=trained, cache_size=3, queue_size=1
     )
     asked = name("traffic light", "Traffic_Light", "CAF\u00c9", "light")
-    labels = encoding.make_set(asked, np.ones((4, 2), np.float32), "1", "request")
+    labels = encoding.make_set(asked, LabelVectors(np.ones((4, 2), np.float32)), "1", "request")
     encoding.close()
     assert labels.calibration is not None
     assert labels.calibration[0].tolist() == [3, 3, 3, 2]
@@ -113,7 +125,7 @@ async def test_candidate_is_encoded_once_for_many_requests(
     first = await encoding.encode_candidates(name("x", "y"))
     again = await encoding.encode_candidates(name("y", "z", "x"))
     assert texts.seen == ["a x", "a y", "a z"]
-    assert again[[2, 0]].tolist() == first.tolist()
+    assert again.queries[[2, 0]].tolist() == first.queries.tolist()
 
 
 async def test_least_recently_used_candidate_is_evicted(
@@ -134,7 +146,7 @@ async def test_more_candidates_than_the_cache_takes_are_all_encoded(
 ) -> None:
     encoding = make_encoding(texts, cache_size=cache_size)
     found = await encoding.encode_candidates(name("x", "yy", "zzz"))
-    assert found[:, 0].tolist() == [6, 8, 10]
+    assert found.queries[:, 0].tolist() == [6, 8, 10]
     encoding.close()
 
 
@@ -172,7 +184,7 @@ async def test_failure_reaches_only_its_caller(encoding: Encoding, texts: FakeTe
     with pytest.raises(InferenceFailed):
         await encoding.encode_candidates(name("x"))
     texts.failure = None
-    assert (await encoding.encode_candidates(name("x"))).shape == (1, 2)
+    assert (await encoding.encode_candidates(name("x"))).queries.shape == (1, 2)
 
 
 async def test_queries_that_are_not_finite_are_refused(texts: FakeTexts) -> None:
@@ -182,7 +194,7 @@ async def test_queries_that_are_not_finite_are_refused(texts: FakeTexts) -> None
     with pytest.raises(InvalidLabelSet):
         await encoding.encode_candidates(name("x"))
     labels.factor = np.float32(1)
-    assert np.isfinite(await encoding.encode_candidates(name("x"))).all()
+    assert np.isfinite((await encoding.encode_candidates(name("x"))).queries).all()
     encoding.close()
 
 

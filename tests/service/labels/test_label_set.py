@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
+from service.engine.heads import LabelVectors
 from service.labels.definition import Definition
 from service.labels.label_set import (
     FALLBACK_THRESHOLD,
@@ -36,8 +37,8 @@ def _head(threshold: float | None) -> OpenHead:
 
 
 def open_set(fallback: float | None = 0.3, origin: Origin = "store") -> LabelSet:
-    queries = np.ones((3, 4), np.float32)
-    return make_open_set(DEFINITION, queries, _head(fallback), version="7", origin=origin)
+    vectors = LabelVectors(np.ones((3, 4), np.float32))
+    return make_open_set(DEFINITION, vectors, _head(fallback), version="7", origin=origin)
 
 
 @pytest.mark.parametrize(("fallback", "expected"), [(0.3, 0.3), (0.0, 0.0), (None, 0.5)])
@@ -63,8 +64,8 @@ def test_set_keeps_the_digest_of_its_definition() -> None:
 
 def test_own_embeddings_marks_labels_that_came_with_one() -> None:
     definition = replace(DEFINITION, given=(0, 2), embeddings=np.ones((2, 4), np.float32))
-    queries = np.ones((3, 4), np.float32)
-    labels = make_open_set(definition, queries, _head(None), version="7", origin="store")
+    vectors = LabelVectors(np.ones((3, 4), np.float32))
+    labels = make_open_set(definition, vectors, _head(None), version="7", origin="store")
     assert labels.own_embeddings.tolist() == [True, False, True]
     assert not open_set().own_embeddings.any()
     assert make_trained_set([Label(name="a")]).own_embeddings.tolist() == [False]
@@ -75,6 +76,31 @@ def test_queries_are_writable_only_if_used_once(origin: Origin, *, writable: boo
     queries = open_set(origin=origin).queries
     assert queries is not None
     assert queries.flags.writeable is writable
+
+
+def test_requests_share_keys_that_they_cannot_change() -> None:
+    vectors = LabelVectors(np.ones((3, 4), np.float32), np.ones((3, 2), np.float32))
+    labels = make_open_set(DEFINITION, vectors, _head(0.3), version="7", origin="store")
+    assert labels.keys is vectors.keys
+    assert labels.keys is not None
+    assert not labels.keys.flags.writeable
+    assert open_set().keys is None
+
+
+def test_floors_are_the_logits_of_the_thresholds() -> None:
+    floors = open_set(fallback=1.0).floors
+    assert floors.dtype == np.float32
+    assert floors.tolist() == pytest.approx([-np.inf, np.inf, np.log(9)])
+
+
+def test_scales_and_shifts_are_the_calibrations() -> None:
+    head = _head(None).model_copy(update={"calibration": PAIR})
+    vectors = LabelVectors(np.ones((3, 4), np.float32))
+    labels = make_open_set(DEFINITION, vectors, head, version="7", origin="store")
+    assert labels.scales is not None
+    assert labels.shifts is not None
+    assert (labels.scales.tolist(), labels.shifts.tolist()) == ([0.5] * 3, [-2.0] * 3)
+    assert (open_set().scales, open_set().shifts) == (None, None)
 
 
 def test_positions_are_the_indices_of_the_names() -> None:
@@ -106,8 +132,8 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
     head = _head(None).model_copy(update={"calibration": PAIR, "trained_names": trained})
 
     def scales(definition: Definition) -> list[float]:
-        queries = np.ones((3, 4), np.float32)
-        labels = make_open_set(definition, queries, head, {"yak"}, version="7", origin="store")
+        vectors = LabelVectors(np.ones((3, 4), np.float32))
+        labels = make_open_set(definition, vectors, head, {"yak"}, version="7", origin="store")
         assert labels.calibration is not None
         return list(labels.calibration[0])
 
