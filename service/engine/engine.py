@@ -13,7 +13,7 @@ import numpy as np
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
 from service.engine.devices import PROVIDERS, check_device, choose_precision
-from service.engine.heads import LABELS_PER_RUN, Head, HeadResults
+from service.engine.heads import LABELS_PER_RUN, Head, HeadResults, ScreenedQueries, Wanted
 from service.engine.session_set import SessionSet, open_encoder, open_session_set
 from service.engine.sessions import SessionConfig, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
@@ -104,8 +104,10 @@ class Engine:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_fixed_heads()])
 
-    def warm_up(self, query_width: int | None = None) -> None:
+    def warm_up(self, query_width: int | None = None, key_width: int | None = None) -> None:
         """Runs every batch size once, with queries [L, query_width] if there is an open head.
+
+        `key_width` is that of the screen's keys, if there is a screen.
 
         Raises `BundleError` if the graphs do not run or fit, `StartError` if memory is short.
         """
@@ -113,6 +115,12 @@ class Engine:
         if query_width is not None:
             heads.append(np.zeros((1, query_width), np.float32))
             widest.append(np.zeros((LABELS_PER_RUN, query_width), np.float32))
+        if query_width is not None and key_width is not None:
+            for count, into in ((1, heads), (LABELS_PER_RUN, widest)):
+                queries, keys = (
+                    np.zeros((count, width), np.float32) for width in (query_width, key_width)
+                )
+                into.append(ScreenedQueries(queries, keys, Wanted()))
         # The extremes first: TensorRT builds for the range of sizes that it has seen.
         self._warm_up_size(1, heads, alone=True)
         self._warm_up_size(1, heads)

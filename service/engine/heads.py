@@ -45,12 +45,40 @@ class SomeQueries:
         return self.queries[self.chosen[rows]]
 
 
-Head: TypeAlias = QueryArray | SomeQueries | None
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What a question needs of a label's calibrated logit, scale * logit + shift."""
+
+    scale: NDArray[np.float32] | None = None  # [L]; None is 1
+    shift: NDArray[np.float32] | None = None  # [L]; None is 0
+    floors: NDArray[np.float32] | float | None = None  # [L], logits of the thresholds
+    limit: int | None = None  # most labels in the answer
+    chosen: NDArray[np.intp] | None = None  # ascending positions to choose from; None is all
+
+
+@dataclass(frozen=True, eq=False)
+class ScreenedQueries:
+    """Queries [L, K], of which the open head scores only those of labels that may be wanted.
+
+    `keys` [L, Z] are the screen's, of the same labels.
+    """
+
+    queries: QueryArray
+    keys: KeyArray
+    wanted: Wanted
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.queries)
+
+
+Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | None
 """The head to run for a label set: queries for the open head, or None for the trained head."""
 
 
 class HeadResults(NamedTuple):
     """Results of one image, in the order of its heads."""
 
-    logits: tuple[LogitsArray, ...]  # [L] or [N]
+    logits: tuple[LogitsArray, ...]  # [L] or [N]; of `ScreenedQueries` of the kept labels
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
+    kept: tuple[NDArray[np.intp] | None, ...] = ()  # ascending positions, of `ScreenedQueries`

@@ -110,7 +110,7 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
             threads=config.threads,
             parallel_runs=config.parallel_runs,
             bf16=config.precision == "bf16",
-            sizes_vary=graph == "open_head",
+            sizes_vary=graph in {"open_head", "screen"},
         )
     return options
 

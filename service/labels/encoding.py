@@ -33,8 +33,8 @@ ResultT = TypeVar("ResultT")
 class Encoding:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
-    `query_width` is K. With `encodes_text`, labels may come without an embedding. If an encoder
-    fails, the methods raise `InferenceFailed`.
+    `query_width` is K, `key_width` Z, or None without keys. With `encodes_text`, labels may come
+    without an embedding. If an encoder fails, the methods raise `InferenceFailed`.
     """
 
     def __init__(  # noqa: PLR0913 - names and sizes are keywords
@@ -50,6 +50,7 @@ class Encoding:
         self.head = head
         self._trained_names = frozenset(map(fold_name, trained_names))
         self.query_width = labels.width
+        self.key_width = labels.key_width
         self.encodes_text = texts is not None
         self._labels = labels
         self._texts = texts

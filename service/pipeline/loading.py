@@ -43,7 +43,10 @@ def open_graphs(settings: Settings) -> Graphs:
             threads=settings.intra_op_threads or count_cores(),
         )
         encoding = opening.result()
-    engine.warm_up(None if encoding is None else encoding.query_width)
+    if encoding is None:
+        engine.warm_up()
+    else:
+        engine.warm_up(encoding.query_width, encoding.key_width)
     return Graphs(bundle, engine, encoding)
 
 

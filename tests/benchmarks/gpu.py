@@ -74,7 +74,7 @@ def compare_scores(bundle: Bundle, precision: Precision) -> float:
     images = make_images(bundle, 4)
     cpu = open_engine(bundle, device="cpu", precision="fp32")
     ours, theirs = (
-        compute_scores(np.stack([x for (x,), _ in engine.run(images, [[None]] * 4)]), "sigmoid")
+        compute_scores(np.stack([x for (x,), *_ in engine.run(images, [[None]] * 4)]), "sigmoid")
         for engine in (open_on_gpu(bundle, precision), cpu)
     )
     return float(np.abs(ours - theirs).max())

@@ -42,7 +42,7 @@ def bundle(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
 def run_trained(bundle: Bundle, pixels: PixelArray, precision: Precision = "fp32") -> LogitsArray:
     """Returns the logits [B, N] of the trained labels."""
     engine = open_engine(bundle, device="cpu", precision=precision)
-    return np.stack([logits for (logits,), _ in engine.run(pixels, [[None]] * len(pixels))])
+    return np.stack([logits for (logits,), *_ in engine.run(pixels, [[None]] * len(pixels))])
 
 
 def test_service_computes_what_torch_does_on_the_same_pixels(

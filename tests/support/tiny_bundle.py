@@ -203,6 +203,48 @@ def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
     return serialize_graph(nodes, [tokens, queries], logits, constants)
 
 
+def tiny_screen_photo() -> bytes:
+    """Returns tokens [B, S, C] -> places [B, S / 2, C], every second token, and whole [B, C]."""
+    constants: dict[str, ArrayLike] = {
+        "start": np.array([0], np.int64),
+        "stop": np.array([TOKENS], np.int64),
+        "axis": np.array([1], np.int64),
+        "step": np.array([2], np.int64),
+    }
+    nodes = [
+        helper.make_node("Slice", ["tokens", "start", "stop", "axis", "step"], ["places"]),
+        helper.make_node("ReduceMean", ["tokens", "axis"], ["whole"], keepdims=0),
+    ]
+    places = _floats("places", ["B", TOKENS // 2, WIDTH])
+    graph = serialize_graph(nodes, _floats("tokens", ["B", "S", WIDTH]), places, constants)
+    model = onnx.load_model_from_string(graph)
+    model.graph.output.append(_floats("whole", ["B", WIDTH]))
+    return bytes(model.SerializeToString())
+
+
+def tiny_screen(*, key_width: int = KEY_WIDTH, copies: int = 1) -> bytes:
+    """Returns the screen: the best product of a key's half with a place or the whole.
+
+    The estimates are [B, copies * L].
+    """
+    nodes = [
+        helper.make_node("Split", ["keys"], ["first", "second"], axis=1, num_outputs=2),
+        helper.make_node("Transpose", ["first"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["places", "columns"], ["products"]),
+        helper.make_node("ReduceMax", ["products", "middle"], ["best"], keepdims=0),
+        helper.make_node("Transpose", ["second"], ["others"], perm=[1, 0]),
+        helper.make_node("MatMul", ["whole", "others"], ["means"]),
+        helper.make_node("Max", ["best", "means"], ["most"]),
+        helper.make_node("Sub", ["most", "one"], ["wanted"]),
+        helper.make_node("Concat", ["wanted"] * copies, ["estimates"], axis=1),
+    ]
+    places = _floats("places", ["B", "P", WIDTH])
+    whole, keys = _floats("whole", ["B", WIDTH]), _floats("keys", ["L", key_width])
+    constants: dict[str, ArrayLike] = {"middle": np.array([1], np.int64), "one": np.float32(1)}
+    estimates = _floats("estimates", ["B", "M"])
+    return serialize_graph(nodes, [places, whole, keys], estimates, constants)
+
+
 def tiny_label_encoder(seed: int = 3, *, width: int = EMBEDDING_WIDTH) -> bytes:
     """Returns the label encoder: embeddings [L, E] -> queries [L, K]."""
     random = np.random.default_rng(seed)
@@ -360,8 +402,10 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
     draft = open_draft(open_card("tiny-screen").model_copy(update={"open_head": head}))
     screened = {
         "label_encoder": add_keys(tiny_label_encoder()),
-        "screen_photo": b"not opened yet",
-        "screen": b"not opened yet",
+        "open_head": add_memory(tiny_open_head()),
+        "open_head_maps": tiny_open_maps(),
+        "screen_photo": tiny_screen_photo(),
+        "screen": tiny_screen(),
         **graphs,
     }
     all_graphs = {**draft.graphs, **{name: {"fp32": graph} for name, graph in screened.items()}}

@@ -49,7 +49,7 @@ def run_default(device: str, precision: RunPrecision, photos: PixelArray) -> np.
     """Returns the trained logits [B, N] of the default bundle."""
     bundle = load_bundle(Settings().bundle)
     engine = open_engine(bundle, device=device, precision=precision)  # type: ignore[arg-type]
-    return np.stack([logits for (logits,), _ in engine.run(photos, [[None]] * len(photos))])
+    return np.stack([logits for (logits,), *_ in engine.run(photos, [[None]] * len(photos))])
 
 
 @pytest.mark.parametrize(

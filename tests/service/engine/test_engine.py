@@ -66,7 +66,7 @@ def engine(request: pytest.FixtureRequest, tiny_bundle: Bundle) -> Engine:
 def run_trained(engine: Engine, images: PixelArray, *, alone: bool = False) -> LogitsArray:
     """Returns the trained logits [B, N]."""
     results = engine.run(images, [[None]] * len(images), alone=alone)
-    return np.stack([logits for (logits,), _ in results])
+    return np.stack([logits for (logits,), *_ in results])
 
 
 def write_with(tmp_path: Path, **replaced: bytes) -> Bundle:

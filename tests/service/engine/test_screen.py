@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.screen import Wanted, find_kept
+from service.engine.heads import Wanted
+from service.engine.screen import find_kept
 
 MARGIN = 1.0
 

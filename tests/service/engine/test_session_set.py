@@ -42,7 +42,7 @@ def engine(open_bundle: Bundle) -> Engine:
 
 
 def run_one(engine: Engine, image: PixelArray, head: Head) -> NDArray[np.float32]:
-    (((logits,), _),) = engine.run(image[None], [[head]], alone=True)
+    (((logits,), *_),) = engine.run(image[None], [[head]], alone=True)
     return logits
 
 
@@ -157,10 +157,10 @@ def test_chunks_of_labels_give_the_logits_of_the_whole(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, per_run: int
 ) -> None:
     images, queries = random_images(3, 2), random_queries(3, 10)
-    whole = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
+    whole = [logits for (logits,), *_ in engine.run(images, [[queries]] * 2)]
 
     monkeypatch.setattr(session_set, "LABELS_PER_RUN", per_run)
-    chunked = [logits for (logits,), _ in engine.run(images, [[queries]] * 2)]
+    chunked = [logits for (logits,), *_ in engine.run(images, [[queries]] * 2)]
 
     np.testing.assert_allclose(chunked, whole, atol=TOLERANCE, rtol=0)
 

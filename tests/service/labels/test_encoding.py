@@ -52,6 +52,7 @@ class FakeLabels:
     """Queries are twice the embeddings."""
 
     width = 2
+    key_width = None
 
     def __init__(self) -> None:
         self.factor = np.float32(2)

@@ -73,4 +73,4 @@ def test_engine_that_does_not_run_stops_the_start(
     with pytest.raises(BundleError, match="wrong shape"):
         open_graphs(make_settings(open_bundle))
     assert good.encoding is not None
-    fail.assert_called_once_with(good.encoding.query_width)
+    fail.assert_called_once_with(good.encoding.query_width, None)

@@ -117,7 +117,7 @@ async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: P
 
 async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipeline) -> None:
     pixels = decode_image(make_photo(1), pipeline.bundle.card.input, 10**6).pixels
-    (((logits,), _),) = pipeline.engine.run(pixels[None], [[None]])
+    (((logits,), *_),) = pipeline.engine.run(pixels[None], [[None]])
     scores = await predict_scores(pipeline, 1)
     expected = 1 / (1 + np.exp(-logits))
     assert [scores[label.name] for label in TINY_LABELS] == pytest.approx(expected, abs=TOLERANCE)

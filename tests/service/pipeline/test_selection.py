@@ -35,7 +35,7 @@ def engine(open_bundle: Bundle) -> Engine:
 def ask(engine: Engine, sets: list[LabelSet], question: Question) -> dict[str, tuple[float, str]]:
     selection = select_labels(sets, question)
     image = np.random.default_rng(0).integers(0, 256, (1, SIDE, SIDE, 3), np.uint8)
-    ((logits, _),) = engine.run(image, [selection.heads])
+    ((logits, *_),) = engine.run(image, [selection.heads])
     return {found.label: (found.score, found.source) for found in score_labels(logits, selection)}
 
 
