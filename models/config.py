@@ -123,6 +123,39 @@ class Query2LabelConfig(DecoderConfig):
         return self
 
 
+class RamConfig(DecoderConfig):
+    """Tagging head of RAM (arXiv 2306.03514) and RAM++ (arXiv 2310.15200), for its tags and others.
+
+    Attributes:
+        num_classes: N, the file's own tags.
+        text_width: of one text embedding, and of a projected image token.
+        num_descriptions: most descriptions of a label, which RAM++ weighs; None for RAM.
+        image_projection: the head projects tokens and adds their mean as class token; without it
+            tokens come projected, the class token first.
+    """
+
+    kind: Literal["ram"] = "ram"
+    num_classes: int = Field(ge=1)
+    text_width: int = Field(default=512, ge=1)
+    num_descriptions: int | None = Field(default=None, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    feedforward_width: int = Field(default=3072, ge=1)
+    num_layers: int = Field(default=2, ge=1)
+    image_projection: bool = True
+    embedding_encoder: str = "CLIP ViT-B/16"
+    embedding_template: str = "a photo of a {}."
+
+    @property
+    def embedding_width(self) -> int:
+        """E, width of a label's embedding: its descriptions one behind the other."""
+        return self.text_width * (self.num_descriptions or 1)
+
+    @property
+    def query_width(self) -> int:
+        """K, width of a label query: RAM++ weighs the descriptions by photo, so it takes them."""
+        return self.embedding_width if self.num_descriptions else self.decoder_width
+
+
 class GapConfig(_Config):
     """Global average pooling and one linear layer, the paper's baseline."""
 
@@ -137,6 +170,7 @@ HeadConfig = Annotated[
     | ZeroShotMLDecoderConfig
     | TransformerDecoderConfig
     | Query2LabelConfig
+    | RamConfig
     | GapConfig,
     Field(discriminator="kind"),
 ]
@@ -152,7 +186,8 @@ class NetworkConfig(_Config):
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:
-        if self.activation == "softmax" and isinstance(self.head, ZeroShotMLDecoderConfig):
+        opens = isinstance(self.head, ZeroShotMLDecoderConfig | RamConfig)
+        if self.activation == "softmax" and opens:
             raise ValueError("a head for open labels has no softmax: its labels are not fixed")
         return self
 

@@ -11,12 +11,14 @@ from models.config import (
     MLDecoderConfig,
     NetworkConfig,
     Query2LabelConfig,
+    RamConfig,
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
 from models.heads.baselines import Gap, TransformerDecoder
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
+from models.heads.ram import Ram
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
@@ -54,5 +56,7 @@ def build_head(config: HeadConfig) -> nn.Module:
             return ZeroShotMLDecoder(config)
         case Query2LabelConfig():
             return Query2Label(config)
+        case RamConfig():
+            return Ram(config)
         case TransformerDecoderConfig():
             return TransformerDecoder(config)

@@ -45,13 +45,14 @@ def load_checkpoint(
         path: the file, ours or of a layout that `layouts/` reads, or `hf-hub:owner/name`.
         backbone: timm name; give this and the other facts only if the file lacks them.
         image_size: in pixels.
-        num_heads: attention heads; 8 in ML-Decoder, 4 in Query2Label unless given.
+        num_heads: attention heads; 8 in ML-Decoder, 4 in the others unless given.
         pre_norm: Query2Label's norms are before the attention.
 
     Returns:
         A module in eval mode from prepared images [B, 3, H, W], or for a head alone from features
         [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open labels takes embeddings,
-        float [L, E], as second argument and returns [B, L].
+        float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as
+        [L, descriptions, E].
     """
     return read_checkpoint(path, Hints(backbone, image_size, num_heads, pre_norm)).network
 

@@ -15,6 +15,7 @@ from models.config import (
     HeadConfig,
     NetworkConfig,
     Query2LabelConfig,
+    RamConfig,
     ZeroShotMLDecoderConfig,
 )
 
@@ -31,7 +32,7 @@ class Hints:
 
     backbone: str | None = None  # timm name
     image_size: int | None = None  # height and width in pixels
-    num_heads: int | None = None  # the authors' default: 8 in ML-Decoder, 4 in Query2Label
+    num_heads: int | None = None  # the authors' default: 8 in ML-Decoder, else 4
     pre_norm: bool | None = None  # Query2Label with the norms before the attention
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
@@ -50,7 +51,7 @@ class Hints:
         fields = ("embedding_encoder", "embedding_template")
         embedding = {key: value for key in fields if (value := getattr(self, key)) is not None}
         if embedding:
-            if not isinstance(config.head, ZeroShotMLDecoderConfig):
+            if not isinstance(config.head, ZeroShotMLDecoderConfig | RamConfig):
                 raise CheckpointError(f"{name} has trained labels, so it takes no embeddings")
             changes["head"] = config.head.model_copy(update=embedding)
         try:

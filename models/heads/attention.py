@@ -19,15 +19,21 @@ def to_tokens(features: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, D]."""
+    """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, M].
 
-    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+    M, `memory_width`, is D unless given.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, dropout: float, memory_width: int | None = None
+    ) -> None:
         super().__init__()
+        memory_width = memory_width or width
         self.num_heads = num_heads
         self.head_width = width // num_heads
         self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
+        self.key = nn.Linear(memory_width, width)
+        self.value = nn.Linear(memory_width, width)
         self.out = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
         for layer in (self.query, self.key, self.value):
@@ -54,20 +60,20 @@ class Attention(nn.Module):
         return projected
 
     def attend(self, projected: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Continues from `project`: [1 or B, Q, D] and [B, S, D] to [B, Q, D]."""
+        """Continues from `project`: [1 or B, Q, D] and [B, S, M] to [B, Q, D]."""
         scores = self._split(projected) @ self._split(self.key(keys)).transpose(-2, -1)
         return self._gather(scores, values)
 
     def _is_cheaper_folded(self, num_queries: int) -> bool:
         # Products per token: with folded queries of all heads, or with the key projection and then
         # with the queries.
-        width = self.num_heads * self.head_width
-        return self.num_heads * num_queries * width < width * width + num_queries * width
+        width, memory = self.value.weight.shape
+        return self.num_heads * num_queries * memory < width * memory + num_queries * width
 
     def _score_folded(self, projected: Tensor, keys: Tensor) -> Tensor:
         # The keys' bias adds the same to all scores of a query, which cancels in the softmax.
         weight = self.key.weight.unflatten(0, (self.num_heads, self.head_width))
-        folded = (self._split(projected)[0] @ weight).flatten(0, 1)  # [heads * Q, D]
+        folded = (self._split(projected)[0] @ weight).flatten(0, 1)  # [heads * Q, M]
         scores: Tensor = (keys @ folded.T).unflatten(-1, (self.num_heads, -1))
         return scores.permute(0, 2, 3, 1)  # [B, heads, Q, S]
 

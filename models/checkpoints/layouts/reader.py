@@ -1,7 +1,8 @@
 """Recognises a foreign checkpoint's layout and translates it.
 
 The authors' ML-Decoder head alone, on their TResNet and on any timm backbone, in timm's naming
-too; the authors' Query2Label head alone and on each of their backbones.
+too; the authors' Query2Label head alone and on each of their backbones; RAM and RAM++ on Swin, and
+their heads alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
-from models.checkpoints.layouts import backbones, ml_decoder, query2label
+from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.state import Content, take, unwrap
 from models.config import InputConfig, NetworkConfig
 
@@ -43,11 +44,13 @@ def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
     state, described = _take_network(found.state), beside.complete(found.described)
     if query2label.MARK in state:
         return _read_query2label(state, hints, described.label_names)
+    if ram.is_ram(state):
+        return _read_ram(state, hints, described.label_names)
     parts = ml_decoder.split_head(state)
     if parts is None:
         raise CheckpointError(
-            "the checkpoint has no ML-Decoder head and no Query2Label head: there is neither "
-            f"{ml_decoder.MARK} nor {query2label.MARK}"
+            "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
+            f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*"
         )
     return _read_ml_decoder(*parts, hints, described)
 
@@ -195,3 +198,22 @@ def _read_query2label_backbone(state: State) -> tuple[State, str]:
             f"the checkpoint's backbone is none of Query2Label's: {', '.join(candidates)}"
         )
     return state, name
+
+
+def _read_ram(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
+    body = take(state, ram.BODY)
+    head, head_state = ram.read_ram(
+        {key: tensor for key, tensor in state.items() if not key.startswith(ram.BODY)}, hints
+    )
+    if not body:
+        return Weights(head_state, head, label_names)
+    body = backbones.rename_swin(body)
+    name = backbones.recognise(body, backbones.SWINS)
+    if name is None:
+        raise CheckpointError(
+            f"the checkpoint's backbone is none of RAM's: {', '.join(backbones.SWINS)}"
+        )
+    size = int(name.rpartition("_")[2])
+    spec = InputConfig(height=size, width=size, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+    config = NetworkConfig(backbone=name, input=spec, head=head)
+    return _join(body, head_state, config, label_names)

@@ -22,6 +22,7 @@ def write_official(golden: Golden, path: Path, layout: str = "bare") -> Path:
         "model": {"model": state, "idx_to_class": {i: f"class {i:04d}" for i in range(count)}},
         "state_dict": {"state_dict": state},
         "module": {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 1},
+        "ram": {"model": state, "optimizer": {}, "config": {}, "epoch": 0},
     }[layout]
     torch.save(content, path)
     return path
@@ -38,10 +39,21 @@ def hints(golden: Golden) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("name", golden_names())
+def list_cases() -> list[Any]:
+    """The cases' names; those of more than ten seconds are marked."""
+    slow = golden_names("ram_plus_swin") + golden_names("ram_swin")
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in golden_names()
+    ]
+
+
+@pytest.mark.parametrize("name", list_cases())
 def test_logits_equal_the_authors_within_the_recorded_tolerance(name: str, tmp_path: Path) -> None:
     golden = read_golden(name)
-    network = load_checkpoint(write_official(golden, tmp_path / "official.pth"), **hints(golden))
+    layout = golden.config.get("checkpoint_layout")
+    path = tmp_path / "official.pth"
+    write_official(golden, path, "ram" if layout == "ram" else "bare")
+    network = load_checkpoint(path, **hints(golden))
     with torch.inference_mode():
         logits = network(*map(torch.from_numpy, golden.inputs)).numpy()
     assert logits.shape == golden.expected.shape

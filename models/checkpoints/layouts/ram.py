@@ -1,0 +1,86 @@
+"""The authors' RAM and RAM++ (xinyu1205/recognize-anything), on Swin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from models.checkpoints.description import CheckpointError, Hints, State
+from models.config import RamConfig
+
+BODY = "visual_encoder."
+HEADS = ("tagging_head.", "vision_multi.")  # the second is the older name
+
+_DEFAULT_HEADS = 4
+_DESCRIPTIONS = 51  # of a tag in RAM++; a file has their total only
+_UNUSED = ("tag_encoder.", "text_decoder.")  # of RAM's training
+_WANTED = ("label_embed", "wordvec_proj.weight", "fc.weight")
+_TENSORS = {
+    "label_embed": "labels",
+    "reweight_scale": "log_scale",
+    **{
+        f"{theirs}.{leaf}": f"{ours}.{leaf}"
+        for theirs, ours in (("wordvec_proj", "project"), ("fc", "pool"), ("image_proj", "embed"))
+        for leaf in ("weight", "bias")
+    },
+}
+_LAYER = re.compile(r"(?:tagging_head|vision_multi)\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
+_PARTS = {
+    "crossattention.self.query": "attention.query",
+    "crossattention.self.key": "attention.key",
+    "crossattention.self.value": "attention.value",
+    "crossattention.output.dense": "attention.out",
+    "crossattention.output.LayerNorm": "norm1",
+    "intermediate.dense": "linear1",
+    "output.dense": "linear2",
+    "output.LayerNorm": "norm2",
+}
+
+
+def is_ram(state: Mapping[str, Tensor]) -> bool:
+    """Whether the tensors are of RAM or RAM++."""
+    return any(key.startswith(HEADS) for key in state)
+
+
+def read_ram(keys: Mapping[str, Tensor], hints: Hints) -> tuple[RamConfig, State]:
+    """Translates a head, with or without the projection of image tokens."""
+    missing = sorted(set(_WANTED) - set(keys))
+    if missing:
+        raise CheckpointError(f"the checkpoint's RAM head is incomplete: no {missing[0]}")
+    state = {_rename(k): tensor for k, tensor in keys.items() if not k.startswith(_UNUSED)}
+    width, text_width = state["project.weight"].shape
+    descriptions = _DESCRIPTIONS if "log_scale" in state else None
+    if descriptions is not None:
+        rows = len(state["labels"])
+        if rows % descriptions:
+            raise CheckpointError(
+                f"label_embed has {rows} rows, not {descriptions} descriptions for each tag"
+            )
+        state["labels"] = state["labels"].unflatten(0, (-1, descriptions))
+    try:
+        config = RamConfig(
+            num_classes=len(state["labels"]),
+            encoder_width=state["embed.weight"].shape[1] if "embed.weight" in state else text_width,
+            decoder_width=width,
+            text_width=text_width,
+            num_descriptions=descriptions,
+            num_heads=hints.num_heads or _DEFAULT_HEADS,
+            feedforward_width=len(state["layers.0.linear1.bias"]),
+            num_layers=len({key.split(".")[1] for key in state if key.startswith("layers.")}),
+            image_projection="embed.weight" in state,
+        )
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError("the checkpoint's RAM head is impossible") from error
+    return config, state
+
+
+def _rename(key: str) -> str:
+    found = _LAYER.fullmatch(key)
+    if found is not None and found[2] in _PARTS:
+        return f"layers.{found[1]}.{_PARTS[found[2]]}.{found[3]}"
+    if key not in _TENSORS:
+        raise CheckpointError(f"the checkpoint has {key}, which no RAM has")
+    return _TENSORS[key]

@@ -1,0 +1,120 @@
+"""RAM and RAM++ beyond the recorded logits of `test_goldens.py`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.checkpoints.checkpoint import load_checkpoint
+from models.checkpoints.description import CheckpointError
+from models.config import RamConfig
+from models.heads.ram import Ram
+from tests.goldens import Golden, read_golden
+
+WIDTHS: dict[str, Any] = {
+    "num_classes": 3, "encoder_width": 6, "text_width": 8, "decoder_width": 16,
+    "feedforward_width": 24,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ram() -> Golden:
+    return read_golden("ram_head_20_b2")
+
+
+@pytest.fixture(scope="module")
+def ram_plus() -> Golden:
+    return read_golden("ram_plus_head_7x51_b2")
+
+
+def make_head(**changes: Any) -> Ram:
+    torch.manual_seed(0)
+    return Ram(RamConfig(**WIDTHS, **changes)).eval()
+
+
+def read_state(golden: Golden) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(value) for key, value in golden.state.items()}
+
+
+def run_file(path: Path, state: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+    torch.save({"model": state, "optimizer": {}, "config": {}, "epoch": 0}, path)
+    with torch.inference_mode():
+        logits: Tensor = load_checkpoint(path)(*inputs)
+    return logits
+
+
+def test_older_names_and_leftovers_of_training_give_the_same_logits(
+    ram: Golden, tmp_path: Path
+) -> None:
+    state, images = read_state(ram), torch.from_numpy(ram.inputs[0])
+    older = {key.replace("tagging_head.", "vision_multi."): t for key, t in state.items()}
+    older |= {"tag_encoder.embeddings.position_ids": torch.arange(4), "text_decoder.x": images}
+    found = run_file(tmp_path / "older.pth", older, images)
+    torch.testing.assert_close(found, run_file(tmp_path / "new.pth", state, images), rtol=0, atol=0)
+
+
+def test_other_labels_replace_the_files_own(ram_plus: Golden, tmp_path: Path) -> None:
+    state, images = read_state(ram_plus), torch.from_numpy(ram_plus.inputs[0])
+    chosen = state["label_embed"].unflatten(0, (-1, 51))[[4, 1]]
+    own = run_file(tmp_path / "own.pth", state, images)
+    for embeddings in (chosen, chosen.flatten(1)):
+        found = run_file(tmp_path / "other.pth", state, images, embeddings)
+        torch.testing.assert_close(found, own[:, [4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("golden", "change", "reason"),
+    [
+        ("ram", {"fc.weight": None}, "incomplete: no fc.weight"),
+        ("ram", {"wordvec_proj.bias": None}, "lacks project.bias"),
+        ("ram", {"tagging_head.encoder.layer.0.attention.x": torch.ones(1)}, "which no RAM has"),
+        ("ram_plus", {"label_embed": torch.ones(350, 512)}, "350 rows, not 51 descriptions"),
+        ("ram", {"visual_encoder.patch_embed.proj.weight": torch.ones(1)}, "none of RAM's: swin"),
+    ],
+)
+def test_unfit_file_is_refused(
+    golden: str,
+    change: dict[str, Tensor | None],
+    reason: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    state = {**read_state(request.getfixturevalue(golden)), **change}
+    with pytest.raises(CheckpointError, match=reason):
+        run_file(tmp_path / "unfit.pth", {k: t for k, t in state.items() if t is not None})
+
+
+@torch.inference_mode()
+def test_descriptions_of_zeros_are_left_out() -> None:
+    head = make_head(num_descriptions=5)
+    tokens, texts = torch.randn(2, 9, 6), torch.randn(4, 3, 8)
+    padded = torch.cat([texts, torch.zeros(4, 2, 8)], dim=1)
+    torch.testing.assert_close(head(tokens, padded), head(tokens, texts))
+    shorter = padded.clone()
+    shorter[1, 1:] = 0
+    alone = head(tokens, shorter[1, :1].unsqueeze(1))
+    torch.testing.assert_close(head(tokens, shorter)[:, 1:2], alone)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changes", [{}, {"num_descriptions": 2}])
+def test_queries_give_the_logits_of_their_embeddings(changes: dict[str, int]) -> None:
+    head = make_head(**changes)
+    tokens, embeddings = torch.randn(2, 9, 6), torch.randn(4, head.config.embedding_width)
+    queries = head.encode_labels(embeddings)
+    assert queries.shape == (4, head.config.query_width)
+    found = head(tokens, embeddings)
+    torch.testing.assert_close(head.score(tokens, queries), found)
+    torch.testing.assert_close(head.score(tokens, queries[2:]), found[:, 2:])
+
+
+@torch.inference_mode()
+def test_head_without_projection_takes_the_class_token_as_it_comes() -> None:
+    head = make_head(image_projection=False)
+    tokens = torch.randn(2, 9, 8)
+    assert head.place(tokens) is tokens
+    whole = make_head()
+    placed = whole.place(torch.randn(2, 9, 6))
+    torch.testing.assert_close(placed[:, 0], placed[:, 1:].mean(dim=1))
