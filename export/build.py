@@ -111,6 +111,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
             license=request.license,
             provenance=Provenance(
                 backbone=config.backbone,
+                prefix_tokens=source.prefix_tokens,
                 checkpoint_sha256=source.sha256,
                 training_data=request.training_data or source.training_data,
                 tools={tool: version(tool) for tool in _TOOLS},

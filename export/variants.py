@@ -150,6 +150,8 @@ def make_formats(
 def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tuple[int, int] | None]:
     """Returns S and C of the encoder's tokens, and their rows and columns."""
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
+    if source.prefix_tokens == "keep":
+        return tokens, width, None  # no maps: these tokens have no place
     return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
 
 

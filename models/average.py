@@ -57,7 +57,14 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
         raise CheckpointError("a head without a backbone cannot be averaged")
     head = config.head.model_copy(update={"dropout": 0.0})
     pixels = config.input.model_copy(update={"height": 1, "width": 1})
-    return config.backbone, head, config.activation, pixels, checkpoint.label_names
+    return (
+        config.backbone,
+        config.prefix_tokens,
+        head,
+        config.activation,
+        pixels,
+        checkpoint.label_names,
+    )
 
 
 def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["squash", "crop"]
 Activation = Literal["sigmoid", "softmax"]
+PrefixTokens = Literal["keep", "drop"]
 Triple = tuple[float, float, float]
 
 
@@ -183,6 +184,7 @@ class NetworkConfig(_Config):
     input: InputConfig
     head: HeadConfig
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
+    prefix_tokens: PrefixTokens = "drop"  # whether the head sees class and register tokens
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:

@@ -31,7 +31,8 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Backbone(config.backbone, (config.input.height, config.input.width))
+        size = (config.input.height, config.input.width)
+        self.backbone = Backbone(config.backbone, size, config.prefix_tokens)
         if self.backbone.width != config.head.encoder_width:
             raise ValueError(
                 f"{config.backbone} gives tokens of width {self.backbone.width}, "

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationE
 from export import ExportError
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import NO_HINTS, Hints
-from models.config import NetworkConfig
+from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
 from service.bundle.card import InputContract
 from service.labels.text import MAX_NAME_CHARACTERS, normalise_text
@@ -44,6 +44,11 @@ class Source:
         return self.config.num_classes is None
 
     @property
+    def prefix_tokens(self) -> PrefixTokens | None:
+        """Whether the head sees the backbone's class and register tokens; None if it has none."""
+        return self.config.prefix_tokens if self.network.backbone.prefix_tokens else None
+
+    @property
     def contract(self) -> InputContract:
         """How the service prepares photos for this network."""
         spec = self.config.input
@@ -53,6 +58,8 @@ class Source:
             resize_mode=spec.resize_mode,
             crop_pct=spec.crop_pct,
             interpolation=spec.interpolation,
+            mean=spec.mean,
+            std=spec.std,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.backbones.cvt import CVTS, Cvt
 from models.commands import RequestError
-from models.config import InputConfig, Interpolation
+from models.config import InputConfig, Interpolation, PrefixTokens
 from models.heads.attention import to_tokens
 
 # The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
@@ -35,12 +35,18 @@ class Backbone(nn.Module):
     BackboneError if the name is unknown or the model has no map of features of this size.
     """
 
-    def __init__(self, name: str, image_size: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        image_size: tuple[int, int] | None = None,
+        prefix_tokens: PrefixTokens = "drop",
+    ) -> None:
         super().__init__()
         self.name = name
         self.body = _create(name, image_size)
         unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # timm does not count their class token
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
+        self._num_dropped = self.prefix_tokens if prefix_tokens == "drop" else 0
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
         self.width = int(cast("Any", self.body).num_features)  # C
 
@@ -66,7 +72,7 @@ class Backbone(nn.Module):
         """Maps the model's own feature layout to tokens [B, S, C]."""
         if features.dim() == 4 and self.channels_last:
             return features.flatten(1, 2)  # [B, H, W, C] -> [B, H * W, C]
-        return to_tokens(features)[:, self.prefix_tokens if features.dim() == 3 else 0 :]
+        return to_tokens(features)[:, self._num_dropped if features.dim() == 3 else 0 :]
 
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalised images [B, 3, H, W] to tokens [B, S, C]."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,22 +32,13 @@ class Checkpoint:
     sha256: str  # of the file
 
 
-def load_checkpoint(
-    path: Path | str,
-    *,
-    backbone: str | None = None,
-    image_size: int | None = None,
-    num_heads: int | None = None,
-    pre_norm: bool | None = None,
-) -> nn.Module:
+def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
     """Reads the network of a checkpoint file; the public entry.
 
     Args:
         path: the file, ours or of a layout that `layouts/` reads, or `hf-hub:owner/name`.
-        backbone: timm name; give this and the other facts only if the file lacks them.
-        image_size: in pixels.
-        num_heads: attention heads; 8 in ML-Decoder, 4 in the others unless given.
-        pre_norm: Query2Label's norms are before the attention.
+        **hints: fields of `Hints`, such as `backbone="resnet50"`; give only facts that the file
+            lacks.
 
     Returns:
         A module in eval mode from prepared images [B, 3, H, W], or for a head alone from features
@@ -54,7 +46,7 @@ def load_checkpoint(
         float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as
         [L, descriptions, E].
     """
-    return read_checkpoint(path, Hints(backbone, image_size, num_heads, pre_norm)).network
+    return read_checkpoint(path, Hints(**hints)).network
 
 
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:

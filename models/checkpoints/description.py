@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import get_args
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -14,6 +15,7 @@ from models.config import (
     DecoderConfig,
     HeadConfig,
     NetworkConfig,
+    PrefixTokens,
     Query2LabelConfig,
     RamConfig,
     ZeroShotMLDecoderConfig,
@@ -34,6 +36,9 @@ class Hints:
     image_size: int | None = None  # height and width in pixels
     num_heads: int | None = None  # the authors' default: 8 in ML-Decoder, else 4
     pre_norm: bool | None = None  # Query2Label with the norms before the attention
+    prefix_tokens: PrefixTokens | None = (
+        None  # whether a head sees a ViT's class token and the like
+    )
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
     embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
@@ -63,6 +68,8 @@ class Hints:
     def _check(self, name: str, config: NetworkConfig) -> None:
         if self.backbone not in (None, config.backbone):
             raise CheckpointError(f"{name} was made with {config.backbone}, not {self.backbone}")
+        if self.prefix_tokens not in (None, config.prefix_tokens):
+            raise CheckpointError(f"{name} was made with --prefix-tokens {config.prefix_tokens}")
         height, width, head = config.input.height, config.input.width, config.head
         if self.image_size not in (None, height, width):
             raise CheckpointError(
@@ -90,6 +97,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
     add("--num-heads", type=int, help="attention heads, if not 8 (ML-Decoder) or 4 (Query2Label)")
     add("--pre-norm", action=argparse.BooleanOptionalAction, help="Query2Label's norms are before "
         "the attention, if the file has no encoder to show it")  # fmt: skip
+    add("--prefix-tokens", choices=get_args(PrefixTokens), help="whether the head was trained on "
+        "all tokens of a ViT, or without its class and register tokens")  # fmt: skip
     add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "
         "std")  # fmt: skip
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")

@@ -28,6 +28,8 @@ CPU_DEVICES: frozenset[Device] = frozenset({"cpu", "openvino"})
 ResizeMode = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Activation = Literal["sigmoid", "softmax"]
+PrefixTokens = Literal["keep", "drop"]
+Triple = tuple[float, float, float]
 
 # A name becomes a folder name and a part of a URL.
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -56,6 +58,8 @@ class InputContract(Record):
 
     `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes the shorter side to
     size / crop_pct and takes the centre (timm's evaluation). `interpolation` is Pillow's filter.
+    The encoder subtracts `mean` from pixels in 0..1 and divides by `std`, per channel; None if the
+    bundle is older than these facts.
     """
 
     height: int = Field(ge=1, le=4096)
@@ -63,6 +67,8 @@ class InputContract(Record):
     resize_mode: ResizeMode
     crop_pct: float = Field(default=1.0, gt=0.0, le=1.0)
     interpolation: Interpolation
+    mean: Triple | None = None
+    std: Triple | None = None
 
 
 class Calibration(Record):
@@ -179,6 +185,8 @@ class Provenance(Record):
     """Where the weights came from."""
 
     backbone: str  # timm's name
+    # Whether the heads see class and register tokens; None if the backbone has none.
+    prefix_tokens: PrefixTokens | None = None
     checkpoint_sha256: Sha256
     training_data: str  # data set and number of images, or `unknown`
     tools: dict[str, str]  # package -> version, of the tools that wrote the bundle

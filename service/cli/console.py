@@ -26,7 +26,7 @@ from service.bundle.card import Device
 
 # For annotations alone: each command imports its own, and `--help` needs none.
 if TYPE_CHECKING:
-    from service.bundle.card import HeadCalibration, Label, ModelCard
+    from service.bundle.card import HeadCalibration, Label, ModelCard, Triple
     from service.bundle.reader import Bundle
     from service.cli.bench import Load
     from service.cli.calibrate import CalibrationReport
@@ -174,10 +174,13 @@ def show_bundle(bundle: Bundle) -> None:
         "version": card.version,
         "licence": card.license,
         "backbone": card.provenance.backbone,
+        "prefix tokens": card.provenance.prefix_tokens or "-",
         "training data": card.provenance.training_data,
         "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
         "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
+        "mean": _format_channels(card.input.mean),
+        "std": _format_channels(card.input.std),
         "precisions": ", ".join(bundle.precisions()),
         "default precision": ", ".join(f"{device} {name}" for device, name in defaults.items()),
     }
@@ -202,6 +205,10 @@ def show_bundle(bundle: Bundle) -> None:
                     *(f"{share:.3f}" for share in shares),
                 )
             Console().print(table)
+
+
+def _format_channels(values: Triple | None) -> str:
+    return "-" if values is None else ", ".join(f"{value:g}" for value in values)
 
 
 def _list_calibrations(card: ModelCard) -> dict[str, HeadCalibration | None]:

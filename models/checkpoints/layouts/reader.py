@@ -97,7 +97,9 @@ def _read_ml_decoder(
     if not body:
         return Weights(head_state, head, described.label_names)
     body, name, spec = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
-    config = NetworkConfig(backbone=name, input=spec, head=head)
+    config = NetworkConfig(
+        backbone=name, input=spec, head=head, prefix_tokens=hints.prefix_tokens or "drop"
+    )
     return _join(body, head_state, config, described.label_names)
 
 
@@ -125,7 +127,13 @@ def _read_ml_decoder_backbone(
             f"the file does not name its backbone: give --backbone (a timm name{example})"
         )
     spec = _prepare(name, hints, described, None)
-    _check_backbone(name, spec, state, encoder_width)
+    backbone = _check_backbone(name, spec, state, encoder_width)
+    if backbone.prefix_tokens and hints.prefix_tokens is None:
+        raise CheckpointError(
+            f"{name} has {backbone.prefix_tokens} class or register tokens, and the file does not "
+            "show whether its head was trained on them: give --prefix-tokens keep (as the "
+            "authors' add_ml_decoder_head) or drop"
+        )
     return state, name, spec
 
 
@@ -147,7 +155,7 @@ def _prepare(
         raise CheckpointError(str(error)) from error
 
 
-def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> None:
+def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> Backbone:
     try:
         backbone = Backbone(name, (spec.height, spec.width))
     except BackboneError as error:
@@ -164,6 +172,7 @@ def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> N
         raise CheckpointError(
             f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
         )
+    return backbone
 
 
 def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:

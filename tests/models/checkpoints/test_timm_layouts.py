@@ -12,14 +12,15 @@ from timm.layers.ml_decoder import MLDecoder, add_ml_decoder_head
 from torch import Tensor, nn
 
 from models.backbones.backbone import input_config
-from models.checkpoints.checkpoint import load_checkpoint
+from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from tests.models.checkpoints import read_config
 
 
 def compute(head: MLDecoder, features: Tensor) -> Tensor:
     """What timm's forward pass computes; its own needs a torch older than 2.1."""
-    tokens = head.embed_standart(features.flatten(2).mT).relu()
+    tokens = features if features.dim() == 3 else features.flatten(2).mT
+    tokens = head.embed_standart(tokens).relu()
     queries = head.query_embed.weight.unsqueeze(1).expand(-1, len(tokens), -1)
     decoded = head.decoder.layers[0](queries, tokens.transpose(0, 1)).transpose(0, 1)
     logits = (decoded.transpose(0, 1) @ head.duplicate_pooling).transpose(0, 1).flatten(1)
@@ -103,6 +104,27 @@ def test_tresnet_has_timms_size_when_timm_trained_it_else_the_authors(
     torch.save(content, tmp_path / "last.pth.tar")
     spec = read_config(tmp_path / "last.pth.tar").input
     assert (spec.height, spec.width) == (size, size)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_vit3"])  # class token, and registers too
+def test_prefix_tokens_of_a_vit_are_asked_for_and_heeded(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5, global_pool="")
+    model.head = MLDecoder(5, -1, 64, model.num_features)
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(CheckpointError, match="give --prefix-tokens keep"):
+        load_checkpoint(tmp_path / "vit.pth", backbone=name)
+    images, first = torch.rand(2, 3, 160, 160), model.num_prefix_tokens
+    with torch.inference_mode():
+        tokens = model.eval().forward_features(images)
+        for choice, seen in ("keep", tokens), ("drop", tokens[:, first:]):
+            network = load_checkpoint(tmp_path / "vit.pth", backbone=name, prefix_tokens=choice)
+            torch.testing.assert_close(network(images), compute(model.head, seen))
+    network = read_checkpoint(tmp_path / "vit.pth", Hints(name, prefix_tokens="keep")).network
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    assert read_config(tmp_path / "own.safetensors").prefix_tokens == "keep"
+    with pytest.raises(CheckpointError, match="was made with --prefix-tokens keep"):
+        load_checkpoint(tmp_path / "own.safetensors", prefix_tokens="drop")
 
 
 def spoil(state: dict[str, Tensor]) -> dict[str, Tensor]:
