@@ -19,7 +19,7 @@ from export.sources.photos import Splits, read_splits
 from export.sources.trained import Source, read_source
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints
-from models.config import ZeroShotMLDecoderConfig
+from models.config import OpenHeadConfig
 from service.bundle.card import Label, Metric, ModelCard, Precision, Provenance, TrainedHead
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
@@ -98,7 +98,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
     """Returns the card without measurements."""
     config, head = source.config, source.config.head
     trained = opened = None
-    if isinstance(head, ZeroShotMLDecoderConfig):
+    if isinstance(head, OpenHeadConfig):
         opened = describe_head(head)
     else:
         trained = TrainedHead(

@@ -31,6 +31,7 @@ from export.sources.trained import Source
 from models.heads.maps import find_grid
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
 from service.bundle.manifest import MAP_GRAPHS, GraphName
@@ -152,14 +153,15 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
     if source.prefix_tokens == "keep":
         return tokens, width, None  # no maps: these tokens have no place
-    return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
+    count = tokens - isinstance(source.network.head, TwoTowers)  # whose first has no place
+    return tokens, width, find_grid(count, source.contract.height, source.contract.width)
 
 
 def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
     """Traces a head's graphs for tokens [B, tokens, width]; without a `grid`, no maps."""
-    if isinstance(head, ZeroShotMLDecoder):
+    if isinstance(head, ZeroShotMLDecoder | TwoTowers):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace.trace_label_encoder(head)),
             "open_head": optimise(trace.trace_open_head(head, with_memory=grid is not None)),

@@ -89,6 +89,25 @@ class ZeroShotMLDecoderConfig(DecoderConfig):
         return 2 * self.decoder_width + self.num_prototypes
 
 
+class TwoTowerConfig(_Config):
+    """The product of CLIP's and SigLIP's towers; tokens are in the space of the embeddings."""
+
+    kind: Literal["clip", "siglip"]
+    embedding_width: int = Field(ge=1)  # E
+    embedding_encoder: str
+    embedding_template: str
+
+    @property
+    def encoder_width(self) -> int:
+        """C."""
+        return self.embedding_width
+
+    @property
+    def query_width(self) -> int:
+        """K."""
+        return self.embedding_width
+
+
 class TransformerDecoderConfig(DecoderConfig):
     """A plain transformer decoder with one learned query a class, a baseline."""
 
@@ -169,6 +188,7 @@ class GapConfig(_Config):
 HeadConfig = Annotated[
     MLDecoderConfig
     | ZeroShotMLDecoderConfig
+    | TwoTowerConfig
     | TransformerDecoderConfig
     | Query2LabelConfig
     | RamConfig
@@ -177,10 +197,13 @@ HeadConfig = Annotated[
 ]
 
 
+OpenHeadConfig = ZeroShotMLDecoderConfig | TwoTowerConfig
+
+
 class NetworkConfig(_Config):
     """A whole network."""
 
-    backbone: str  # a name that `Backbone` knows
+    backbone: str  # a name that `Backbone` knows; two towers have their own
     input: InputConfig
     head: HeadConfig
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
@@ -197,4 +220,4 @@ class NetworkConfig(_Config):
     def num_classes(self) -> int | None:
         """N, number of logits; None for a head for open labels."""
         head = self.head
-        return None if isinstance(head, ZeroShotMLDecoderConfig) else head.num_classes
+        return None if isinstance(head, OpenHeadConfig) else head.num_classes

@@ -13,12 +13,14 @@ from models.config import (
     Query2LabelConfig,
     RamConfig,
     TransformerDecoderConfig,
+    TwoTowerConfig,
     ZeroShotMLDecoderConfig,
 )
 from models.heads.baselines import Gap, TransformerDecoder
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
 from models.heads.ram import Ram
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
@@ -46,7 +48,7 @@ class Network(nn.Module):
         return logits
 
 
-def build_head(config: HeadConfig) -> nn.Module:
+def build_head(config: HeadConfig) -> nn.Module:  # noqa: PLR0911 - one for each head
     """Builds a head with random weights."""
     match config:
         case GapConfig():
@@ -59,5 +61,7 @@ def build_head(config: HeadConfig) -> nn.Module:
             return Query2Label(config)
         case RamConfig():
             return Ram(config)
+        case TwoTowerConfig():
+            return TwoTowers(config)
         case TransformerDecoderConfig():
             return TransformerDecoder(config)

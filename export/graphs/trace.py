@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from export import ExportError
 from models.config import InputConfig
-from models.heads.maps import OpenMaps, TrainedMaps
+from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
+from models.heads.open_labels import MappedHead, OpenLabelHead
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import (
     LabelEncoder,
     LabelScorer,
@@ -112,13 +114,13 @@ def trace_head(
     return trace_graph(head, tokens, "logits")
 
 
-def trace_label_encoder(head: ZeroShotMLDecoder) -> onnx.ModelProto:
+def trace_label_encoder(head: OpenLabelHead) -> onnx.ModelProto:
     """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic."""
     embeddings = example("L", head.config.embedding_width)
     return trace_graph(LabelEncoder(head), {"embeddings": embeddings}, "queries")
 
 
-def trace_open_head(head: ZeroShotMLDecoder, *, with_memory: bool = False) -> onnx.ModelProto:
+def trace_open_head(head: MappedHead, *, with_memory: bool = False) -> onnx.ModelProto:
     """Traces tokens [B, S, C] and queries [L, K] -> logits float32 [B, L], all dynamic.
 
     With memory, it also returns that, float32 [B, S, D].
@@ -140,11 +142,13 @@ def trace_trained_maps(head: MLDecoder, grid: tuple[int, int]) -> onnx.ModelProt
     return trace_graph(TrainedMaps(head, grid), {"memory": memory, "labels": labels}, "maps")
 
 
-def trace_open_maps(head: ZeroShotMLDecoder, grid: tuple[int, int]) -> onnx.ModelProto:
+def trace_open_maps(head: ZeroShotMLDecoder | TwoTowers, grid: tuple[int, int]) -> onnx.ModelProto:
     """Traces memory [B, S, D] and queries [L, K] -> maps float32 [B, L, rows, columns]."""
-    memory = example("B", math.prod(grid), head.config.decoder_width)
+    maps, count = make_open_maps(head, grid)
+    width = head.remember(torch.zeros(1, 1, head.config.encoder_width)).shape[-1]
+    memory = example("B", count, width)
     queries = example("L", head.config.query_width)
-    return trace_graph(OpenMaps(head, grid), {"memory": memory, "queries": queries}, "maps")
+    return trace_graph(maps, {"memory": memory, "queries": queries}, "maps")
 
 
 def example(*sizes: int | str, dtype: torch.dtype = torch.float32) -> Example:

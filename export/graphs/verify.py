@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from export import ExportError
 from export.graphs.graph import FloatArray, Graphs, open_session
 from models.config import InputConfig
-from models.heads.maps import OpenMaps, TrainedMaps
+from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.images.decode import PixelArray
 
@@ -111,7 +112,7 @@ def _compare_encoder(
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
-    if isinstance(head, ZeroShotMLDecoder):
+    if isinstance(head, ZeroShotMLDecoder | TwoTowers):
         if "open_head_maps" in graphs:
             found = _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
         return found + _compare_open(head, graphs)
@@ -133,7 +134,7 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
     return found
 
 
-def _compare_open(head: ZeroShotMLDecoder, graphs: Graphs) -> list[Deviation]:
+def _compare_open(head: ZeroShotMLDecoder | TwoTowers, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
     stream, found, config = np.random.default_rng(_SEED), [], head.config
     for batch, count, labels in OPEN_HEAD_SHAPES:
@@ -151,22 +152,27 @@ def _compare_open(head: ZeroShotMLDecoder, graphs: Graphs) -> list[Deviation]:
 
 
 def _compare_maps(
-    head: MLDecoder | ZeroShotMLDecoder, scorer: onnx.ModelProto, mapper: onnx.ModelProto
+    head: MLDecoder | ZeroShotMLDecoder | TwoTowers,
+    scorer: onnx.ModelProto,
+    mapper: onnx.ModelProto,
 ) -> list[Deviation]:
     """Compares the memory that a head returns, and the maps made from it."""
     rows, columns = (d.dim_value for d in mapper.graph.output[0].type.tensor_type.shape.dim[2:])
     remember, draw = open_session(scorer), open_session(mapper)
     stream, found = np.random.default_rng(_SEED), []
+    torch_maps: nn.Module
+    if isinstance(head, MLDecoder):
+        torch_maps, num_tokens = TrainedMaps(head, (rows, columns)), rows * columns
+    else:
+        torch_maps, num_tokens = make_open_maps(head, (rows, columns))
     for batch, count in MAP_SHAPES:
-        shape = (batch, rows * columns, head.config.encoder_width)
+        shape = (batch, num_tokens, head.config.encoder_width)
         tokens = stream.standard_normal(shape, dtype=np.float32)
         feeds: dict[str, NDArray[np.generic]] = {"tokens": tokens}
         asked: dict[str, NDArray[np.generic]]
         if isinstance(head, MLDecoder):
-            torch_maps: nn.Module = TrainedMaps(head, (rows, columns))
             asked = {"labels": stream.integers(0, head.config.num_classes, count)}
         else:
-            torch_maps = OpenMaps(head, (rows, columns))
             size = (count, head.config.query_width)
             asked = {"queries": stream.standard_normal(size, dtype=np.float32)}
             feeds |= asked

@@ -14,7 +14,7 @@ from export import ExportError
 from export.sources.photos import LabelledPhotos, UnusablePhotosError, keep_usable, select_photos
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
-from models.config import ZeroShotMLDecoderConfig
+from models.config import OpenHeadConfig
 from models.data import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
@@ -53,7 +53,7 @@ class OpenSource:
         return self.head.config.embedding_template
 
 
-def describe_head(config: ZeroShotMLDecoderConfig) -> OpenHead:
+def describe_head(config: OpenHeadConfig) -> OpenHead:
     """Returns the card's entry of an open head, without calibration and threshold."""
     space = EmbeddingSpace(
         encoder=config.embedding_encoder,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from models.heads.attention import Attention
 from models.heads.ml_decoder import DecoderLayer, MLDecoder
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 
@@ -70,6 +71,29 @@ class OpenMaps(nn.Module):
         projected = queries[:, self.width : 2 * self.width]  # [L, D]
         maps: Tensor = self.draw(self.contributions(memory, projected, self.readout))
         return maps
+
+
+class TowerMaps(nn.Module):
+    """Maps of open labels from patches' parts of the image's embedding, which is token 0."""
+
+    def __init__(self, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.draw = Drawing(grid)
+
+    def forward(self, memory: Tensor, queries: Tensor) -> Tensor:
+        """Maps memory [B, 1 + S, E] and label queries [L, E] to maps [B, L, rows, columns]."""
+        maps: Tensor = self.draw(queries @ memory[:, 1:].transpose(1, 2))
+        return maps
+
+
+def make_open_maps(
+    head: ZeroShotMLDecoder | TwoTowers, grid: tuple[int, int]
+) -> tuple[nn.Module, int]:
+    """Returns the maps of a head and the number of tokens [B, S, C] that they need."""
+    cells = math.prod(grid)
+    if isinstance(head, TwoTowers):
+        return TowerMaps(grid), 1 + cells
+    return OpenMaps(head, grid), cells
 
 
 class Contributions(nn.Module):

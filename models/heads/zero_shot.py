@@ -15,6 +15,7 @@ from models.config import ZeroShotMLDecoderConfig
 from models.heads.attention import to_tokens
 from models.heads.ml_decoder import DecoderLayer
 from models.heads.name_votes import NameVotes
+from models.heads.open_labels import MappedHead, OpenLabelHead
 
 
 class ZeroShotMLDecoder(nn.Module):
@@ -79,7 +80,7 @@ class ZeroShotMLDecoder(nn.Module):
 class LabelEncoder(nn.Module):
     """`encode_labels` for tracing."""
 
-    def __init__(self, head: ZeroShotMLDecoder) -> None:
+    def __init__(self, head: OpenLabelHead) -> None:
         super().__init__()
         self.head = head
 
@@ -91,7 +92,7 @@ class LabelEncoder(nn.Module):
 class LabelScorer(nn.Module):
     """`score` for tracing."""
 
-    def __init__(self, head: ZeroShotMLDecoder) -> None:
+    def __init__(self, head: OpenLabelHead) -> None:
         super().__init__()
         self.head = head
 
@@ -103,7 +104,7 @@ class LabelScorer(nn.Module):
 class LabelScorerWithMemory(nn.Module):
     """`score` for tracing; returns the memory too."""
 
-    def __init__(self, head: ZeroShotMLDecoder) -> None:
+    def __init__(self, head: MappedHead) -> None:
         super().__init__()
         self.head = head
 

@@ -14,9 +14,10 @@ from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
 from export.int8.quantise import Quantiser
 from export.int8.search import signal_to_noise
 from export.variants import trace_heads
-from models.config import GapConfig, MLDecoderConfig, ZeroShotMLDecoderConfig
+from models.config import GapConfig, MLDecoderConfig, TwoTowerConfig, ZeroShotMLDecoderConfig
 from models.heads.baselines import Gap
 from models.heads.ml_decoder import MLDecoder
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 GRID = (2, 3)
@@ -35,6 +36,19 @@ def make_head(config: MLDecoderConfig | ZeroShotMLDecoderConfig) -> MLDecoder | 
         if parameter.dim() == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     return head.eval()
+
+
+def test_graphs_of_two_towers_equal_torch() -> None:
+    config = TwoTowerConfig(
+        kind="clip", embedding_width=WIDTH, embedding_encoder="tiny", embedding_template="{}"
+    )
+    head = TwoTowers(config)
+    head.log_scale.data.fill_(3.0)
+    graphs = trace_heads(head, 1 + TOKENS, WIDTH, GRID)
+    assert verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
+    head.log_scale.data.fill_(3.1)
+    with pytest.raises(VerificationError, match="logits of"):
+        verify_head(head, graphs, FP32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
