@@ -80,13 +80,16 @@ def calibrate_trained(
 def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHead:
     """Returns the head with calibration and threshold, found on labels that were not trained.
 
-    Calibrated scores need no threshold, as 0.5 applies, except for a wanted precision.
+    Calibrated scores need no threshold, as 0.5 applies, except for a wanted precision. A softmax
+    that cannot be calibrated stays one.
     """
     targets = scored.photos.targets
     fit = None
     if not rules.raw_scores:
         fit = fit_calibration(scored.logits, targets, per_label=False)
         _log_fit("open labels", fit, scored.photos)
+    if fit is None and head.activation == "softmax":
+        return head
     calibration = _describe(fit, scored.photos)
     scores = score_open(scored.logits, calibration)
     threshold = None
@@ -96,7 +99,7 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHe
         threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
     used = FALLBACK_THRESHOLD if threshold is None else threshold
     _log_answers("open labels", scores >= used, scored.photos)
-    changed = {"calibration": calibration, "threshold": threshold}
+    changed = {"activation": "sigmoid", "calibration": calibration, "threshold": threshold}
     if fit is None:  # all open labels are on one scale
         changed["trained_names"] = None
     return head.model_copy(update=changed)

@@ -161,13 +161,15 @@ class Screen(Record):
 
 
 class OpenHead(Record):
-    """The head that scores any label, given its text embedding, by the sigmoid of the logit.
+    """The head that scores any label, given its text embedding.
 
-    `threshold` is for labels without one of their own. It and `calibration` are measured on labels
-    that were not trained; `trained_names` is the calibration for names of trained labels.
+    A softmax is over the labels of a set; calibrated scores are always a sigmoid. `threshold` is
+    for labels without one of their own. It and `calibration` are measured on labels that were not
+    trained; `trained_names` is the calibration for names of trained labels.
     """
 
     kind: str
+    activation: Activation = "sigmoid"
     embedding_space: EmbeddingSpace
     threshold: float | None = Field(default=None, ge=0.0, le=1.0)
     calibration: HeadCalibration | None = None

@@ -87,6 +87,11 @@ async def calibrate_set(
         labels = pipeline.catalogue.find(name)
         if labels.read_only:  # before the photos, which may take minutes
             raise LabelSetReadOnly(name)
+        if labels.activation == "softmax":
+            raise StartError(
+                f"set {name} has softmax scores: calibrate the model first, with `ml-decoder "
+                "export --bundle BUNDLE --open-photos FOLDER --out BUNDLE`"
+            )
         named = set(labelled.label_names)
         common = tuple(label for label in labels.names if label in named)
         if not common:

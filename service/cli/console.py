@@ -177,7 +177,9 @@ def show_bundle(bundle: Bundle) -> None:
         "prefix tokens": card.provenance.prefix_tokens or "-",
         "training data": card.provenance.training_data,
         "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
-        "open head": "-" if opened is None else f"{opened.kind}, {opened.embedding_space.encoder}",
+        "open head": "-"
+        if opened is None
+        else f"{opened.kind}, {opened.activation}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
         "mean": _format_channels(card.input.mean),
         "std": _format_channels(card.input.std),

@@ -135,6 +135,12 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         if matrix is not None:
             matrix.flags.writeable = origin == "request"
     thresholds, calibrated = _fill(definition.thresholds, head.threshold)
+    calibration = _stack(
+        [
+            definition.calibration or head.find_calibration(name, trained_names)
+            for name in definition.names
+        ]
+    )
     return LabelSet(
         name=definition.name,
         version=version,
@@ -144,16 +150,11 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
         prompts=definition.prompts,
         thresholds=thresholds,
         calibrated=calibrated,
-        calibration=_stack(
-            [
-                definition.calibration or head.find_calibration(name, trained_names)
-                for name in definition.names
-            ]
-        ),
+        calibration=calibration,
         own_calibration=definition.calibration,
         own_embeddings=np.isin(np.arange(len(definition.names)), definition.given),
         source="zero_shot",
-        activation="sigmoid",
+        activation=head.activation if calibration is None else "sigmoid",
         queries=vectors.queries,
         keys=vectors.keys,
         positions={name: position for position, name in enumerate(definition.names)},

@@ -92,8 +92,9 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
 def _make_part(labels: LabelSet, chosen: NDArray[np.intp]) -> Part:
     queries = labels.queries
     # A request for less than half of a set copies its rows; other requests share the matrix, and
-    # with it a run.
-    if queries is None or 2 * len(chosen) >= len(queries):
+    # with it a run. A softmax needs all logits.
+    competes = labels.activation == "softmax"
+    if queries is None or competes or 2 * len(chosen) >= len(queries):
         return Part(labels, chosen, queries)
     return Part(labels, chosen, SomeQueries(queries, chosen))
 

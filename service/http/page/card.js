@@ -10,7 +10,7 @@ export function fillCard(element, info) {
     "Trained on": info.provenance.training_data,
     Input: `${info.input.width} x ${info.input.height} pixels, ${info.input.resize_mode}`,
     "Trained head": info.head && `${info.head.kind}, ${info.labels.length} labels, ${info.head.activation}`,
-    "Open head": space && `${info.open_head.kind}, ${space.encoder} (${space.width})`,
+    "Open head": space && `${info.open_head.kind}, ${info.open_head.activation}, ${space.encoder} (${space.width})`,
     ...Object.fromEntries(heads.map(([name, head]) => [`Scores of ${name}`, describeScores(head)])),
     "Runs on": `${info.runtime.device} (${info.runtime.provider}), ${info.runtime.precision}`,
   };

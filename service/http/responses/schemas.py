@@ -206,6 +206,10 @@ class OpenHeadAnswer(_Answer):
     """The head that scores any label."""
 
     kind: str = Field(examples=["ml_decoder"])
+    activation: Activation = Field(
+        description="A softmax is over the labels of a set; sets with their own calibration have a "
+        "sigmoid."
+    )
     embedding_space: EmbeddingSpaceAnswer
     threshold: float | None = Field(description="Threshold of labels without their own.")
     calibration: HeadCalibration | None = Field(
@@ -285,6 +289,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
     if encoding is not None:
         open_head = OpenHeadAnswer(
             kind=encoding.head.kind,
+            activation=encoding.head.activation,
             embedding_space=EmbeddingSpaceAnswer.model_validate(encoding.head.embedding_space),
             threshold=encoding.head.threshold,
             calibration=encoding.head.calibration,

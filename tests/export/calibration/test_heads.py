@@ -133,6 +133,14 @@ def test_raw_open_scores_get_the_threshold_of_best_f1(few: bool) -> None:
     assert (head.calibration, head.threshold) == (None, best.threshold)
 
 
+def test_softmax_of_an_open_head_becomes_a_sigmoid_if_it_is_calibrated() -> None:
+    head = OPEN_HEAD.model_copy(update={"activation": "softmax"})
+    calibrated = calibrate_open(head, make_scored(), Rules())
+    assert calibrated.calibration is not None
+    assert calibrated.activation == "sigmoid"
+    assert calibrate_open(head, make_scored(), RAW) == head
+
+
 def test_open_head_has_a_threshold_with_a_precision_target() -> None:
     scored = make_scored()
     head = calibrate_open(OPEN_HEAD, scored, Rules(precision_target=0.8))

@@ -141,3 +141,17 @@ def test_open_label_is_calibrated_by_its_set_else_as_a_trained_name_else_by_the_
     assert scales(replace(DEFINITION, names=("YAK", "Yak ", "y_ak"))) == [0.9, 0.9, 0.5]
     own = Calibration(scale=0.7, shift=0.0)
     assert scales(replace(DEFINITION, calibration=own)) == [0.7, 0.7, 0.7]
+
+
+def test_open_labels_compete_only_without_calibration() -> None:
+    head = _head(None).model_copy(update={"activation": "softmax"})
+    vectors = LabelVectors(np.ones((3, 4), np.float32))
+    pair = Calibration(scale=2.0, shift=-1.0)
+    for definition, calibration, expected in (
+        (DEFINITION, None, "softmax"),
+        (replace(DEFINITION, calibration=pair), None, "sigmoid"),
+        (DEFINITION, PAIR, "sigmoid"),
+    ):
+        own = head.model_copy(update={"calibration": calibration})
+        labels = make_open_set(definition, vectors, own, version="7", origin="store")
+        assert labels.activation == expected

@@ -1,5 +1,7 @@
 """Tests of selection: a label's score does not depend on the other sets and labels asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -112,3 +114,11 @@ def test_names_are_found_in_any_unicode_form_and_wrong_ones_listed_once() -> Non
     with pytest.raises(ConflictingLabels) as conflict:
         select_labels([labels], both)
     assert conflict.value.names == ("caf\u00e9", "newt")
+
+
+def test_softmax_is_over_the_whole_set_whatever_is_included(engine: Engine) -> None:
+    labels = replace(random_label_set(0, ["yak", "newt", "cat"]), activation="softmax")
+    whole = ask(engine, [labels], Question(top_k=3))
+    assert sum(score for score, _ in whole.values()) == pytest.approx(1)
+    some = ask(engine, [labels], Question(top_k=3, include=("newt",)))
+    assert_same(some, {"newt": whole["newt"]})
