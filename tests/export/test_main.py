@@ -98,21 +98,18 @@ def test_export_prints_one_line_for_a_bad_checkpoint(
     monkeypatch.chdir(tmp_path)
     golden = read_golden("mld_10_full_7x7_b1")
     write_official(golden, tmp_path / "head.pth")
-    decoder = "decoder.layers.0."
-    golden.state[f"{decoder}self_attn.in_proj_weight"] = golden.state[
-        f"{decoder}multihead_attn.in_proj_weight"
-    ]
-    write_official(golden, tmp_path / "look-alike.pth")
+    golden.state["decoder.layers.1.norm1.bias"] = golden.state["decoder.layers.0.norm1.bias"]
+    write_official(golden, tmp_path / "two-layers.pth")
     (tmp_path / "damaged.pth").write_bytes((tmp_path / "head.pth").read_bytes()[:5000])
     (tmp_path / "cut.safetensors").write_bytes(checkpoint.read_bytes()[:5000])
     torch.save({"model": _Code()}, tmp_path / "code.pth")
     torch.save({"fc.weight": torch.zeros(2, 3)}, tmp_path / "classifier.pth")
     for name, reason in {
-        "look-alike.pth": "a look-alike network with vanilla decoder layers",
+        "two-layers.pth": "has decoder.layers.1.norm1.bias, which no ML-Decoder head has",
         "damaged.pth": "damaged",
         "cut.safetensors": "damaged or not a safetensors file",
         "code.pth": "code in a pickle is refused",
-        "classifier.pth": "no ML-Decoder head and no Query2Label head",
+        "classifier.pth": "has no head of ML-Decoder, Query2Label or RAM",
         "head.pth": "has a head without a backbone",
     }.items():
         code, (line,) = run("--checkpoint", tmp_path / name, "--out", tmp_path / "model")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from models.checkpoints.description import CheckpointError, State
 from models.checkpoints.layouts.state import take, unpack_attention
 from models.config import MLDecoderConfig, ZeroShotMLDecoderConfig
+from models.heads.attention import Attention
 
 MARK = "embed_standart.weight"  # in every ML-Decoder head, below the head's own prefix
 
@@ -66,24 +68,59 @@ def read_ml_decoder(
     keys: Mapping[str, Tensor], num_heads: int | None
 ) -> tuple[MLDecoderConfig | ZeroShotMLDecoderConfig, State]:
     """Translates a head, whose names start at `decoder.` or `wordvec_proj.`."""
-    if any(key.startswith(f"{_LAYER}self_attn.") for key in keys):
-        raise CheckpointError(
-            "the checkpoint has self-attention in its decoder: a look-alike network with "
-            "vanilla decoder layers, not ML-Decoder"
-        )
+    keys, self_attention = _split_attentions(keys)
     zero_shot = any(key.startswith("wordvec_proj.") for key in keys)
     names = _SHARED_KEYS | (_ZERO_SHOT_KEYS if zero_shot else _TRAINED_KEYS)
     _check_keys(keys, names)
     state = {ours: keys[theirs] for theirs, ours in names.items()}
     attention = unpack_attention(take(keys, f"{_LAYER}multihead_attn."))
     state |= {f"layer.attention.{key}": tensor for key, tensor in attention.items()}
+    if self_attention and zero_shot:
+        raise CheckpointError(
+            "the checkpoint has self-attention between open labels (vanilla decoder layers): a "
+            "score would depend on the other labels"
+        )
     try:
         if zero_shot:
             return _read_zero_shot(state, num_heads or _DEFAULT_HEADS)
+        if self_attention:
+            # All queries attend to each other, also those of groups without classes.
+            folded = _fold_self_attention(state["queries"], self_attention, num_heads)
+            state["queries"] = folded
         return _read_trained(state, num_heads or _DEFAULT_HEADS)
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]["msg"]
         raise CheckpointError(f"the ML-Decoder head is impossible: {reason}") from error
+
+
+def _split_attentions(keys: Mapping[str, Tensor]) -> tuple[State, State]:
+    """Returns the head with its attention to the image as `multihead_attn`, and self-attention.
+
+    Since torch 2.1, `nn.TransformerDecoder` wants a `self_attn`: some authors rename the attention
+    to the image, some give it both names. With other tensors, the layer is torch's own.
+    """
+    named, crossed = take(keys, f"{_LAYER}self_attn."), take(keys, f"{_LAYER}multihead_attn.")
+    rest = {k: v for k, v in keys.items() if not k.startswith(f"{_LAYER}self_attn.")}
+    if not crossed:
+        return rest | {f"{_LAYER}multihead_attn.{k}": v for k, v in named.items()}, {}
+    same = named.keys() == crossed.keys() and all(named[k].equal(crossed[k]) for k in named)
+    return rest, {} if same else named
+
+
+def _fold_self_attention(queries: Tensor, packed: State, num_heads: int | None) -> Tensor:
+    """Returns queries that need no self-attention, which sees the fixed queries only.
+
+    A layer of torch normalises q + attention(q), ours q + q.
+    """
+    attention = Attention(queries.shape[1], num_heads or _DEFAULT_HEADS, 0.0).double()
+    whole = queries.double().unsqueeze(0)
+    try:
+        attention.load_state_dict(unpack_attention(packed))
+        with torch.no_grad():
+            folded: Tensor = ((whole + attention(whole, whole, whole)) / 2)[0]
+    except RuntimeError as error:  # of shapes
+        raise CheckpointError("the checkpoint's self-attention does not fit its queries") from error
+    return folded.to(queries.dtype)
 
 
 def _check_keys(keys: Mapping[str, Tensor], names: Mapping[str, str]) -> None:

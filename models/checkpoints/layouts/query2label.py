@@ -58,11 +58,13 @@ def read_query2label(keys: Mapping[str, Tensor], hints: Hints) -> tuple[Query2La
 
 def _to_config(state: State, grid: tuple[int, int], hints: Hints) -> Query2LabelConfig:
     num_classes, width = state["queries"].shape
-    # Only an encoder with norms in front has a norm at its end. A file without an encoder does not
-    # show the place of its norms.
+    # Only a network with norms in front has a norm behind the encoder.
     pre_norm = "encoder_norm.weight" in state if hints.pre_norm is None else hints.pre_norm
-    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("decoder."))
     encoders = {key.split(".")[1] for key in state if key.startswith("encoder.")}
+    if pre_norm and not encoders:  # the norm is stored and not used
+        state.pop("encoder_norm.weight", None)
+        state.pop("encoder_norm.bias", None)
+    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("decoder."))
     return Query2LabelConfig(
         num_classes=num_classes,
         encoder_width=state["embed.weight"].shape[1] if "embed.weight" in state else width,

@@ -101,6 +101,20 @@ def test_query2label_on_a_resnet_is_read_from_its_file_alone(
         torch.testing.assert_close(found(images), network(images), rtol=0, atol=0)
 
 
+def test_query2labels_norm_of_an_encoder_without_layers_shows_the_place_of_the_norms(
+    tmp_path: Path,
+) -> None:
+    network = make_query2label("resnet18", (2, 2), num_encoder_layers=0, pre_norm=True)
+    path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")
+    content = torch.load(path, weights_only=True)
+    for leaf in ("weight", "bias"):
+        content["state_dict"][f"module.transformer.encoder.norm.{leaf}"] = torch.randn(16)
+    torch.save(content, path)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(load_checkpoint(path)(images), network(images), rtol=0, atol=0)
+
+
 def test_query2labels_position_table_fixes_the_image_size(tmp_path: Path) -> None:
     network = make_query2label("resnet18", (2, 2))
     path = write_query2label(network, "backbone.0.body.", tmp_path / "checkpoint.pkl")

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from models.backbones.backbone import input_config
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
+from tests.goldens import read_golden
 from tests.models.checkpoints import read_config
+from tests.models.heads.test_goldens import write_official
 
 
 def compute(head: MLDecoder, features: Tensor) -> Tensor:
@@ -36,6 +38,50 @@ def test_timms_head_is_read_under_its_own_names(classes: int, groups: int, tmp_p
     with torch.inference_mode():
         found = load_checkpoint(tmp_path / "head.pth")(features)
         torch.testing.assert_close(found, compute(head, features))
+
+
+@pytest.mark.parametrize("names", [("self_attn",), ("self_attn", "multihead_attn")])
+def test_attention_renamed_for_newer_torch_is_the_attention_to_the_image(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    head = MLDecoder(7, -1, 64, 96).eval()
+    state = {
+        key.replace("multihead_attn", name): tensor
+        for key, tensor in head.state_dict().items()
+        for name in names
+    }
+    torch.save(state, tmp_path / "head.pth")
+    features = torch.rand(2, 96, 3, 4)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "head.pth")(features)
+        torch.testing.assert_close(found, compute(head, features))
+
+
+@pytest.mark.parametrize(("classes", "groups"), [(7, -1), (9, 6)])  # 9 in 6 groups use 5
+def test_self_attention_of_torchs_own_layer_is_folded_into_the_queries(
+    classes: int, groups: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    head = MLDecoder(classes, groups, 64, 96)
+    head.decoder.layers[0] = nn.TransformerDecoderLayer(64, 8, 2048)
+    for parameter in head.parameters():
+        if parameter.dim() == 1:  # zero biases would hide mistakes
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    head.eval()
+    torch.save(head.state_dict(), tmp_path / "head.pth")
+    features = torch.rand(2, 96, 3, 4)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "head.pth")(features)
+        torch.testing.assert_close(found, compute(head, features))
+
+
+def test_self_attention_between_open_labels_is_refused(tmp_path: Path) -> None:
+    golden, layer = read_golden("zsl_81_768_7x7_b3"), "decoder.layers.0."
+    for leaf in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
+        golden.state[f"{layer}self_attn.{leaf}"] = golden.state[f"{layer}multihead_attn.{leaf}"] + 1
+    with pytest.raises(CheckpointError, match="would depend on the other labels"):
+        load_checkpoint(write_official(golden, tmp_path / "head.pth"))
 
 
 def make_model(name: str) -> nn.Module:
