@@ -186,6 +186,12 @@ def input_config(
         raise BackboneError(f"the preparation of photos for {name} is invalid") from error
 
 
+def classifier_names(name: str) -> tuple[str, ...]:
+    """Returns the names of a timm model's classifying layers, such as `head.fc`; one, or two."""
+    names = _pretrained_cfg(name).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def _pretrained_cfg(name: str) -> dict[str, Any]:
     config = timm.get_pretrained_cfg("tresnet_v2_l" if name == _TRESNET_V2_XL else name)
     return {} if config is None else config.to_dict()

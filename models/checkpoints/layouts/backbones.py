@@ -67,12 +67,13 @@ def rename_tresnet(state: Mapping[str, Tensor]) -> State:
     """Renames an official TResNet (`body.*`) to timm's names.
 
     The official network normalises with InPlaceABN, which uses |weight| + epsilon; timm's
-    uses batch norms, so the weights take that value here.
+    uses batch norms, so the weights take that value here. If none is below epsilon, the authors'
+    InplacABN_to_ABN has converted them already.
     """
-    renamed: State = {}
-    for key, tensor in state.items():
-        key = _rename(key, _TRESNET_NAMES)
-        renamed[key] = tensor.abs() + _ABN_EPSILON if key.endswith(".bn.weight") else tensor
+    renamed = {_rename(key, _TRESNET_NAMES): tensor for key, tensor in state.items()}
+    norms = [key for key in renamed if key.endswith(".bn.weight")]
+    if any((renamed[key] < _ABN_EPSILON).any() for key in norms):
+        renamed |= {key: renamed[key].abs() + _ABN_EPSILON for key in norms}
     return renamed
 
 

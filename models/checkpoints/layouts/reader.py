@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import re
 
-import timm
-
-from models.backbones.backbone import Backbone, BackboneError, input_config
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
 from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
 from models.checkpoints.layouts.state import Content, take, unwrap
 from models.config import InputConfig, NetworkConfig
-
-# The authors' evaluation size, which a file does not contain; their other models use 448.
-_TRESNET_SIZE = 448
-_TRESNET_SIZES = {"tresnet_v2_xl": 640}
-
-_OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
-_TRESNET_MARK = "body.conv1.conv.weight"
 
 # The network's prefix in the module that trained it, then a tensor of every head.
 _HEAD = re.compile(
@@ -35,7 +26,6 @@ _HEAD = re.compile(
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _STRIDE = 32  # pixels a token, in Query2Label's backbones except CvT
-_COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 
 
 def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
@@ -64,7 +54,7 @@ def read_bare_backbone(content: object, beside: Description) -> Content | None:
     state = found.state
     if any(_HEAD.fullmatch(key) for key in state):
         return None
-    state = backbones.rename_tresnet(state) if _OFFICIAL_TRESNET_MARK in state else state
+    state = backbones.rename_tresnet(state) if OFFICIAL_TRESNET_MARK in state else state
     return Content(state, beside.complete(found.described))
 
 
@@ -96,83 +86,11 @@ def _read_ml_decoder(
     head, head_state = ml_decoder.read_ml_decoder(head_keys, hints.num_heads)
     if not body:
         return Weights(head_state, head, described.label_names)
-    body, name, spec = _read_ml_decoder_backbone(body, hints, described, head.encoder_width)
+    body, name, spec = read_body(body, hints, described, head.encoder_width)
     config = NetworkConfig(
         backbone=name, input=spec, head=head, prefix_tokens=hints.prefix_tokens or "drop"
     )
     return _join(body, head_state, config, described.label_names)
-
-
-def _read_ml_decoder_backbone(
-    state: State, hints: Hints, described: Description, encoder_width: int
-) -> tuple[State, str, InputConfig]:
-    """Returns (tensors under timm's names, backbone, preparation of photos)."""
-    official = _OFFICIAL_TRESNET_MARK in state
-    if official:
-        state = backbones.rename_tresnet(state)
-    architecture = described.architecture
-    # A file that names a timm model was trained with timm, which has its own sizes.
-    of_timm = architecture is not None and timm.is_model(architecture)
-    if official or (_TRESNET_MARK in state and not of_timm):
-        name = backbones.recognise(state, backbones.TRESNETS)
-        if name is None:
-            raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
-        size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-        return state, name, _prepare(name, hints, described, (size, size))
-    name = hints.backbone or architecture
-    if name is None or (hints.backbone is None and not of_timm):
-        fitting = backbones.recognise(state, backbones.RESNETS)
-        example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
-        raise CheckpointError(
-            f"the file does not name its backbone: give --backbone (a timm name{example})"
-        )
-    spec = _prepare(name, hints, described, None)
-    backbone = _check_backbone(name, spec, state, encoder_width)
-    if backbone.prefix_tokens and hints.prefix_tokens is None:
-        raise CheckpointError(
-            f"{name} has {backbone.prefix_tokens} class or register tokens, and the file does not "
-            "show whether its head was trained on them: give --prefix-tokens keep (as the "
-            "authors' add_ml_decoder_head) or drop"
-        )
-    return state, name, spec
-
-
-def _prepare(
-    name: str, hints: Hints, described: Description, size: tuple[int, int] | None
-) -> InputConfig:
-    """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
-
-    `size` (H, W) replaces the backbone's own if neither gives one.
-    """
-    known = {key: value for key, value in described.preparation.items() if value is not None}
-    if hints.image_size is not None:
-        size = (hints.image_size, hints.image_size)
-    elif known.keys() & {"input_size", "img_size"}:
-        size = None
-    try:
-        return input_config(name, size, known)
-    except BackboneError as error:
-        raise CheckpointError(str(error)) from error
-
-
-def _check_backbone(name: str, spec: InputConfig, state: State, width: int) -> Backbone:
-    try:
-        backbone = Backbone(name, (spec.height, spec.width))
-    except BackboneError as error:
-        raise CheckpointError(str(error)) from error
-    if backbone.width != width:
-        raise CheckpointError(
-            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
-        )
-    own = {key for key in backbone.body.state_dict() if not key.endswith(_COUNTERS)}
-    found = {key for key in state if not key.endswith(_COUNTERS)}
-    wrong = [f"no {key}" for key in sorted(own - found)[:1]]
-    wrong += [f"a {key}" for key in sorted(found - own)[:1]]
-    if wrong:
-        raise CheckpointError(
-            f"the file's tensors are not those of {name}: there is {' and '.join(wrong)}"
-        )
-    return backbone
 
 
 def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
-from models.checkpoints.layouts.backbones import TRESNETS, recognise, rename_tresnet
+from models.checkpoints.layouts.backbones import TRESNETS, recognise
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig, Query2LabelConfig
 from models.network import Network
 from tests.models.checkpoints import read_config
@@ -142,7 +142,7 @@ def to_official_tresnet(body: nn.Module) -> State:
 def test_every_tresnet_is_recognised_by_its_tensors(name: str) -> None:
     with torch.device("meta"):
         body = Backbone(name).body
-    assert recognise(rename_tresnet(body.state_dict()), TRESNETS) == name
+    assert recognise(body.state_dict(), TRESNETS) == name
 
 
 def test_no_two_tresnets_are_taken_for_one_another() -> None:
@@ -190,6 +190,25 @@ def test_tresnet_needs_no_hint_but_its_image_size(tmp_path: Path) -> None:
     assert (config.backbone, spec.height, spec.width) == ("tresnet_m", 448, 448)
     assert (spec.mean, spec.std, spec.interpolation) == ((0, 0, 0), (1, 1, 1), "bilinear")
     assert read_config(path, Hints(image_size=224)).input.height == 224
+
+
+def test_converted_abn_weights_are_taken_as_they_are_and_fused_ones_refused(tmp_path: Path) -> None:
+    path = write_tresnet(tmp_path / "official.pth")
+    content = torch.load(path, weights_only=True)
+    raw = content["model"]
+    norms = [key.replace("running_mean", "weight") for key in raw if key.endswith("running_mean")]
+    converted = raw | {key: raw[key].abs() + 1e-5 for key in norms}
+    torch.save({"model": converted}, tmp_path / "converted.pth")
+    networks = [load_checkpoint(p, image_size=64) for p in (path, tmp_path / "converted.pth")]
+    for one, other in zip(*(network.parameters() for network in networks), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+    for key in norms:  # the authors' fuse_bn_recursively leaves convolutions with a bias
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
+            del raw[key.replace("weight", leaf)]
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match="batch norms are fused"):
+        load_checkpoint(path)
 
 
 def test_swin_in_its_authors_names_gives_the_same_logits(

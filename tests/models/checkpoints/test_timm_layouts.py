@@ -218,24 +218,67 @@ def test_file_of_two_networks_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(path, backbone="test_resnet")
 
 
-@pytest.mark.parametrize(
-    ("prefix", "backbone", "reason"),
-    [
-        ("", "resnet34", r"there is no layer1\.2\.bn1\.bias"),
-        ("body.", "resnet18", r"there is no bn1\.bias and a body\.bn1\.bias"),
-    ],
-)
-def test_tensors_of_another_backbone_are_named(
-    prefix: str, backbone: str, reason: str, tmp_path: Path
-) -> None:
+def test_tensors_of_another_backbone_are_named(tmp_path: Path) -> None:
     path, state = tmp_path / "model.pth", make_model("resnet18").state_dict()
-    head = {key: tensor for key, tensor in state.items() if key.startswith("fc.")}
-    body = {key: tensor for key, tensor in state.items() if key not in head}
-    torch.save(rename(body, prefix) | head, path)
-    with pytest.raises(CheckpointError, match=f"not those of {backbone}: {reason}"):
-        load_checkpoint(path, backbone=backbone)
     torch.save(state, path)
-    assert load_checkpoint(path, backbone="resnet18")
+    with pytest.raises(CheckpointError, match=r"not those of resnet34: there is no layer1\.2\.bn1"):
+        load_checkpoint(path, backbone="resnet34")
+    torch.save(state | {"body.bn1.bias": torch.zeros(3)}, path)
+    with pytest.raises(CheckpointError, match=r"not those of resnet18: there is a body\.bn1\.bias"):
+        load_checkpoint(path, backbone="resnet18")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_module_with_backbone_and_head_in_attributes_is_read(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Module()
+    module.backbone = timm.create_model(name, num_classes=9).eval()  # its classifier is not used
+    module.ml_decoder_head = MLDecoder(5, -1, 64, module.backbone.num_features).eval()
+    torch.save(module.state_dict(), tmp_path / "model.pth")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        features = module.backbone.forward_features(images)
+        found = load_checkpoint(tmp_path / "model.pth", backbone=name)(images)
+        torch.testing.assert_close(found, compute(module.ml_decoder_head, features))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["convnext_atto", "edgenext_xx_small", "test_convnext", "tiny_vit_5m_224",
+     "hiera_tiny_224", "hgnetv2_b0", "efficientformerv2_s0",
+     pytest.param("davit_tiny", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_authors_head_replaces_all_of_a_models_own(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=9).eval()
+    del model.head
+    model.head = MLDecoder(5, -1, 64, model.num_features).eval()
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    with torch.inference_mode():
+        images = torch.rand(1, 3, 224, 224)
+        found = load_checkpoint(tmp_path / "model.pth", backbone=name, image_size=224)(images)
+        torch.testing.assert_close(found, compute(model.head, model.forward_features(images)))
+
+
+def test_norm_that_is_behind_the_features_is_refused(tmp_path: Path) -> None:
+    module = nn.Module()
+    module.backbone = timm.create_model("test_convnext", num_classes=0, global_pool="")
+    module.head = MLDecoder(5, -1, 64, module.backbone.num_features)
+    torch.save(module.state_dict(), tmp_path / "model.pth")
+    with pytest.raises(
+        CheckpointError, match=r"head\.norm\.\w+, which test_convnext applies behind"
+    ):
+        load_checkpoint(tmp_path / "model.pth", backbone="test_convnext")
+
+
+def test_batch_norms_fused_into_convolutions_are_refused_as_such(tmp_path: Path) -> None:
+    state = make_model("resnet18").state_dict()
+    norms = [key.removesuffix("running_mean") for key in state if key.endswith("running_mean")]
+    fused = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(norms))}
+    fused |= {"conv1.bias": torch.zeros(64)}
+    torch.save(fused, tmp_path / "model.pth")
+    with pytest.raises(CheckpointError, match="are fused"):
+        load_checkpoint(tmp_path / "model.pth", backbone="resnet18")
 
 
 def test_missing_backbone_names_the_flag_and_a_backbone_that_fits(tmp_path: Path) -> None:

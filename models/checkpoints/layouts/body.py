@@ -1,0 +1,156 @@
+"""A backbone beneath an ML-Decoder head or a classifier: TResNet, or a named timm model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import timm
+import torch
+from torch import Tensor
+
+from models.backbones.backbone import Backbone, BackboneError, classifier_names, input_config
+from models.checkpoints.description import CheckpointError, Description, Hints, State
+from models.checkpoints.layouts import backbones
+from models.checkpoints.layouts.state import take
+from models.config import InputConfig
+
+OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
+
+# The authors' evaluation size, which a file does not contain; their other models use 448.
+_TRESNET_SIZE = 448
+_TRESNET_SIZES = {"tresnet_v2_xl": 640}
+_TRESNET_MARK = "body.conv1.conv.weight"
+_RESNET_MARK = "conv1.weight"
+_COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
+_STATISTICS = "running_mean"  # of batch norms
+
+
+def read_body(
+    state: State, hints: Hints, described: Description, width: int
+) -> tuple[State, str, InputConfig]:
+    """Returns (tensors under timm's names, backbone, preparation of photos).
+
+    `width` is that of the tokens that the head takes. Raises CheckpointError.
+    """
+    state = _strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
+    official = OFFICIAL_TRESNET_MARK in state
+    if official:
+        state = backbones.rename_tresnet(state)
+    architecture = described.architecture
+    # A file that names a timm model was trained with timm, which has its own sizes.
+    of_timm = architecture is not None and timm.is_model(architecture)
+    if official or (_TRESNET_MARK in state and not of_timm):
+        name = backbones.recognise(state, backbones.TRESNETS)
+        if name is None:
+            _refuse_fused("TResNet", [_STATISTICS], state)
+            raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
+        size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
+        return state, name, _prepare(name, hints, described, (size, size))
+    name = hints.backbone or architecture
+    if name is None or (hints.backbone is None and not of_timm):
+        fitting = backbones.recognise(state, backbones.RESNETS)
+        example = "" if fitting is None else f", for example {fitting}, whose tensors fit"
+        raise CheckpointError(
+            f"the file does not name its backbone: give --backbone (a timm name{example})"
+        )
+    spec = _prepare(name, hints, described, None)
+    try:
+        backbone = Backbone(name, (spec.height, spec.width))
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+    if backbone.width != width:
+        raise CheckpointError(
+            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
+        )
+    if backbone.prefix_tokens and hints.prefix_tokens is None:
+        raise CheckpointError(
+            f"{name} has {backbone.prefix_tokens} class or register tokens, and the file does not "
+            "show whether its head was trained on them: give --prefix-tokens keep (as the "
+            "authors' add_ml_decoder_head) or drop"
+        )
+    return _fit(state, backbone, spec), name, spec
+
+
+def _prepare(
+    name: str, hints: Hints, described: Description, size: tuple[int, int] | None
+) -> InputConfig:
+    """Returns the preparation of photos: as hinted, else as described, else the backbone's own.
+
+    `size` (H, W) replaces the backbone's own if neither gives one.
+    """
+    known = {key: value for key, value in described.preparation.items() if value is not None}
+    if hints.image_size is not None:
+        size = (hints.image_size, hints.image_size)
+    elif known.keys() & {"input_size", "img_size"}:
+        size = None
+    try:
+        return input_config(name, size, known)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _strip(state: State, marks: Collection[str]) -> State:
+    """Takes a backbone out of the attribute that all its tensors are in, such as `self.backbone`.
+
+    `marks` are names of tensors that a backbone may have.
+    """
+    inside = state
+    while not any(mark in inside for mark in marks):
+        roots = {key.partition(".")[0] for key in inside}
+        if len(roots) != 1:
+            return state
+        inside = take(inside, f"{roots.pop()}.")
+    return inside
+
+
+def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
+    """Returns exactly the backbone's tensors, counters of batch norms aside.
+
+    The backbone's own classifier is left out, and tensors that its tokens do not depend on are
+    zeros: the authors' `add_ml_decoder_head` replaces `head` with all that is in it. Spoils the
+    backbone's weights. Raises CheckpointError if tensors are missing or left over.
+    """
+    own = backbone.body.state_dict()
+    state = _strip(state, (next(iter(own)),))
+    classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
+    found = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
+    behind = tuple(f"{name.partition('.')[0]}." for name in classifiers)
+    behind_tokens = [key for key in found if key in own and key.startswith(behind)]
+    if behind_tokens and not _reads(backbone, behind_tokens, spec):
+        raise CheckpointError(
+            f"the file has {behind_tokens[0]}, which {backbone.name} applies behind its features: "
+            "a head on such features cannot be served"
+        )
+    missing = sorted(k for k in own.keys() - found.keys() if not k.endswith(_COUNTERS))
+    extra = sorted(k for k in found.keys() - own.keys() if not k.endswith(_COUNTERS))
+    _refuse_fused(backbone.name, missing, found)
+    unread = () if extra or _reads(backbone, missing, spec) else missing
+    wrong = [f"no {key}" for key in missing[:1] if not unread]
+    wrong += [f"a {key}" for key in extra[:1]]
+    if wrong:
+        raise CheckpointError(
+            f"the file's tensors are not those of {backbone.name}: there is {' and '.join(wrong)}"
+        )
+    return {**found, **{key: torch.zeros_like(own[key]) for key in unread}}
+
+
+def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool:
+    """Whether tokens depend on these tensors; fills these with NaN."""
+    if not keys:
+        return False
+    own = backbone.body.state_dict()
+    for key in keys:
+        own[key].fill_(math.nan)
+    with torch.inference_mode():
+        tokens = backbone.eval()(torch.zeros(1, 3, spec.height, spec.width))
+    return not bool(tokens.isfinite().all())
+
+
+def _refuse_fused(name: str, missing: Collection[str], state: Mapping[str, Tensor]) -> None:
+    statistics = [key for key in missing if key.endswith(_STATISTICS)]
+    if statistics and not any(key.endswith(_STATISTICS) for key in state):
+        raise CheckpointError(
+            f"the file's batch norms are fused into the convolutions of its {name}, which cannot "
+            "be read: give the weights before fuse_bn_recursively"
+        )
