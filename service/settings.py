@@ -89,8 +89,8 @@ class Settings(BaseSettings):
 
     precision: Literal["auto", RunPrecision] = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with bfloat16 products; openvino only), or
-    auto = the bundle's choice for the device, with bf16 instead of fp32 on openvino if the
-    processor supports it (default auto)."""
+    auto = the bundle's choice for the device, with fp32 instead of int8 on a processor without
+    VNNI, and bf16 instead of fp32 on openvino if the processor supports it (default auto)."""
 
     screen: bool = True
     """Whether label sets get keys for the bundle's screen, if it has one, which estimates the

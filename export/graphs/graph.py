@@ -11,6 +11,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from service.bundle.manifest import GraphName
+from service.engine.sessions import make_int8_exact
 from service.images.decode import PixelArray
 
 FloatArray = NDArray[np.float32]
@@ -70,13 +71,19 @@ def hide_outputs(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[onnx.Val
 
 
 def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Opens a model on the CPU with ONNX Runtime's default optimisations, as the service does."""
+    """Opens a model on the CPU with ONNX Runtime's default optimisations, as the service does.
+
+    int8 layers give the same on every CPU.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     # Two sessions take turns; spinning threads of one would slow the other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=make_int8_exact(options),
     )
 
 

@@ -92,8 +92,8 @@ def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
 def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:
     """Stores weights in 8 bits, one scale an output channel; activations are quantised at runtime.
 
-    Weights use 7 of the 8 bits: a CPU without VNNI saturates at 8, and replicas on different CPUs
-    must compute the same label.
+    Weights use 7 of the 8 bits: at 8, a CPU without VNNI saturates or takes slower kernels, and
+    replicas on different CPUs must compute the same label.
     """
     prepared = copy.deepcopy(model)
     add_pre_process_metadata(prepared)  # `optimise` did this step; the quantiser requires the mark

@@ -10,7 +10,8 @@ The choices, with their effect on an EfficientNet-Lite0 (mAP on 800 photos):
 - results of a MatMul in float: its bias, added in float, would cause a second rounding (4 dB
   better logits of the head, in 6% less time);
 - activations unsigned, weights signed: ONNX Runtime's fast kernels on x86;
-- all 8 bits of the weights: 7 (`reduce_range`) cost 6 dB. A CPU without VNNI may saturate.
+- all 8 bits of the weights: 7 (`reduce_range`) cost 6 dB. A CPU without VNNI would saturate:
+  sessions there use slower kernels, and the service fp32.
 """
 
 from __future__ import annotations

@@ -162,15 +162,16 @@ def switch_layers(
     """
     rounded = compose.add_prefix(int8, _TWIN, rename_inputs=False)
     twins = _find_twins(rounded)
+    stored = {tensor.name: tensor for tensor in rounded.graph.initializer}
     switched = copy.deepcopy(model)
     del switched.graph.node[:]
     for node in model.graph.node:
         if node.name in layers:
-            switched.graph.node.extend(_switch(node, twins[node.name], layers.index(node.name)))
+            place = layers.index(node.name)
+            switched.graph.node.extend(_switch(node, twins[node.name], stored, place))
         else:
             switched.graph.node.append(node)
     switched.graph.input.append(helper.make_tensor_value_info(LAYER, TensorProto.INT64, []))
-    switched.graph.initializer.extend(rounded.graph.initializer)
     return switched
 
 
@@ -194,18 +195,26 @@ def _find_twins(rounded: onnx.ModelProto) -> dict[str, list[NodeProto]]:
     return twins
 
 
-def _switch(node: NodeProto, twin: Sequence[NodeProto], place: int) -> list[NodeProto]:
+def _switch(
+    node: NodeProto, twin: Sequence[NodeProto], stored: Mapping[str, TensorProto], place: int
+) -> list[NodeProto]:
     exact = copy.deepcopy(node)
     exact.output[0] = f"float.{node.output[0]}"
     chosen = f"{node.name}.chosen"
+    # In the branch, because ONNX Runtime's exact kernels need constants of the same graph.
+    constants = [stored[name] for name in {n for t in twin for n in t.input} if name in stored]
     branches = {
         branch: helper.make_graph(
             nodes,
             branch,
             [],
             [helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)],
+            weights,
         )
-        for branch, nodes in (("then_branch", twin), ("else_branch", [exact]))
+        for branch, nodes, weights in (
+            ("then_branch", twin, constants),
+            ("else_branch", [exact], []),
+        )
     }
     return [
         helper.make_node("Constant", [], [f"{node.name}.place"], value_int=place),

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 EXIT_SOME_FAILED = 1
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+# What `auto` means instead of a default precision on other processors.
+_OTHER_PROCESSORS = {
+    ("openvino", "fp32"): " (bf16 where the processor has it)",
+    ("openvino", "int8"): " (fp32 without VNNI)",
+    ("cpu", "int8"): " (fp32 without VNNI)",
+}
 _LEGEND = Text("* not the label's own threshold", "dim")
 
 
@@ -166,9 +172,6 @@ def show_bundle(bundle: Bundle) -> None:
     card = bundle.card
     trained, opened = card.trained_head, card.open_head
     size = f"{card.input.width} x {card.input.height} pixels"
-    defaults = _find_defaults(bundle)
-    if defaults["openvino"] == "fp32":
-        defaults["openvino"] = "fp32 (bf16 where the processor has it)"
     values = {
         "name": card.name,
         "version": card.version,
@@ -184,7 +187,10 @@ def show_bundle(bundle: Bundle) -> None:
         "mean": _format_channels(card.input.mean),
         "std": _format_channels(card.input.std),
         "precisions": ", ".join(bundle.precisions()),
-        "default precision": ", ".join(f"{device} {name}" for device, name in defaults.items()),
+        "default precision": ", ".join(
+            f"{device} {name}{_OTHER_PROCESSORS.get((device, name), '')}"
+            for device, name in _find_defaults(bundle).items()
+        ),
     }
     for name, calibration in _list_calibrations(card).items():
         values[f"scores of {name}"] = _describe_scores(calibration)

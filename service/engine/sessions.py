@@ -15,7 +15,7 @@ import onnxruntime as ort
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine.devices import CUDA, PROVIDERS, add_openvino
+from service.engine.devices import CUDA, PROVIDERS, add_openvino, multiplies_int8
 from service.errors import BundleError, StartError
 
 # TF32 rounds the inputs of fp32 products to 10 bits of mantissa. fp16 needs it: without TF32, its
@@ -52,6 +52,9 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
     device, precision = config.device, bundle.image_precision(graph, config.precision)
     model = bundle.read_graph(graph, precision)
     options = _make_options(graph, config)
+    disabled = make_int8_exact(options)
+    if device == "cpu":
+        disabled += SLOWER_ON_CPU
     try:
         session = ort.InferenceSession(
             model,
@@ -59,7 +62,7 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
             # OpenVINO is set in the options.
             providers=None if device == "openvino" else list_providers(device, precision),
             enable_fallback=0,
-            disabled_optimizers=SLOWER_ON_CPU if device == "cpu" else [],
+            disabled_optimizers=disabled,
         )
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         if device not in CPU_DEVICES:
@@ -72,6 +75,17 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
             "see ONNX Runtime's own message before this one"
         )
     return session
+
+
+def make_int8_exact(options: ort.SessionOptions) -> list[str]:
+    """Prevents sums that saturate in int8 layers on a CPU without VNNI.
+
+    Returns the optimisations to disable: this one would make a MatMul of stored int8 queries by
+    keys, which runs in float, one in uint8 that ONNX Runtime cannot run.
+    """
+    if not multiplies_int8():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return ["QDQS8ToU8Transformer"]
 
 
 def list_providers(device: Device, precision: RunPrecision) -> list[tuple[str, dict[str, str]]]:

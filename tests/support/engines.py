@@ -9,7 +9,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.engine import session_set
-from service.engine.devices import check_device, multiplies_bf16
+from service.engine.devices import check_device, multiplies_bf16, multiplies_int8
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import Head, HeadResults
 from service.engine.sessions import PROVIDERS, first_line
@@ -40,6 +40,7 @@ needs_openvino = pytest.mark.skipif(bool(_why_no_openvino()), reason=_why_no_ope
 needs_bf16 = pytest.mark.skipif(
     not multiplies_bf16(), reason="this processor has no products of bfloat16"
 )
+needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="this processor has no VNNI")
 
 
 @contextmanager

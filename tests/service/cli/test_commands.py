@@ -33,7 +33,7 @@ def test_info_shows_the_default_precision_of_each_device(
 
     card = tiny_card("small").model_copy(update={"default_precision": {"cpu": "int8"}})
     table = run("info", write_tiny_bundle(tmp_path, card).path)[1]
-    assert "cpu int8, openvino int8, cuda fp32, tensorrt fp32" in table
+    assert "cpu int8 (fp32 without VNNI), openvino int8 (fp32 without VNNI), cuda fp32" in table
 
 
 def test_info_refuses_a_folder_without_a_bundle(run: Run, tmp_path: Path) -> None:

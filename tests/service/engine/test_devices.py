@@ -10,14 +10,31 @@ import pytest
 
 from service.bundle.card import RunPrecision
 from service.bundle.reader import Bundle, load_bundle
-from service.engine.devices import check_device, has_openvino, multiplies_bf16
+from service.engine.devices import (
+    check_device,
+    choose_precision,
+    has_openvino,
+    multiplies_bf16,
+    multiplies_int8,
+)
 from service.engine.engine import Engine, open_engine
 from service.engine.heads import LABELS_PER_RUN
 from service.errors import BundleError, StartError
 from service.images.decode import PixelArray, decode_image
 from service.settings import Settings
-from tests.support.engines import assert_gives_the_cpus_logits, needs_bf16, needs_openvino
-from tests.support.tiny_bundle import QUERY_WIDTH, random_images, tiny_graphs, write_tiny_bundle
+from tests.support.engines import (
+    assert_gives_the_cpus_logits,
+    needs_bf16,
+    needs_int8,
+    needs_openvino,
+)
+from tests.support.tiny_bundle import (
+    QUERY_WIDTH,
+    random_images,
+    tiny_card,
+    tiny_graphs,
+    write_tiny_bundle,
+)
 
 ROOT = Path(__file__).parents[3]
 PHOTOS = sorted((ROOT / "docs" / "photos").glob("*.jpg"))
@@ -65,6 +82,55 @@ def test_bfloat16_is_found_among_the_flags_of_the_processor(flags: str, *, expec
     assert multiplies_bf16(flags) is expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "machine", "expected"),
+    [
+        ("flags : avx2 avx512f avx512_vnni", "x86_64", True),
+        ("flags : avx2 avx_vnni", "AMD64", True),
+        ("flags : avx2 avx512f avx512bw", "x86_64", False),
+        ("", "x86_64", False),
+        ("Features : asimd", "aarch64", True),
+    ],
+)
+def test_exact_int8_is_found_among_the_flags_of_an_x86_processor(
+    flags: str, machine: str, *, expected: bool
+) -> None:
+    assert multiplies_int8(flags, machine) is expected
+
+
+def test_precision_auto_is_fp32_instead_of_int8_without_vnni(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = tiny_card().model_copy(update={"default_precision": {"cpu": "int8"}})
+    bundle = write_tiny_bundle(tmp_path, card)
+    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: False)
+    caplog.set_level("INFO")
+
+    assert choose_precision(bundle, "cpu", "auto") == "fp32"
+    assert "precision auto: fp32 instead of int8" in caplog.text
+    assert choose_precision(bundle, "cpu", "int8") == "int8"
+
+
+def test_start_fails_with_int8_of_openvino_without_vnni(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: False)
+
+    with pytest.raises(StartError, match="int8: openvino loses accuracy on this processor"):
+        choose_precision(tiny_bundle, "openvino", "int8")
+
+
+def test_default_bundle_gives_the_same_in_int8_with_and_without_vnni(
+    photos: PixelArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for vnni in (multiplies_int8(), False):
+        monkeypatch.setattr("service.engine.sessions.multiplies_int8", lambda vnni=vnni: vnni)
+        found.append(run_default("cpu", "int8", photos))
+
+    np.testing.assert_array_equal(*found)
+
+
 @needs_openvino
 def test_engine_reports_openvino(engine: Engine) -> None:
     assert (engine.device, engine.provider) == ("openvino", "OpenVINOExecutionProvider")
@@ -101,7 +167,7 @@ def test_openvino_gives_the_cpus_memory_of_explained_rows(mapped_bundle: Bundle)
     [
         ("fp32", 1e-3),
         # Rounding to 8 bits differs now and then.
-        ("int8", 0.15),
+        pytest.param("int8", 0.15, marks=needs_int8),
         pytest.param("bf16", 0.25, marks=needs_bf16),
     ],
 )
@@ -135,6 +201,7 @@ def test_precision_auto_is_bf16_if_the_bundle_prefers_fp32_and_the_processor_has
     card = bundle.card.model_copy(update={"default_precision": {"cpu": stored}})
     bundle = write_tiny_bundle(tmp_path, card)
     monkeypatch.setattr("service.engine.devices.multiplies_bf16", lambda: capable)
+    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: True)
 
     assert open_engine(bundle, device="openvino").precision == expected
 

@@ -143,11 +143,14 @@ def test_engine_reports_device_precision_and_sizes(tiny_bundle: Bundle) -> None:
     assert (engine.precision, engine.max_batch_size, engine.workers) == ("fp32", 8, 2)
 
 
-def test_precision_auto_is_the_bundles_choice_for_the_device(tmp_path: Path) -> None:
+def test_precision_auto_is_the_bundles_choice_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = write_tiny_bundle(tmp_path)
     card = bundle.card.model_copy(update={"default_precision": {"cpu": "int8"}})
     bundle = write_tiny_bundle(tmp_path, card)
     images = random_images(0, 1)
+    monkeypatch.setattr("service.engine.devices.multiplies_int8", lambda: True)
 
     auto = open_engine(bundle, device="cpu")
     fp32 = open_engine(bundle, device="cpu", precision="fp32")

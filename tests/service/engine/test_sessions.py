@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from service.bundle.card import Device
 from service.bundle.reader import Bundle
+from service.engine.devices import multiplies_int8
 from service.engine.sessions import (
     SLOWER_ON_CPU,
     SessionConfig,
@@ -21,7 +22,7 @@ from service.engine.sessions import (
     open_session,
 )
 from tests.support.engines import pretend_gpu
-from tests.support.tiny_bundle import serialize_graph
+from tests.support.tiny_bundle import serialize_graph, tiny_graphs, write_tiny_bundle
 
 WIDTH = 8
 
@@ -55,6 +56,27 @@ def test_disabled_optimiser_is_the_one_that_fuses_sums_and_norms(tmp_path: Path)
     assert "SkipLayerNormalization" in operators_that_run(tmp_path, [])
     kept = operators_that_run(tmp_path, SLOWER_ON_CPU)
     assert kept == {"Add": 1, "LayerNormalization": 1}
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+def test_int8_sums_do_not_saturate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, vnni: bool
+) -> None:
+    monkeypatch.setattr(
+        "service.engine.sessions.multiplies_int8", lambda: vnni and multiplies_int8()
+    )
+    images = helper.make_tensor_value_info("images", TensorProto.UINT8, ["B", 4])
+    sums = helper.make_tensor_value_info("sums", TensorProto.INT32, ["B", 16])
+    node = helper.make_node("MatMulInteger", ["images", "weights"], ["sums"])
+    graph = serialize_graph([node], [images], sums, {"weights": np.full((4, 16), 127, np.int8)})
+    graphs = {**tiny_graphs(), "encoder": {"fp32": graph, "int8": graph}}
+
+    session = open_session(
+        write_tiny_bundle(tmp_path, graphs=graphs), "encoder", SessionConfig("cpu", "int8")
+    )
+
+    found = session.run(["sums"], {"images": np.full((2, 4), 255, np.uint8)})[0]
+    assert np.all(found == 4 * 255 * 127)
 
 
 def test_tf32_is_disabled_on_a_gpu_except_for_fp16() -> None:
