@@ -95,6 +95,8 @@ def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--bundle needs --triton, or --out and photos to calibrate on")
     if given.precision_target is not None and not 0 <= given.precision_target <= 1:
         parser.error(f"--precision-target must be from 0 to 1; it is {given.precision_target}")
+    if given.photos is not None and given.label_thresholds is not None:
+        parser.error("--label-thresholds does not fit --photos, which choose the thresholds")
     _refuse_ignored(parser, given)
     if given.precision is None:
         given.precision = ("fp32", "fp16", "int8") if given.photos else ("fp32", "fp16")
@@ -141,6 +143,7 @@ def _to_request(given: argparse.Namespace) -> ExportRequest:
         precisions=frozenset(given.precision),
         hints=read_hints(given),
         label_names=given.label_names,
+        label_thresholds=given.label_thresholds,
         compact_weights=given.compact_weights,
         model_version=given.model_version or "1",
         license=given.license,
@@ -202,6 +205,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--open-split", default="val", help="which of its photos (default: val)")
     add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
+    add("--label-thresholds", type=Path, help="text file, one number from 0 to 1 a line, in this "
+        "order")  # fmt: skip
     add("--embedding-encoder", help="open head: name of the model that makes the label embeddings")
     add("--embedding-template", help="open head: text to embed, {} for the label")
     return parser

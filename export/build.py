@@ -19,7 +19,7 @@ from export.sources.photos import Splits, read_splits
 from export.sources.trained import Source, read_source
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints
-from models.config import OpenHeadConfig
+from models.config import OpenHeadConfig, RamConfig
 from service.bundle.card import Label, Metric, ModelCard, Precision, Provenance, TrainedHead
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
@@ -41,6 +41,7 @@ class ExportRequest:
     precisions: frozenset[Precision] = frozenset()  # besides fp32, which is always written
     hints: Hints = NO_HINTS
     label_names: Path | None = None  # text file with one label a line; None uses the checkpoint's
+    label_thresholds: Path | None = None  # text file with a number a line; photos replace them
     compact_weights: bool = False  # store fp32 weights in 16 bits
     model_version: str = "1"  # free text without white space
     license: str = "unknown"
@@ -59,7 +60,9 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     left_out = set() if left_out is None else left_out
     # Read and check everything before the work that takes minutes.
     check_target(request.out)
-    source = read_source(request.checkpoint, request.hints, request.label_names)
+    source = read_source(
+        request.checkpoint, request.hints, request.label_names, request.label_thresholds
+    )
     card = _describe(request, source)
     names = source.label_names
     labels = "open labels" if source.is_open else f"{len(names)} labels"
@@ -81,7 +84,10 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     # Calibrate scores and choose thresholds on the validation photos; measure accuracy on others.
     draft = BundleDraft(
         card=card.model_copy(update={"default_precision": variants.defaults}),
-        labels=tuple(Label(name=name) for name in names),
+        labels=tuple(
+            Label(name=name, threshold=threshold)
+            for name, threshold in zip(names, source.label_thresholds, strict=True)
+        ),
         graphs=_serialize(variants),
     )
     if splits is not None:
@@ -100,9 +106,12 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
     trained = opened = None
     if isinstance(head, OpenHeadConfig):
         opened = describe_head(head)
-    else:
+    if config.num_classes is not None:
         trained = TrainedHead(
-            kind=head.kind, num_labels=head.num_classes, activation=config.activation
+            kind=head.kind,
+            num_labels=config.num_classes,
+            activation=config.activation,
+            threshold=head.threshold if isinstance(head, RamConfig) else None,
         )
     try:
         return ModelCard(

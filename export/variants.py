@@ -31,6 +31,7 @@ from export.sources.trained import Source
 from models.heads.maps import find_grid
 from models.heads.ml_decoder import MLDecoder
 from models.heads.query2label import Query2Label
+from models.heads.ram import Ram
 from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import Device, Precision
@@ -161,6 +162,12 @@ def trace_heads(
     head: nn.Module, tokens: int, width: int, grid: tuple[int, int] | None = None
 ) -> Graphs:
     """Traces a head's graphs for tokens [B, tokens, width]; without a `grid`, no maps."""
+    if isinstance(head, Ram):  # for the file's tags and for others
+        return {
+            "trained_head": optimise(trace.trace_head(head, tokens, width)),
+            "label_encoder": optimise(trace.trace_label_encoder(head)),
+            "open_head": optimise(trace.trace_open_head(head)),
+        }
     if isinstance(head, ZeroShotMLDecoder | TwoTowers):
         graphs: dict[GraphName, onnx.ModelProto] = {
             "label_encoder": optimise(trace.trace_label_encoder(head)),

@@ -162,6 +162,7 @@ class RamConfig(DecoderConfig):
     feedforward_width: int = Field(default=3072, ge=1)
     num_layers: int = Field(default=2, ge=1)
     image_projection: bool = True
+    threshold: float = Field(default=0.68, ge=0.0, le=1.0)  # of tags without their own
     embedding_encoder: str = "CLIP ViT-B/16"
     embedding_template: str = "a photo of a {}."
 
@@ -197,7 +198,8 @@ HeadConfig = Annotated[
 ]
 
 
-OpenHeadConfig = ZeroShotMLDecoderConfig | TwoTowerConfig
+OpenHeadConfig = ZeroShotMLDecoderConfig | TwoTowerConfig | RamConfig
+"""The heads that score any labels; RAM's has trained labels too."""
 
 
 class NetworkConfig(_Config):
@@ -220,4 +222,6 @@ class NetworkConfig(_Config):
     def num_classes(self) -> int | None:
         """N, number of logits; None for a head for open labels."""
         head = self.head
-        return None if isinstance(head, OpenHeadConfig) else head.num_classes
+        if isinstance(head, ZeroShotMLDecoderConfig | TwoTowerConfig):
+            return None
+        return head.num_classes

@@ -15,6 +15,7 @@ from export.graphs.graph import FloatArray, Graphs, open_session
 from models.config import InputConfig
 from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder
+from models.heads.ram import Ram
 from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from service.images.decode import PixelArray
@@ -112,6 +113,8 @@ def _compare_encoder(
 
 def _compare_head(head: nn.Module, graphs: Graphs) -> list[Deviation]:
     found = []
+    if isinstance(head, Ram):
+        return _compare_trained(head, graphs["trained_head"]) + _compare_open(head, graphs)
     if isinstance(head, ZeroShotMLDecoder | TwoTowers):
         if "open_head_maps" in graphs:
             found = _compare_maps(head, graphs["open_head"], graphs["open_head_maps"])
@@ -134,12 +137,15 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
     return found
 
 
-def _compare_open(head: ZeroShotMLDecoder | TwoTowers, graphs: Graphs) -> list[Deviation]:
+def _compare_open(head: ZeroShotMLDecoder | TwoTowers | Ram, graphs: Graphs) -> list[Deviation]:
     encode, score = open_session(graphs["label_encoder"]), open_session(graphs["open_head"])
     stream, found, config = np.random.default_rng(_SEED), [], head.config
     for batch, count, labels in OPEN_HEAD_SHAPES:
         tokens = stream.standard_normal((batch, count, config.encoder_width), dtype=np.float32)
         embeddings = stream.standard_normal((labels, config.embedding_width), dtype=np.float32)
+        if isinstance(head, Ram):  # texts have length 1, and RAM++ takes labels with few of them
+            embeddings /= np.sqrt(head.config.text_width)
+            embeddings[0, head.config.text_width :] = 0
         queries = encode.run(["queries"], {"embeddings": embeddings})[0]
         logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
         encoded = head.encode_labels(torch.from_numpy(embeddings))

@@ -14,7 +14,7 @@ from export import ExportError
 from export.sources.photos import LabelledPhotos, UnusablePhotosError, keep_usable, select_photos
 from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
-from models.config import OpenHeadConfig
+from models.config import OpenHeadConfig, RamConfig
 from models.data import read_labelled_folder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
@@ -68,7 +68,7 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
 
     Raises CheckpointError if it has another encoder or text encoder.
     """
-    if source.is_open:
+    if source.is_open or isinstance(source.config.head, RamConfig):
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)
     opened.check_encoder(source.network.backbone)

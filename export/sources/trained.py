@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Source:
     network: Network  # in eval mode
     config: NetworkConfig
     label_names: tuple[str, ...]  # N names, in the order of the logits; none for an open head
+    label_thresholds: tuple[float | None, ...]  # N scores, 0..1; None without one
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
 
@@ -63,18 +65,29 @@ class Source:
         )
 
 
-def read_source(path: Path, hints: Hints = NO_HINTS, label_names: Path | None = None) -> Source:
+def read_source(
+    path: Path,
+    hints: Hints = NO_HINTS,
+    label_names: Path | None = None,
+    label_thresholds: Path | None = None,
+) -> Source:
     """Reads a checkpoint; a file of label names overrides the checkpoint's own.
 
-    Raises UnusableCheckpointError for a head alone and for missing or invalid label names.
+    Raises UnusableCheckpointError for a head alone, and for missing or invalid label names and
+    thresholds.
     """
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")
+    names = _choose_names(path.name, checkpoint, label_names)
+    thresholds: tuple[float | None, ...] = (None,) * len(names)
+    if label_thresholds is not None:
+        thresholds = _read_thresholds(label_thresholds, len(names))
     return Source(
         network=checkpoint.network,
         config=checkpoint.config,
-        label_names=_choose_names(path.name, checkpoint, label_names),
+        label_names=names,
+        label_thresholds=thresholds,
         sha256=checkpoint.sha256,
         training_data=checkpoint.notes.get("training_data", "unknown"),
     )
@@ -105,6 +118,27 @@ def _choose_names(name: str, checkpoint: Checkpoint, path: Path | None) -> tuple
             reason = error.errors(include_url=False)[0]["msg"]
             raise UnusableCheckpointError(f"label name {label!r:.80}: {reason}") from error
     return names
+
+
+def _read_thresholds(path: Path, count: int) -> tuple[float | None, ...]:
+    """Reads one number a line, 0 to 1, for the first of `count` labels; None for the others."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableCheckpointError(f"label thresholds {path} cannot be read") from error
+    if len(lines) > count:
+        raise UnusableCheckpointError(f"{len(lines)} label thresholds for {count} labels")
+    found: list[float] = []
+    for line in lines:
+        try:
+            found.append(float(line))
+        except ValueError:
+            found.append(math.nan)
+        if not 0 <= found[-1] <= 1:
+            raise UnusableCheckpointError(
+                f"label threshold {len(found)} must be a number from 0 to 1; it is {line!r:.80}"
+            )
+    return (*found, *(None,) * (count - len(found)))
 
 
 def _read_lines(path: Path) -> tuple[str, ...]:

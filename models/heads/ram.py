@@ -52,31 +52,33 @@ class Ram(nn.Module):
         [L, descriptions, T] or these flat. Descriptions of zeros are left out.
         """
         labels = self.labels if embeddings is None else embeddings
-        tokens = self.place(features)
-        if self.log_scale is not None:
-            return self.decode(tokens, self.query(self.weigh(tokens[:, 0], labels)))
-        return self.decode(tokens, self.query(labels).unsqueeze(0))
+        return self.score(features, self.encode_labels(labels))
 
     def encode_labels(self, embeddings: Tensor) -> Tensor:
         """Maps label embeddings [L, E] to label queries [L, K]; RAM++'s are the embeddings."""
-        return self.query(embeddings) if self.log_scale is None else embeddings
+        return self._project(embeddings) if self.log_scale is None else embeddings
 
     def score(self, features: Tensor, queries: Tensor) -> Tensor:
         """Maps features and label queries [L, K] to logits [B, L]."""
-        if self.log_scale is not None:
-            return self.forward(features, queries)
-        return self.decode(self.place(features), queries.unsqueeze(0))
+        return self.recall(features, self.remember(features), queries)
 
-    def place(self, features: Tensor) -> Tensor:
+    def remember(self, features: Tensor) -> Tensor:
         """Maps features to projected tokens [B, 1 + S, T], first the class token, their mean."""
         tokens: Tensor = self.embed(to_tokens(features))
         if not self.config.image_projection:
             return tokens
         return torch.cat([tokens.mean(dim=1, keepdim=True), tokens], dim=1)
 
-    def query(self, embeddings: Tensor) -> Tensor:
-        """Maps embeddings [..., T] to label queries [..., D]."""
-        return functional.relu(self.project(embeddings))
+    def recall(self, tokens: Tensor, memory: Tensor, queries: Tensor) -> Tensor:  # noqa: ARG002
+        """Maps the memory [B, 1 + S, T] of features and label queries [L, K] to logits [B, L]."""
+        if self.log_scale is None:
+            hidden = queries.unsqueeze(0)  # [1, L, D]
+        else:
+            hidden = self._project(self.weigh(memory[:, 0], queries))  # [B, L, D]
+        for layer in self.layers:
+            hidden = layer(hidden, memory)
+        logits: Tensor = self.pool(hidden).squeeze(-1)
+        return logits
 
     def weigh(self, image: Tensor, embeddings: Tensor) -> Tensor:
         """Averages descriptions by their likeness to the class tokens [B, T]: [B, L, T]."""
@@ -91,12 +93,8 @@ class Ram(nn.Module):
         # `texts` is not transposed: a graph would store the 479 MB of the authors' tags twice.
         return (weights.transpose(1, 2) @ texts).transpose(0, 1)
 
-    def decode(self, tokens: Tensor, queries: Tensor) -> Tensor:
-        """Maps tokens [B, 1 + S, T] and label queries [1 or B, L, D] to logits [B, L]."""
-        for layer in self.layers:
-            queries = layer(queries, tokens)
-        logits: Tensor = self.pool(queries).squeeze(-1)
-        return logits
+    def _project(self, embeddings: Tensor) -> Tensor:
+        return functional.relu(self.project(embeddings))  # [..., T] -> [..., D]
 
 
 class TaggingLayer(nn.Module):

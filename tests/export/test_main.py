@@ -69,6 +69,8 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
         (["--photos", "gone"], "neither labels.json"),
         (["--precision", "fp32,int8"], "int8 needs labelled photos"),
         (["--label-names", "gone"], "cannot be read"),
+        (["--label-thresholds", "gone"], "label thresholds gone cannot be read"),
+        (["--label-thresholds", "gone", "--photos", "gone"], "does not fit --photos"),
         (["--num-heads", "8"], "has 4 attention heads, not 8"),
         (["--precision", "int4"], "'int4' is not one of fp32, fp16, int8"),
         (["--label-set", "zoo.json"], "--label-set needs --open-head"),

@@ -22,7 +22,12 @@ from tests.goldens import golden_names, read_golden
 from tests.models.heads.test_goldens import hints, write_official
 from tests.support.tiny_bundle import run_bundle
 
-HEADS = [*golden_names("mld_"), *golden_names("zsl_"), *golden_names("q2l_")]
+HEADS = [
+    *golden_names("mld_"),
+    *golden_names("zsl_"),
+    *golden_names("q2l_"),
+    *("ram_head_20_b2", "ram_plus_head_7x51_b2"),
+]
 WHOLE = [
     pytest.param("timm_resnet50_20_g7_224_b2"),
     *(

@@ -22,6 +22,7 @@ from models.config import (
     MLDecoderConfig,
     NetworkConfig,
     Query2LabelConfig,
+    RamConfig,
     TransformerDecoderConfig,
     ZeroShotMLDecoderConfig,
 )
@@ -40,6 +41,11 @@ TRAINED: dict[str, HeadConfig] = {
         num_classes=5, grid=(2, 3), pre_norm=True, self_attention=(True, True), **WIDTHS
     ),
     "transformer-decoder": TransformerDecoderConfig(num_classes=5, **WIDTHS),
+}
+# The file's own tags, and others by their embeddings.
+RAMS = {
+    "ram": RamConfig(num_classes=5, text_width=7, **WIDTHS),
+    "ram_plus": RamConfig(num_classes=5, text_width=7, num_descriptions=3, **WIDTHS),
 }
 OPEN = ZeroShotMLDecoderConfig(
     embedding_width=7, embedding_encoder="letters", embedding_template="a photo of {}", **WIDTHS
@@ -60,9 +66,9 @@ def write(network: Network, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", [*TRAINED, *RAMS])
 def test_bundle_of_a_trained_head_equals_torch(kind: str, tmp_path: Path) -> None:
-    network = make_network(TRAINED[kind])
+    network = make_network((TRAINED | RAMS)[kind])
     path = write(network, tmp_path / "own.safetensors")
     bundle = build_bundle(ExportRequest(path, tmp_path / "model"))
     head = bundle.card.trained_head
@@ -83,6 +89,22 @@ def test_bundle_of_an_open_head_equals_torch(tmp_path: Path) -> None:
     embeddings = torch.randn(11, 7)
     found = run_bundle(bundle, PIXELS, embeddings.numpy())
     assert_close(found, run_torch(network, PIXELS, embeddings))
+
+
+@pytest.mark.parametrize("kind", RAMS)
+def test_bundle_of_ram_answers_other_labels_as_torch_does(kind: str, tmp_path: Path) -> None:
+    network = make_network(RAMS[kind])
+    path = write(network, tmp_path / "own.safetensors")
+    bundle = build_bundle(ExportRequest(path, tmp_path / "model", precisions=frozenset({"fp16"})))
+    assert bundle.card.trained_head.threshold == 0.68
+    space = bundle.card.open_head.embedding_space
+    assert (space.encoder, space.width) == ("CLIP ViT-B/16", {"ram": 7, "ram_plus": 21}[kind])
+    embeddings = torch.randn(11, space.width) / 3
+    embeddings[3, 7:] = 0  # two of three descriptions are missing
+    found = run_bundle(bundle, PIXELS, embeddings.numpy())
+    assert_close(found, run_torch(network, PIXELS, embeddings))
+    alone = run_torch(network, PIXELS, embeddings[3:4, :7])
+    assert_close(found[:, 3:4], alone)
 
 
 def test_open_heads_graphs_take_any_number_of_labels_tokens_and_images() -> None:
@@ -117,6 +139,7 @@ def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path
         (ExportRequest(trained, out, hints=encoder), CheckpointError, "takes no embeddings"),
         (ExportRequest(opened, out, label_names=names), UnusableCheckpointError, "open labels"),
         (ExportRequest(opened, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
+        (ExportRequest(opened, out, label_thresholds=names), UnusableCheckpointError, "0 labels"),
         (ExportRequest(opened, out, photos=folder), ExportError, "trained labels"),
     ):
         with pytest.raises(error, match=reason):

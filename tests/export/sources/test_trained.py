@@ -61,3 +61,33 @@ def test_unfit_names_in_a_checkpoint_are_refused(
     assert "\n" not in str(refused.value)
     write_checkpoint(path, network, LABELS, {})
     assert read_source(path).label_names == LABELS
+
+
+def test_labels_beyond_the_thresholds_have_none(checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.txt"
+    for content, expected in (
+        (b"0.45\r\n 1.0 \n\n", (0.45, 1.0, None)),
+        (b"0\n0.5\n0.68", (0.0, 0.5, 0.68)),
+    ):
+        path.write_bytes(content)
+        assert read_source(checkpoint, label_thresholds=path).label_thresholds == expected
+    assert read_source(checkpoint).label_thresholds == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"0.5\n" * 4, "4 label thresholds for 3 labels"),
+        (b"0.5\n\n0.5\n", "label threshold 2 must be a number from 0 to 1; it is ''"),
+        (b"0.5\n1.5\n", "label threshold 2 must be a number from 0 to 1; it is '1.5'"),
+        (b"nan\n", "label threshold 1 must be"),
+        (b"\xff", "cannot be read"),
+    ],
+)
+def test_unfit_thresholds_are_refused(
+    checkpoint: Path, tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "thresholds.txt"
+    path.write_bytes(content)
+    with pytest.raises(UnusableCheckpointError, match=reason):
+        read_source(checkpoint, label_thresholds=path)

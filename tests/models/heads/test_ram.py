@@ -114,7 +114,7 @@ def test_queries_give_the_logits_of_their_embeddings(changes: dict[str, int]) ->
 def test_head_without_projection_takes_the_class_token_as_it_comes() -> None:
     head = make_head(image_projection=False)
     tokens = torch.randn(2, 9, 8)
-    assert head.place(tokens) is tokens
+    assert head.remember(tokens) is tokens
     whole = make_head()
-    placed = whole.place(torch.randn(2, 9, 6))
+    placed = whole.remember(torch.randn(2, 9, 6))
     torch.testing.assert_close(placed[:, 0], placed[:, 1:].mean(dim=1))
