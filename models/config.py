@@ -178,11 +178,18 @@ class RamConfig(DecoderConfig):
 
 
 class GapConfig(_Config):
-    """Global average pooling and one linear layer, the paper's baseline."""
+    """Global average pooling and one linear layer, the paper's baseline.
+
+    Attributes:
+        pooling: `first` takes the first token, a ViT's class token, instead of the mean.
+        norm_epsilon: of a layer norm behind the pooling; None: there is none.
+    """
 
     kind: Literal["gap"] = "gap"
     num_classes: int = Field(ge=1)
     encoder_width: int = Field(ge=1)
+    pooling: Literal["mean", "first"] = "mean"
+    norm_epsilon: float | None = None
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 

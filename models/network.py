@@ -34,7 +34,10 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         size = (config.input.height, config.input.width)
-        self.backbone = Backbone(config.backbone, size, config.prefix_tokens)
+        norm_pooled = isinstance(config.head, GapConfig) and config.head.norm_epsilon is not None
+        self.backbone = Backbone(
+            config.backbone, size, config.prefix_tokens, norm_pooled=norm_pooled
+        )
         if self.backbone.width != config.head.encoder_width:
             raise ValueError(
                 f"{config.backbone} gives tokens of width {self.backbone.width}, "

@@ -32,7 +32,8 @@ class Backbone(nn.Module):
     """A model of timm, `cvt.py` or `tresnet_v2_xl`, without classifier, with random weights.
 
     Only models with a position table of fixed size need the size, (H, W) in pixels; raises
-    BackboneError if the name is unknown or the model has no map of features of this size.
+    BackboneError if the name is unknown or the model has no map of features of this size. With
+    `norm_pooled`, a model whose own head has a norm does not normalise its tokens instead.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class Backbone(nn.Module):
         name: str,
         image_size: tuple[int, int] | None = None,
         prefix_tokens: PrefixTokens = "drop",
+        *,
+        norm_pooled: bool = False,
     ) -> None:
         super().__init__()
         self.name = name
-        self.body = _create(name, image_size)
+        self.body = _create(name, image_size, norm_pooled)
         unnamed = int(isinstance(self.body, (VOLO, CoaT)))  # timm does not count their class token
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self._num_dropped = self.prefix_tokens if prefix_tokens == "drop" else 0
@@ -95,7 +98,7 @@ class Backbone(nn.Module):
         return int(tokens.shape[1])
 
 
-def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
+def _create(name: str, image_size: tuple[int, int] | None, norm_pooled: bool) -> nn.Module:
     if name == _TRESNET_V2_XL:
         return TResNet(_TRESNET_V2_XL_LAYERS, num_classes=0, v2=True, global_pool="")
     if name in CVTS:
@@ -103,7 +106,7 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     if not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
     try:
-        body = _create_without_head(name, image_size)
+        body = _create_without_head(name, image_size, norm_pooled)
     except Exception as error:  # timm's models raise many types
         size = "" if image_size is None else f" for {image_size[0]} x {image_size[1]} pixels"
         raise BackboneError(f"timm cannot build {name}{size}") from error
@@ -112,9 +115,12 @@ def _create(name: str, image_size: tuple[int, int] | None) -> nn.Module:
     return body
 
 
-def _create_without_head(name: str, image_size: tuple[int, int] | None) -> nn.Module:
+def _create_without_head(
+    name: str, image_size: tuple[int, int] | None, norm_pooled: bool
+) -> nn.Module:
     try:
-        return create_timm(name, image_size, {"num_classes": 0, "global_pool": ""})
+        pooling = {} if norm_pooled else {"global_pool": ""}
+        return create_timm(name, image_size, {"num_classes": 0, **pooling})
     except AssertionError:  # some models require their pooling
         body = create_timm(name, image_size, {"num_classes": 0})
         body.head = nn.Identity()
@@ -163,11 +169,14 @@ def input_config(
     name: str,
     image_size: tuple[int, int] | None = None,
     given: Mapping[str, object] = MappingProxyType({}),
+    *,
+    crop: bool = False,
 ) -> InputConfig:
     """Reads the preparation of photos from timm's configuration of a model.
 
-    Photos are squashed to the input: a centre crop would cut off labelled objects. `given` has
-    overrides by timm's names: `img_size`, `mean` and the like. Raises BackboneError.
+    Photos are squashed to the input, unless `crop` asks for timm's evaluation: a centre crop would
+    cut off labelled objects. `given` has overrides by timm's names: `img_size`, `mean` and the
+    like. Raises BackboneError.
     """
     if name != _TRESNET_V2_XL and not timm.is_model(name):
         raise BackboneError(f"timm has no model named {name!r}")
@@ -181,6 +190,8 @@ def input_config(
             mean=tuple(data["mean"]),
             std=tuple(data["std"]),
             interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
+            resize_mode="crop" if crop and data["crop_mode"] == "center" else "squash",
+            crop_pct=data["crop_pct"] if crop else 1.0,
         )
     except (AssertionError, TypeError, ValueError) as error:  # timm's and pydantic's
         raise BackboneError(f"the preparation of photos for {name} is invalid") from error

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
+from models.checkpoints.layouts.body import MORE_THAN_POOLING
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
 from models.config import NetworkConfig
 from models.network import Network, build_head
 
+_EXAMPLE_TOLERANCE = 1e-3  # of the largest logit
 _CONFIG_KEY, _LABELS_KEY, _NOTES_KEY = "config", "label_names", "notes"
 
 
@@ -65,7 +68,16 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
             raise CheckpointError(f"{file.name}: {error}") from error
         state = state if own else add_counters(state, network.state_dict())
     fill(network, state)
+    if weights.example is not None:
+        _compare(file.name, network.eval(), *weights.example)
     return Checkpoint(network.eval(), config, weights.label_names, weights.notes, file.sha256)
+
+
+def _compare(name: str, network: nn.Module, images: Tensor, expected: Tensor) -> None:
+    with torch.inference_mode():
+        deviation = (network(images) - expected).abs().max()
+    if not deviation <= _EXAMPLE_TOLERANCE * expected.abs().max():
+        raise CheckpointError(f"the model of {name} classifies by {MORE_THAN_POOLING}")
 
 
 def read_backbone(file: CheckpointFile) -> Content | None:

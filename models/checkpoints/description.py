@@ -39,6 +39,7 @@ class Hints:
     prefix_tokens: PrefixTokens | None = (
         None  # whether a head sees a ViT's class token and the like
     )
+    crop: bool = False  # a centre crop, as timm evaluates a classifier
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
     embedding_encoder: str | None = None  # name of the model whose embeddings an open head takes
@@ -70,6 +71,8 @@ class Hints:
             raise CheckpointError(f"{name} was made with {config.backbone}, not {self.backbone}")
         if self.prefix_tokens not in (None, config.prefix_tokens):
             raise CheckpointError(f"{name} was made with --prefix-tokens {config.prefix_tokens}")
+        if self.crop and config.input.resize_mode != "crop":
+            raise CheckpointError(f"{name} takes whole photos: leave out --crop")
         height, width, head = config.input.height, config.input.width, config.head
         if self.image_size not in (None, height, width):
             raise CheckpointError(
@@ -99,6 +102,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
         "the attention, if the file has no encoder to show it")  # fmt: skip
     add("--prefix-tokens", choices=get_args(PrefixTokens), help="whether the head was trained on "
         "all tokens of a ViT, or without its class and register tokens")  # fmt: skip
+    add("--crop", action="store_true", help="see the centre of a photo, as timm evaluates "
+        "classifiers (default: all of it, squashed)")  # fmt: skip
     add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "
         "std")  # fmt: skip
     add("--single-label", action="store_true", help="one label a photo: scores are a softmax")
@@ -137,6 +142,17 @@ class Weights:
     config: NetworkConfig | HeadConfig
     label_names: tuple[str, ...] | None  # N names, or None if the file has none
     notes: Mapping[str, str] = field(default_factory=dict)  # on the training, free text by key
+    # Images [B, 3, H, W] and their logits [B, N] by the file's own model, to compare with.
+    example: tuple[Tensor, Tensor] | None = None
+
+
+def join_parts(
+    body: State, head_state: State, config: NetworkConfig, label_names: tuple[str, ...] | None
+) -> Weights:
+    """Joins a backbone, under the names of its model, and a head to a network."""
+    whole = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
+    whole |= {f"head.{key}": tensor for key, tensor in head_state.items()}
+    return Weights(whole, config, label_names)
 
 
 def read_names(names: object) -> tuple[str, ...] | None:

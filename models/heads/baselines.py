@@ -19,12 +19,15 @@ class Gap(nn.Module):
         super().__init__()
         self.config = config
         self.dropout = nn.Dropout(config.dropout)
-        self.linear = nn.Linear(config.encoder_width, config.num_classes)
+        width, epsilon = config.encoder_width, config.norm_epsilon
+        self.norm = nn.Identity() if epsilon is None else nn.LayerNorm(width, epsilon)
+        self.linear = nn.Linear(width, config.num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
-        pooled = to_tokens(features).mean(dim=1)  # [B, C]
-        logits: Tensor = self.linear(self.dropout(pooled))
+        tokens = to_tokens(features)
+        pooled = tokens[:, 0] if self.config.pooling == "first" else tokens.mean(dim=1)  # [B, C]
+        logits: Tensor = self.linear(self.dropout(self.norm(pooled)))
         return logits
 
 

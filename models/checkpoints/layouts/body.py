@@ -15,6 +15,7 @@ from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import take
 from models.config import InputConfig
 
+MORE_THAN_POOLING = "more than pooling, a norm and a linear layer, and cannot be served"
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
 # The authors' evaluation size, which a file does not contain; their other models use 448.
@@ -27,26 +28,22 @@ _STATISTICS = "running_mean"  # of batch norms
 
 
 def read_body(
-    state: State, hints: Hints, described: Description, width: int
+    state: State, hints: Hints, described: Description, width: int, *, classifies: bool = False
 ) -> tuple[State, str, InputConfig]:
     """Returns (tensors under timm's names, backbone, preparation of photos).
 
-    `width` is that of the tokens that the head takes. Raises CheckpointError.
+    `width` is that of the tokens that the head takes; it is the backbone's own if it `classifies`.
+    Raises CheckpointError.
     """
-    state = _strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
+    state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
     official = OFFICIAL_TRESNET_MARK in state
     if official:
         state = backbones.rename_tresnet(state)
     architecture = described.architecture
     # A file that names a timm model was trained with timm, which has its own sizes.
-    of_timm = architecture is not None and timm.is_model(architecture)
+    of_timm = classifies or (architecture is not None and timm.is_model(architecture))
     if official or (_TRESNET_MARK in state and not of_timm):
-        name = backbones.recognise(state, backbones.TRESNETS)
-        if name is None:
-            _refuse_fused("TResNet", [_STATISTICS], state)
-            raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
-        size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-        return state, name, _prepare(name, hints, described, (size, size))
+        return _read_tresnet(state, hints, described)
     name = hints.backbone or architecture
     if name is None or (hints.backbone is None and not of_timm):
         fitting = backbones.recognise(state, backbones.RESNETS)
@@ -56,9 +53,12 @@ def read_body(
         )
     spec = _prepare(name, hints, described, None)
     try:
-        backbone = Backbone(name, (spec.height, spec.width))
+        norm_pooled = classifies and "fc_norm.weight" in state
+        backbone = Backbone(name, (spec.height, spec.width), norm_pooled=norm_pooled)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
+    if backbone.width != width and classifies:
+        raise CheckpointError(f"{name} classifies by {MORE_THAN_POOLING}")
     if backbone.width != width:
         raise CheckpointError(
             f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
@@ -69,7 +69,32 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return _fit(state, backbone, spec), name, spec
+    return _fit(state, backbone, spec, classifies), name, spec
+
+
+def strip(state: State, marks: Collection[str]) -> State:
+    """Takes a backbone out of the attribute that all its tensors are in, such as `self.backbone`.
+
+    `marks` are names of tensors that a backbone may have.
+    """
+    inside = state
+    while not any(mark in inside for mark in marks):
+        roots = {key.partition(".")[0] for key in inside}
+        if len(roots) != 1:
+            return state
+        inside = take(inside, f"{roots.pop()}.")
+    return inside
+
+
+def _read_tresnet(
+    state: State, hints: Hints, described: Description
+) -> tuple[State, str, InputConfig]:
+    name = backbones.recognise(state, backbones.TRESNETS)
+    if name is None:
+        _refuse_fused("TResNet", [_STATISTICS], state)
+        raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
+    size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
+    return state, name, _prepare(name, hints, described, (size, size))
 
 
 def _prepare(
@@ -85,26 +110,12 @@ def _prepare(
     elif known.keys() & {"input_size", "img_size"}:
         size = None
     try:
-        return input_config(name, size, known)
+        return input_config(name, size, known, crop=hints.crop)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
 
 
-def _strip(state: State, marks: Collection[str]) -> State:
-    """Takes a backbone out of the attribute that all its tensors are in, such as `self.backbone`.
-
-    `marks` are names of tensors that a backbone may have.
-    """
-    inside = state
-    while not any(mark in inside for mark in marks):
-        roots = {key.partition(".")[0] for key in inside}
-        if len(roots) != 1:
-            return state
-        inside = take(inside, f"{roots.pop()}.")
-    return inside
-
-
-def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
+def _fit(state: State, backbone: Backbone, spec: InputConfig, classifies: bool) -> State:
     """Returns exactly the backbone's tensors, counters of batch norms aside.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are
@@ -112,12 +123,12 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     backbone's weights. Raises CheckpointError if tensors are missing or left over.
     """
     own = backbone.body.state_dict()
-    state = _strip(state, (next(iter(own)),))
+    state = strip(state, (next(iter(own)),))
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
     found = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
     behind = tuple(f"{name.partition('.')[0]}." for name in classifiers)
     behind_tokens = [key for key in found if key in own and key.startswith(behind)]
-    if behind_tokens and not _reads(backbone, behind_tokens, spec):
+    if behind_tokens and not classifies and not _reads(backbone, behind_tokens, spec):
         raise CheckpointError(
             f"the file has {behind_tokens[0]}, which {backbone.name} applies behind its features: "
             "a head on such features cannot be served"

@@ -2,7 +2,7 @@
 
 The authors' ML-Decoder head alone, on their TResNet and on any timm backbone, in timm's naming
 too; the authors' Query2Label head alone and on each of their backbones; RAM and RAM++ on Swin, and
-their heads alone.
+their heads alone; classifiers without a decoder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ import re
 
 from models.backbones.cvt import CVTS
 from models.backbones.cvt import STRIDE as CVT_STRIDE
-from models.checkpoints.description import CheckpointError, Description, Hints, State, Weights
+from models.checkpoints.description import (
+    CheckpointError,
+    Description,
+    Hints,
+    State,
+    Weights,
+    join_parts,
+)
 from models.checkpoints.layouts import backbones, ml_decoder, query2label, ram
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body
+from models.checkpoints.layouts.classifier import read_classifier
 from models.checkpoints.layouts.state import Content, take, unwrap
 from models.config import InputConfig, NetworkConfig
 
@@ -37,12 +45,16 @@ def read_foreign(content: object, hints: Hints, beside: Description) -> Weights:
     if ram.is_ram(state):
         return _read_ram(state, hints, described.label_names)
     parts = ml_decoder.split_head(state)
-    if parts is None:
+    if parts is not None:
+        return _read_ml_decoder(*parts, hints, described)
+    classifier = read_classifier(state, hints, described)
+    if classifier is None:
         raise CheckpointError(
             "the checkpoint has no head of ML-Decoder, Query2Label or RAM: there is neither "
-            f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*"
+            f"{ml_decoder.MARK} nor {query2label.MARK} nor {ram.HEADS[0]}*; if it is a classifier "
+            "of timm, give its name with --backbone"
         )
-    return _read_ml_decoder(*parts, hints, described)
+    return classifier
 
 
 def read_bare_backbone(content: object, beside: Description) -> Content | None:
@@ -72,14 +84,6 @@ def _take_network(state: State) -> State:
     return take(state, heads[0][1]) if heads else state
 
 
-def _join(
-    body: State, head_state: State, config: NetworkConfig, label_names: tuple[str, ...] | None
-) -> Weights:
-    whole = {f"backbone.body.{key}": tensor for key, tensor in body.items()}
-    whole |= {f"head.{key}": tensor for key, tensor in head_state.items()}
-    return Weights(whole, config, label_names)
-
-
 def _read_ml_decoder(
     head_keys: State, body: State, hints: Hints, described: Description
 ) -> Weights:
@@ -90,7 +94,7 @@ def _read_ml_decoder(
     config = NetworkConfig(
         backbone=name, input=spec, head=head, prefix_tokens=hints.prefix_tokens or "drop"
     )
-    return _join(body, head_state, config, described.label_names)
+    return join_parts(body, head_state, config, described.label_names)
 
 
 def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:
@@ -106,7 +110,7 @@ def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] |
     height, width = (stride * count for count in head.grid)
     spec = InputConfig(height=height, width=width, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
     config = NetworkConfig(backbone=name, input=spec, head=head)
-    return _join(body, head_state, config, label_names)
+    return join_parts(body, head_state, config, label_names)
 
 
 def _read_query2label_backbone(state: State) -> tuple[State, str]:
@@ -143,4 +147,4 @@ def _read_ram(state: State, hints: Hints, label_names: tuple[str, ...] | None) -
     size = int(name.rpartition("_")[2])
     spec = InputConfig(height=size, width=size, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
     config = NetworkConfig(backbone=name, input=spec, head=head)
-    return _join(body, head_state, config, label_names)
+    return join_parts(body, head_state, config, label_names)

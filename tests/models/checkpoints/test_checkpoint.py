@@ -101,7 +101,7 @@ def test_numpy_numbers_beside_the_tensors_are_read(core: str, tmp_path: Path) ->
     [
         ([1, 2], "not a dictionary"),
         ({"model": {"a": "b"}}, "no dictionary of tensors"),
-        ({"fc.weight": torch.zeros(2, 3)}, "no ML-Decoder head"),
+        ({"fc.weight": torch.zeros(2, 3)}, "no head of ML-Decoder.*--backbone"),
     ],
 )
 def test_other_content_is_refused(tmp_path: Path, content: object, reason: str) -> None:
@@ -141,7 +141,7 @@ def test_safetensors_file_is_read_as_foreign_when_it_lacks_our_configuration(
 
 @pytest.mark.parametrize(
     ("metadata", "reason"),
-    [({}, "no ML-Decoder head"), ({"config": "{}"}, "damaged network configuration")],
+    [({}, "no head of ML-Decoder"), ({"config": "{}"}, "damaged network configuration")],
 )
 def test_safetensors_file_is_refused_when_it_has_no_network(
     tmp_path: Path, metadata: dict[str, str], reason: str
