@@ -37,8 +37,6 @@ _REFUSALS = (ExportError, CheckpointError, DataError, MetricError, BundleError, 
 _NEEDS = {
     "triton_precision": "triton",
     "text_encoder": "open_head",
-    "label_set": "open_head",
-    "open_photos": "open_head",
     "open_split": "open_photos",
 }
 _PHOTOS = frozenset({"photos", "open_photos"})
@@ -118,8 +116,6 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace) 
     if "precision_target" in given_names and not _PHOTOS & given_names:
         parser.error("--precision-target needs --photos or --open-photos")
     for name, needed in _NEEDS.items():
-        if name == "open_photos" and given.bundle is not None:
-            continue
         if name in given_names and needed not in given_names:
             parser.error(f"{_to_flag(name)} needs {_to_flag(needed)}")
 
@@ -158,7 +154,7 @@ def _to_rules(given: argparse.Namespace) -> Rules:
 
 
 def _to_open_request(given: argparse.Namespace) -> OpenRequest | None:
-    if given.open_head is None:
+    if given.open_head is None and given.open_photos is None and not given.label_set:
         return None
     return OpenRequest(
         checkpoint=given.open_head,
@@ -182,7 +178,8 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="weights: ours, or the authors' layouts")
+    add("--checkpoint", type=Path, help="weights: ours, or the authors' layouts; a folder of CLIP "
+        "or SigLIP")  # fmt: skip
     add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
     add("--triton", type=Path, help="folder of a Triton model repository to write as well")
     add("--triton-precision", choices=get_args(Precision), default="fp32", help="(default: fp32)")

@@ -25,7 +25,7 @@ from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
 
-_TOOLS = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
+_TOOLS = ("torch", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
 
 
@@ -70,15 +70,15 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     opened = splits = None
-    if request.opened is not None:
-        opened = read_open_source(request.opened, source, left_out)
+    if request.opened is not None or source.text is not None:
+        opened = read_open_source(request.opened or OpenRequest(), source, left_out)
     if request.photos is not None:
         splits = read_splits(request.photos, names, source.contract, left_out)
 
     # Trace, optimise and verify the graphs; make the other precisions.
-    variants = make_variants(source, splits, request.precisions, request.compact_weights)
-    if opened is not None:
-        compact = request.compact_weights
+    compact = request.compact_weights
+    variants = make_variants(source, splits, request.precisions, compact)
+    if opened is not None and source.text is None:
         variants = add_open_head(variants, opened.head, source, compact=compact)
 
     # Calibrate scores and choose thresholds on the validation photos; measure accuracy on others.
@@ -93,7 +93,9 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     if splits is not None:
         draft = _measure(draft, variants, source, splits, request.rules)
     if opened is not None:
-        draft = add_open_labels(draft, opened, variants.served, splits, request.rules)
+        draft = add_open_labels(
+            draft, opened, variants.served, splits, request.rules, compact=compact
+        )
 
     bundle = write_bundle(request.out, draft)
     _log.info("wrote %s", request.out)
@@ -105,7 +107,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
     config, head = source.config, source.config.head
     trained = opened = None
     if isinstance(head, OpenHeadConfig):
-        opened = describe_head(head)
+        opened = describe_head(head, config.activation)
     if config.num_classes is not None:
         trained = TrainedHead(
             kind=head.kind,

@@ -107,7 +107,7 @@ def _add_int8(variants: Variants, exact: Graphs, source: Source, splits: Splits)
 
 
 def add_open_head(
-    variants: Variants, head: ZeroShotMLDecoder, source: Source, *, compact: bool
+    variants: Variants, head: ZeroShotMLDecoder | TwoTowers, source: Source, *, compact: bool
 ) -> Variants:
     """Adds an open head in fp32 and, if the network has it, fp16.
 

@@ -52,9 +52,10 @@ class TextEncoder:
 
     name: str  # of the embedding space
     width: int  # E
-    module: SentenceEmbedding
+    module: nn.Module  # ids and mask -> embeddings, as `SentenceEmbedding`
     tokenizer: bytes  # content of `tokenizer.json`
     sha256: str  # of the weights' file
+    in_8_bits: bool = True  # whether a bundle stores its weights so
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns (input_ids, attention_mask), int64 [L, T] each, padded to the longest text."""

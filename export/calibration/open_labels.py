@@ -23,7 +23,7 @@ from export.graphs.graph import FloatArray, Graphs
 from export.graphs.text import TextEmbedder, build_text_graph
 from export.sources.open import OpenSource, describe_head
 from export.sources.photos import LabelledPhotos, Splits
-from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, write_prompt
+from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, Precision, write_prompt
 from service.bundle.writer import BundleDraft
 from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 from service.labels.files import pack_label_set
@@ -34,13 +34,23 @@ EmbedTexts = Callable[[Sequence[str]], FloatArray]
 _log = logging.getLogger(__name__)
 
 
-def add_open_labels(
-    draft: BundleDraft, opened: OpenSource, graphs: Graphs, splits: Splits | None, rules: Rules
+def add_open_labels(  # noqa: PLR0913 - the last is a keyword
+    draft: BundleDraft,
+    opened: OpenSource,
+    graphs: Graphs,
+    splits: Splits | None,
+    rules: Rules,
+    *,
+    compact: bool = False,
 ) -> BundleDraft:
-    """Adds all of these to a draft; `graphs` are those that a CPU runs by default."""
-    text = build_text_graph(opened.text)
+    """Adds all of these to a draft; `graphs` are those that a CPU runs by default.
+
+    `compact` stores float32 weights of the text encoder in 16 bits.
+    """
+    text = build_text_graph(opened.text, compact=compact)
+    precision: Precision = "int8" if opened.text.in_8_bits else "fp32"
     embed = TextEmbedder(opened.text, text).embed
-    head, contract = describe_head(opened.head.config), draft.card.input
+    head, contract = draft.card.open_head or describe_head(opened.head.config), draft.card.input
     trained = None
     if opened.unseen is not None:
         scored = score_names(opened.unseen, graphs, head, contract, embed)
@@ -59,7 +69,7 @@ def add_open_labels(
     return replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
-        graphs={**draft.graphs, "text_encoder": {"int8": text.SerializeToString()}},
+        graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
         label_sets={f"{embedded.name}.npz": pack_label_set(embedded) for embedded in sets},
     )

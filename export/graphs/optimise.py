@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
 from onnxruntime.quantization.onnx_model import ONNXModel
@@ -28,7 +29,7 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
     session applies the rewrites that depend on the machine.
 
     Raises:
-        ExportError: the graph does not fit in the temporary folder.
+        ExportError: the graph has more than 2 GB, or does not fit in the temporary folder.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -36,7 +37,10 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = str(path)
-        content = model.SerializeToString()
+        try:
+            content = model.SerializeToString()
+        except EncodeError as error:
+            raise ExportError("a graph has more than 2 GB, the limit of an ONNX file") from error
         try:
             onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except InvalidProtobuf as error:  # ONNX Runtime's error for a full disk

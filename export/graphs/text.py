@@ -1,4 +1,4 @@
-"""Turns a sentence encoder into a graph with 8-bit weights: token ids -> text embeddings."""
+"""Turns a text encoder into a graph, most with 8-bit weights: token ids -> text embeddings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import onnx
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
-from torch import Tensor
+from torch import Tensor, nn
 
 from export.graphs.graph import FloatArray, open_session
-from export.graphs.optimise import optimise
+from export.graphs.optimise import compact_weights, optimise
 from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
-from models.text import SentenceEmbedding, TextEncoder
+from models.text import TextEncoder
 from service.bundle.card import write_prompt
 
 TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
 INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
+COMPACT_COSINE = 0.999  # and with weights in 16 bits
 
 _PROBES = (
     "a photo of a dog.",
@@ -58,8 +59,8 @@ class TextEmbedder:
         return np.asarray(self._session.run(["embeddings"], feeds)[0], np.float32)
 
 
-def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
-    """Traces a sentence encoder, stores its weights in 8 bits and verifies both graphs.
+def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.ModelProto:
+    """Traces and verifies a text encoder; with fewer bits, if wanted, it is verified again.
 
     Returns:
         `input_ids`, `attention_mask` int64 [L, T] -> `embeddings` float32 [L, E] of length 1.
@@ -74,16 +75,19 @@ def build_text_graph(encoder: TextEncoder) -> onnx.ModelProto:
     difference = float(np.abs(embed_tokens(exact, *inputs) - expected).max())
     if not difference <= TEXT_TOLERANCE:
         raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
-    stored = quantise_text(exact)
+    if not encoder.in_8_bits and not compact:
+        return exact
+    stored = quantise_text(exact) if encoder.in_8_bits else compact_weights(exact)
     cosine = float((embed_tokens(stored, *inputs) * expected).sum(axis=1).min())
-    if not cosine >= INT8_COSINE:
-        raise VerificationError(f"an int8 text embedding has cosine {cosine:.3f} with torch's")
-    _log.info("text encoder: int8 embeddings have cosines of %.3f or more with torch's", cosine)
+    kind, least = ("int8", INT8_COSINE) if encoder.in_8_bits else ("16-bit", COMPACT_COSINE)
+    if not cosine >= least:
+        raise VerificationError(f"a text embedding in {kind} has cosine {cosine:.4f} with torch's")
+    _log.info("text encoder: %s embeddings have cosines of %.4f or more with torch's", kind, cosine)
     return stored
 
 
-def trace_text_encoder(module: SentenceEmbedding) -> onnx.ModelProto:
-    """Traces and optimises a sentence encoder in float32, L and T dynamic."""
+def trace_text_encoder(module: nn.Module) -> onnx.ModelProto:
+    """Traces and optimises a text encoder in float32, L and T dynamic."""
     names = ("input_ids", "attention_mask")
     inputs = {name: example("L", "T", dtype=torch.int64) for name in names}
     return optimise(trace_graph(module, inputs, "embeddings"))

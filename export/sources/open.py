@@ -16,18 +16,26 @@ from export.sources.trained import Source, UnusableCheckpointError
 from models.checkpoints.open_head import read_open_head
 from models.config import OpenHeadConfig, RamConfig
 from models.data import read_labelled_folder
+from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import TextEncoder, TextEncoderError, read_text_encoder
-from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, format_first_error
+from models.towers.network import TowerNetwork
+from service.bundle.card import (
+    Activation,
+    EmbeddingSpace,
+    InputContract,
+    OpenHead,
+    format_first_error,
+)
 from service.errors import LabelSetError
 from service.labels.definition import LabelSetRecord, check_fit, define_label_set
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Paths of an open head to export beside the trained one."""
+    """Paths of an open head to export beside the trained one, and of photos and label sets."""
 
-    checkpoint: Path  # of `train_open`
+    checkpoint: Path | None = None  # of `train_open`; None if the model has both towers
     text_encoder: Path | None = None  # folder; None uses the installed package's
     label_sets: tuple[Path, ...] = ()  # JSON files in the form of `POST /labels`
     # Labelled folder to calibrate open labels on: with all its labels except those
@@ -40,7 +48,7 @@ class OpenRequest:
 class OpenSource:
     """The contents of the files of an `OpenRequest`."""
 
-    head: ZeroShotMLDecoder  # in eval mode
+    head: ZeroShotMLDecoder | TwoTowers  # in eval mode
     text: TextEncoder  # of its embedding space
     label_sets: tuple[LabelSetRecord, ...]
     # Labels to calibrate on. Like a user's labels they are not trained labels; the head
@@ -53,14 +61,14 @@ class OpenSource:
         return self.head.config.embedding_template
 
 
-def describe_head(config: OpenHeadConfig) -> OpenHead:
+def describe_head(config: OpenHeadConfig, activation: Activation = "sigmoid") -> OpenHead:
     """Returns the card's entry of an open head, without calibration and threshold."""
     space = EmbeddingSpace(
         encoder=config.embedding_encoder,
         width=config.embedding_width,
         template=config.embedding_template,
     )
-    return OpenHead(kind=config.kind, embedding_space=space)
+    return OpenHead(kind=config.kind, activation=activation, embedding_space=space)
 
 
 def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) -> OpenSource:
@@ -68,6 +76,27 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
 
     Raises CheckpointError if it has another encoder or text encoder.
     """
+    head, text, trained = _read_head(request, source)
+    space = describe_head(head.config).embedding_space
+    sets = tuple(_read_label_set(path, space) for path in request.label_sets)
+    twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
+    if twice:
+        raise ExportError(f"label set {twice[0]} is repeated")
+    unseen = None
+    if request.photos is not None:
+        unseen = read_unseen(request.photos, request.split, trained, source.contract, left_out)
+    return OpenSource(head, text, sets, unseen)
+
+
+def _read_head(
+    request: OpenRequest, source: Source
+) -> tuple[ZeroShotMLDecoder | TwoTowers, TextEncoder, tuple[str, ...]]:
+    """Returns the head, its text encoder and the names of the labels that it was trained on."""
+    if request.checkpoint is None:
+        if source.text is None or not isinstance(source.network, TowerNetwork):
+            option = "--label-set" if request.label_sets else "--open-photos"
+            raise ExportError(f"{option} needs --open-head: the checkpoint has no text encoder")
+        return source.network.head, source.text, ()
     if source.is_open or isinstance(source.config.head, RamConfig):
         raise UnusableCheckpointError(f"{request.checkpoint.name}: the model has an open head")
     opened = read_open_head(request.checkpoint)
@@ -77,16 +106,7 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
     except TextEncoderError as error:
         raise ExportError(str(error)) from error
     opened.check_text_encoder(text)
-    space = describe_head(opened.head.config).embedding_space
-    sets = tuple(_read_label_set(path, space) for path in request.label_sets)
-    twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
-    if twice:
-        raise ExportError(f"label set {twice[0]} is repeated")
-    unseen = None
-    if request.photos is not None:
-        trained = opened.origin.label_names
-        unseen = read_unseen(request.photos, request.split, trained, source.contract, left_out)
-    return OpenSource(opened.head, text, sets, unseen)
+    return opened.head, text, opened.origin.label_names
 
 
 def read_unseen(

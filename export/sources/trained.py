@@ -13,8 +13,11 @@ from pydantic import AfterValidator, StringConstraints, TypeAdapter, ValidationE
 from export import ExportError
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import NO_HINTS, Hints
+from models.checkpoints.towers import read_towers
 from models.config import NetworkConfig, PrefixTokens
 from models.network import Network
+from models.text import TextEncoder
+from models.towers.network import TowerNetwork
 from service.bundle.card import InputContract
 from service.labels.text import MAX_NAME_CHARACTERS, normalise_text
 
@@ -33,12 +36,13 @@ class UnusableCheckpointError(ExportError):
 class Source:
     """A network to export."""
 
-    network: Network  # in eval mode
+    network: Network | TowerNetwork  # in eval mode
     config: NetworkConfig
     label_names: tuple[str, ...]  # N names, in the order of the logits; none for an open head
     label_thresholds: tuple[float | None, ...]  # N scores, 0..1; None without one
     sha256: str  # of the checkpoint file
     training_data: str  # as the checkpoint names it, else `unknown`
+    text: TextEncoder | None = None  # of a model with both towers
 
     @property
     def is_open(self) -> bool:
@@ -76,6 +80,12 @@ def read_source(
     Raises UnusableCheckpointError for a head alone, and for missing or invalid label names and
     thresholds.
     """
+    towers = read_towers(path, hints)
+    if towers is not None:
+        if (label_names or label_thresholds) is not None:
+            raise UnusableCheckpointError("--label-names does not fit a model for open labels")
+        network, text = towers.network, towers.text
+        return Source(network, network.config, (), (), text.sha256, "unknown", text)
     checkpoint = read_checkpoint(path, hints)
     if checkpoint.config is None or not isinstance(checkpoint.network, Network):
         raise UnusableCheckpointError(f"{path.name} has a head without a backbone")

@@ -15,10 +15,9 @@ from models.config import (
     DecoderConfig,
     HeadConfig,
     NetworkConfig,
+    OpenHeadConfig,
     PrefixTokens,
     Query2LabelConfig,
-    RamConfig,
-    ZeroShotMLDecoderConfig,
 )
 
 State = dict[str, Tensor]
@@ -57,7 +56,7 @@ class Hints:
         fields = ("embedding_encoder", "embedding_template")
         embedding = {key: value for key in fields if (value := getattr(self, key)) is not None}
         if embedding:
-            if not isinstance(config.head, ZeroShotMLDecoderConfig | RamConfig):
+            if not isinstance(config.head, OpenHeadConfig):
                 raise CheckpointError(f"{name} has trained labels, so it takes no embeddings")
             changes["head"] = config.head.model_copy(update=embedding)
         try:

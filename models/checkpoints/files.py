@@ -25,7 +25,7 @@ from torch import nn
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 
 _PREFIX = "hf-hub:"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _CONFIG = "config.json"
 
 # Plain data that other projects store beside their tensors: the best mAP as a numpy number
@@ -80,16 +80,16 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 def locate(checkpoint: Path | str) -> Path:
     """Returns a local path; downloads a file from the hub to its cache."""
-    if not _is_on_hub(checkpoint):
+    if not is_on_hub(checkpoint):
         return Path(checkpoint)
-    for name in _WEIGHTS:
-        if (path := _fetch(checkpoint, name)) is not None:
+    for name in WEIGHTS:
+        if (path := fetch(checkpoint, name)) is not None:
             return path
-    raise CheckpointError(f"{checkpoint} has neither {' nor '.join(_WEIGHTS)}")
+    raise CheckpointError(f"{checkpoint} has neither {' nor '.join(WEIGHTS)}")
 
 
 def _read_description(checkpoint: Path | str) -> Description:
-    path = _fetch(checkpoint, _CONFIG) if _is_on_hub(checkpoint) else None
+    path = fetch(checkpoint, _CONFIG) if is_on_hub(checkpoint) else None
     if path is None:
         return Description()
     try:  # as timm writes it
@@ -101,12 +101,16 @@ def _read_description(checkpoint: Path | str) -> Description:
     return Description(name, read_names(found.get("label_names")), preparation)
 
 
-def _is_on_hub(checkpoint: Path | str) -> bool:
+def is_on_hub(checkpoint: Path | str) -> bool:
+    """Whether this is `hf-hub:owner/name`."""
     return str(checkpoint).startswith(_PREFIX)
 
 
-def _fetch(checkpoint: Path | str, name: str) -> Path | None:
-    """Returns a file of the repository, None if it has no such file."""
+def fetch(checkpoint: Path | str, name: str) -> Path | None:
+    """Returns a file of a folder or a repository, None if it has no such file."""
+    if not is_on_hub(checkpoint):
+        path = Path(checkpoint) / name
+        return path if path.is_file() else None
     logging.set_verbosity_error()  # it would log each of its retries
     try:
         return Path(hf_hub_download(str(checkpoint).removeprefix(_PREFIX), name))

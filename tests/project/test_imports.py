@@ -32,7 +32,8 @@ ORDER = {
         http.open_inference  http.app  http.transport  http.server  ray_app  cli
     """,
     "models": """
-        commands  config  text  metrics  report  data  heads  backbones  network  checkpoints
+        commands  config  text  metrics  report  data  heads  backbones  network  towers
+        checkpoints
         train  train_open  average  evaluate  evaluate_open
     """,
     "export": """

@@ -1,0 +1,210 @@
+"""CLIP and SigLIP in the folders of `transformers`, local or on the hub: both towers, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, normalizers
+from transformers import (
+    AutoImageProcessor,
+    CLIPConfig,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipModel,
+)
+from transformers.utils import logging
+
+from models.checkpoints.checkpoint import fill
+from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
+from models.checkpoints.files import WEIGHTS, fetch, is_on_hub, read_file
+from models.checkpoints.layouts.state import unwrap
+from models.config import InputConfig, NetworkConfig, TwoTowerConfig
+from models.text import TextEncoder
+from models.towers.network import TowerNetwork
+from models.towers.texts import ClipTexts, SiglipTexts
+
+TowerModel = CLIPModel | SiglipModel
+
+# The texts of the models' own examples.
+_TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's numbers
+_CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
+
+
+@dataclass(frozen=True, eq=False)
+class Towers:
+    """A model with both towers, in eval mode."""
+
+    network: TowerNetwork
+    text: TextEncoder
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    model: TowerModel
+    sha256: str  # of the weights' file
+    preparation: InputConfig
+    canonical: bool  # texts are encoded without punctuation
+
+
+def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | None:
+    """Reads a folder, or `hf-hub:owner/name`; None if the checkpoint is something else.
+
+    Raises CheckpointError for a folder of another model, and for missing and damaged files.
+    """
+    if is_on_hub(checkpoint):
+        name = str(checkpoint).partition(":")[2]
+    elif Path(checkpoint).is_dir():
+        name = Path(checkpoint).resolve().name
+    else:
+        return None
+    logging.set_verbosity_error()  # it would log every file that it reads
+    config = _read_json(checkpoint, "config.json")
+    kind = config.get("model_type")
+    if kind is None and is_on_hub(checkpoint):
+        return None
+    if kind not in _TEMPLATES:
+        raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {kind}")
+    stored = _read_transformers(checkpoint, name, config)
+    text = _read_texts(checkpoint, name, stored)
+    preparation = stored.preparation
+    if not hints.crop:
+        preparation = preparation.model_copy(update={"resize_mode": "squash", "crop_pct": 1.0})
+    head = TwoTowerConfig(
+        kind=kind,
+        embedding_width=text.width,
+        embedding_encoder=name,
+        embedding_template=_TEMPLATES[kind],
+    )
+    found = NetworkConfig(
+        backbone=name,
+        input=preparation,
+        head=head,
+        activation="softmax" if kind == "clip" else "sigmoid",
+    )
+    network = TowerNetwork(hints.complete(name, found), stored.model)
+    return Towers(network.eval().requires_grad_(False), text)
+
+
+def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
+    state, sha256 = _read_state(checkpoint, name, WEIGHTS)
+    model = build_towers(name, found)
+    # Older versions stored these numbers, which are not weights.
+    fill(model, {k: v for k, v in state.items() if not k.endswith(".position_ids")})
+    for beside in ("preprocessor_config.json", "processor_config.json"):
+        path = fetch(checkpoint, beside)
+        if path is not None:
+            break
+    else:
+        raise CheckpointError(f"{name} has no preprocessor_config.json")
+    try:
+        preparation = _read_preparation(path.parent, model.vision_model.embeddings.image_size)
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} has a preparation of photos that is not supported"
+        ) from error
+    canonical = _read_json(checkpoint, "tokenizer_config.json").get("tokenizer_class")
+    return _Stored(model, sha256, preparation, canonical == _CANONICAL)
+
+
+def build_towers(name: str, found: Mapping[str, Any]) -> TowerModel:
+    """Builds a model with random weights from the content of a `config.json`."""
+    clip = found["model_type"] == "clip"
+    try:
+        config: Any = (CLIPConfig if clip else SiglipConfig).from_dict(dict(found))
+        for part in (config, config.text_config, config.vision_config):
+            part._attn_implementation = "eager"  # a fused kernel cannot be traced
+        return CLIPModel(config) if clip else SiglipModel(config)
+    except Exception as error:  # the library raises many types for an odd configuration
+        raise CheckpointError(f"{name} has a config.json that is damaged") from error
+
+
+def _read_state(checkpoint: Path | str, name: str, files: tuple[str, ...]) -> tuple[State, str]:
+    """Returns tensors and sha256 of the first of the files that exists."""
+    for each in files:
+        path = fetch(checkpoint, each)
+        if path is not None:
+            file = read_file(path)
+            return unwrap(file.content).state, file.sha256
+    raise CheckpointError(f"{name} has neither {' nor '.join(files)}")
+
+
+def _read_preparation(folder: Path, size: int) -> InputConfig:
+    """Reads an image processor; raises ValueError if its photos are not size x size pixels."""
+    processor: Any = AutoImageProcessor.from_pretrained(folder)
+    resized, edge = processor.size, processor.size.shortest_edge
+    crop = edge is not None and processor.do_center_crop
+    target = processor.crop_size if crop else resized
+    if (target.height, target.width) != (size, size) or (crop and edge < size):
+        raise ValueError("photos have another size")
+    return InputConfig(
+        height=size,
+        width=size,
+        mean=tuple(processor.image_mean),
+        std=tuple(processor.image_std),
+        interpolation=_FILTERS[processor.resample],
+        resize_mode="crop" if crop else "squash",
+        crop_pct=size / edge if crop else 1.0,
+    )
+
+
+def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncoder:
+    path = fetch(checkpoint, "tokenizer.json")
+    if path is None:
+        raise CheckpointError(f"{name} has no tokenizer.json")
+    for beside in ("tokenizer_config.json", "special_tokens_map.json"):
+        fetch(checkpoint, beside)
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent)
+    except Exception as error:  # both libraries raise many types
+        raise CheckpointError(f"{name} has a tokenizer.json that is damaged") from error
+    rules, model = tokenizer.backend_tokenizer, stored.model
+    module: ClipTexts | SiglipTexts
+    if isinstance(model, CLIPModel):
+        module, width = ClipTexts(model), model.text_projection.out_features
+    elif tokenizer.pad_token_id is None:
+        raise CheckpointError(f"{name} has no pad_token in tokenizer_config.json")
+    else:
+        module, width = (
+            SiglipTexts(model, tokenizer.pad_token_id),
+            model.text_model.head.out_features,
+        )
+        rules.normalizer = _clean(rules.normalizer, canonical=stored.canonical)
+    return TextEncoder(
+        name,
+        width,
+        module.eval().requires_grad_(False),
+        rules.to_str().encode(),
+        stored.sha256,
+        in_8_bits=False,  # a cosine counts up to 100-fold
+    )
+
+
+def _clean(rules: normalizers.Normalizer | None, *, canonical: bool) -> normalizers.Normalizer:
+    """Adds what was done to texts before SigLIP's tokenizer in training; twice changes nothing."""
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
+    if canonical:
+        steps += [
+            normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
+    return normalizers.Sequence(steps if rules is None else [*steps, rules])
+
+
+def _read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
+    """Returns a file's object, empty without the file."""
+    path = fetch(checkpoint, name)
+    if path is None:
+        return {}
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error

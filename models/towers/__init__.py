@@ -1,0 +1,1 @@
+"""CLIP's and SigLIP's image and text towers, of `transformers`' own layers."""

@@ -1,0 +1,99 @@
+"""Image towers: images -> the image's embedding, and each patch's part of it.
+
+In both models one query gathers the embedding from the patches: SigLIP's pooling, and the class
+token in CLIP's last layer. Attention times value of a patch, carried on along the residual path to
+the space of the embeddings, is its part; `heads/maps.py` says what this leaves out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import CLIPModel, SiglipModel
+
+
+class OneQuery(nn.Module):
+    """Attention of one query, which keeps each token's part of the result."""
+
+    def __init__(self, query: nn.Linear, key: nn.Linear, value: nn.Linear, num_heads: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = query, key, value
+        self.heads = (num_heads, value.out_features // num_heads)
+
+    def forward(self, query: Tensor, tokens: Tensor) -> Tensor:
+        """Maps queries [1 or B, C] and tokens [B, S, C] to attention times value [B, S, C].
+
+        Their sum is the attention's result without the value's bias.
+        """
+        queries = self.query(query).unflatten(-1, self.heads) * self.heads[1] ** -0.5
+        keys = self.key(tokens).unflatten(-1, self.heads)  # [B, S, heads, C / heads]
+        weights = (keys * queries.unsqueeze(1)).sum(dim=-1, keepdim=True).softmax(dim=1)
+        values = functional.linear(tokens, self.value.weight).unflatten(-1, self.heads)
+        parts: Tensor = (weights * values).flatten(2)
+        return parts
+
+
+class SiglipImages(nn.Module):
+    """SigLIP: attention pooling of the last layer's patches."""
+
+    prefix_tokens = 0
+
+    def __init__(self, model: SiglipModel) -> None:
+        super().__init__()
+        self.body = model.vision_model
+        pooling = self.body.head
+        self.probe = nn.Parameter(pooling.probe[:, 0])  # [1, C]
+        weights, biases = pooling.attention.in_proj_weight, pooling.attention.in_proj_bias
+        query, key, value = map(_make_linear, weights.chunk(3), biases.chunk(3))
+        self.attention = OneQuery(query, key, value, pooling.attention.num_heads)
+        self.out = pooling.attention.out_proj
+        self.norm, self.mlp = pooling.layernorm, pooling.mlp
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps normalised images [B, 3, H, W] to tokens [B, 1 + S, E]."""
+        hidden = self.body.encoder(inputs_embeds=self.body.embeddings(images)).last_hidden_state
+        parts = self.attention(self.probe, self.body.post_layernorm(hidden))
+        whole = self.out(parts.sum(dim=1) + self.attention.value.bias)
+        whole = whole + self.mlp(self.norm(whole))
+        return torch.cat([whole.unsqueeze(1), functional.linear(parts, self.out.weight)], dim=1)
+
+
+class ClipImages(nn.Module):
+    """CLIP: the class token, projected; its last layer runs for the class token alone."""
+
+    prefix_tokens = 0
+    carry: Tensor
+
+    def __init__(self, model: CLIPModel) -> None:
+        super().__init__()
+        self.body = model.vision_model
+        *layers, self.last = self.body.encoder.layers
+        self.layers = nn.ModuleList(layers)
+        self.project = model.visual_projection
+        attention = self.last.self_attn
+        self.attention = OneQuery(
+            attention.q_proj, attention.k_proj, attention.v_proj, attention.num_heads
+        )
+        with torch.no_grad():
+            gains = self.project.weight * self.body.post_layernorm.weight
+            self.register_buffer("carry", gains @ attention.out_proj.weight)  # [E, C]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps normalised images [B, 3, H, W] to tokens [B, 1 + S, E]."""
+        hidden = self.body.pre_layrnorm(self.body.embeddings(images))
+        for layer in self.layers:
+            hidden = layer(hidden, None)
+        tokens = self.last.layer_norm1(hidden)
+        parts = self.attention(tokens[:, 0], tokens)
+        gathered = parts.sum(dim=1) + self.attention.value.bias
+        whole = hidden[:, 0] + self.last.self_attn.out_proj(gathered)
+        whole = whole + self.last.mlp(self.last.layer_norm2(whole))
+        whole = self.project(self.body.post_layernorm(whole))
+        return torch.cat([whole.unsqueeze(1), functional.linear(parts[:, 1:], self.carry)], dim=1)
+
+
+def _make_linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+    return layer

@@ -1,0 +1,88 @@
+"""Bundles of CLIP and SigLIP: precisions, label sets, calibration on photos."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import ExportError
+from export.build import ExportRequest, build_bundle
+from export.sources.open import OpenRequest
+from export.sources.trained import UnusableCheckpointError
+from models.checkpoints.description import Hints
+from models.checkpoints.towers import read_towers
+from service.bundle.reader import Bundle
+from service.engine.encoders import open_text_encoder
+from service.engine.engine import open_engine
+from service.labels.opening import read_bundle_sets
+from tests.export.tiny_network import run_torch
+from tests.models.tiny_towers import KINDS, SIDE, write_towers
+
+NAMES = ["red", "green", "blue"]
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_towers(tmp_path_factory.mktemp("models") / request.param, request.param)
+
+
+def embed(bundle: Bundle) -> np.ndarray:
+    encoder = open_text_encoder(bundle, threads=1)
+    assert encoder is not None
+    return encoder.encode([f"a photo of a {name}." for name in NAMES])
+
+
+def test_small_formats_are_close_to_fp32(model: Path, tmp_path: Path) -> None:
+    halves = frozenset({"fp16"})
+    request = ExportRequest(model, tmp_path / "tiny", precisions=halves, compact_weights=True)
+    bundle = build_bundle(request)
+    assert bundle.precisions() == ("fp32", "fp16")
+    assert set(bundle.manifest.graphs["text_encoder"]) == {"fp32"}
+    towers = read_towers(model)
+    assert towers is not None
+    exact = towers.text.embed([f"a photo of a {name}." for name in NAMES])
+    embeddings = embed(bundle)
+    assert np.abs(embeddings - exact.numpy()).max() < 2e-3
+    expected = run_torch(towers.network, PIXELS, exact)
+    for precision in bundle.precisions():
+        engine = open_engine(bundle, device="cpu", precision=precision)
+        results = engine.run(PIXELS, [[embeddings]] * 3)
+        found = np.stack([logits for (logits,), *_ in results])
+        assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_photos_calibrate_labels_and_label_sets_are_embedded(
+    model: Path, folder: Path, tmp_path: Path
+) -> None:
+    zoo = tmp_path / "zoo.json"
+    zoo.write_text(json.dumps({"name": "zoo", "labels": NAMES}))
+    opened = OpenRequest(label_sets=(zoo,), photos=folder)
+    hints = Hints(embedding_template="a photo of a {}.")
+    bundle = build_bundle(ExportRequest(model, tmp_path / "tiny", opened=opened, hints=hints))
+    head = bundle.card.open_head
+    # Random towers know no colours, so perhaps no calibration is better than none.
+    assert (head.activation == "softmax") == (model.name == "clip" and head.calibration is None)
+    (definition,) = read_bundle_sets(bundle)
+    assert definition.names == tuple(NAMES)
+    np.testing.assert_allclose(definition.embeddings, embed(bundle), atol=2e-3)
+
+
+def test_options_of_other_models_are_refused(
+    model: Path, checkpoint: Path, folder: Path, tmp_path: Path
+) -> None:
+    out, names = tmp_path / "tiny", tmp_path / "names.txt"
+    zoo = OpenRequest(label_sets=(names,))
+    for request, error, reason in (
+        (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
+        (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
+        (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
+        (
+            ExportRequest(model, out, opened=OpenRequest(checkpoint=checkpoint)),
+            UnusableCheckpointError,
+            "has an open head",
+        ),
+    ):
+        with pytest.raises(error, match=reason):
+            build_bundle(request)

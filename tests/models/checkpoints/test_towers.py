@@ -1,0 +1,164 @@
+"""CLIP and SigLIP as `transformers` stores them: the logits are its own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import EntryNotFoundError
+from tokenizers import Tokenizer
+from transformers import CLIPModel, SiglipModel
+
+from models.checkpoints.description import CheckpointError, Hints
+from models.checkpoints.towers import Towers, read_towers
+from models.config import TwoTowerConfig
+from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
+
+TEXTS = (
+    "a photo of a dog.",
+    "Fire, HYDRANT!",
+    "x",
+    "a very long text about a car park in front of a shopping centre at night, and more",
+)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_towers(tmp_path_factory.mktemp("models") / f"tiny-{request.param}", request.param)
+
+
+def read(folder: Path, hints: Hints | None = None) -> Towers:
+    towers = read_towers(folder, hints or Hints())
+    assert towers is not None
+    return towers
+
+
+def copy(folder: Path, target: Path) -> Path:
+    return Path(shutil.copytree(folder, target / folder.name))
+
+
+def test_logits_equal_transformers(folder: Path) -> None:
+    towers, images = read(folder), torch.randn(3, 3, SIDE, SIDE)
+    expected = run_transformers(folder, images, TEXTS)
+    assert expected.std() > 0.1
+    with torch.inference_mode():
+        found = towers.network(images, towers.text.embed(TEXTS))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_configuration_has_the_models_facts(folder: Path) -> None:
+    config = read(folder).network.config
+    clip = config.head.kind == "clip"
+    assert config.backbone == folder.name
+    assert isinstance(config.head, TwoTowerConfig)
+    assert config.head.embedding_encoder == folder.name
+    assert config.head.embedding_width == (20 if clip else 32)
+    assert config.activation == ("softmax" if clip else "sigmoid")
+    spec = config.input
+    assert (spec.height, spec.width, spec.interpolation) == (SIDE, SIDE, "bicubic")
+    assert (spec.resize_mode, spec.crop_pct) == ("squash", 1.0)
+    assert spec.mean[0] == (0.48145466 if clip else 0.5)
+    hints = Hints(embedding_template="{}", single_label=True)
+    hinted = read(folder, hints).network.config
+    assert (hinted.head.embedding_template, hinted.activation) == ("{}", "softmax")
+
+
+def test_weights_of_older_versions_are_read(folder: Path, tmp_path: Path) -> None:
+    old = copy(folder, tmp_path)
+    weights = old / "model.safetensors"
+    model = (CLIPModel if "clip" in folder.name.split("-") else SiglipModel).from_pretrained(old)
+    state = model.state_dict() | {"text_model.embeddings.position_ids": torch.arange(9)[None]}
+    weights.unlink()
+    torch.save(state, old / "pytorch_model.bin")
+    images = torch.randn(1, 3, SIDE, SIDE)
+    embeddings = torch.randn(2, read(folder).text.width)
+    with torch.inference_mode():
+        found, expected = (read(each).network(images, embeddings) for each in (old, folder))
+    torch.testing.assert_close(found, expected)
+
+
+def test_photos_are_cut_as_the_image_processor_says_if_asked(tmp_path: Path) -> None:
+    folder = write_towers(tmp_path / "tiny", "clip")
+    change(folder / "preprocessor_config.json", size={"shortest_edge": 32}, resample=2)
+    spec = read(folder, Hints(crop=True)).network.config.input
+    assert (spec.resize_mode, spec.crop_pct, spec.interpolation) == ("crop", 0.75, "bilinear")
+    with pytest.raises(CheckpointError, match="leave out --crop"):
+        read_towers(write_towers(tmp_path / "other", "siglip"), Hints(crop=True))
+
+
+@pytest.mark.parametrize("canonical", [False, True])
+def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: bool) -> None:
+    folder = write_towers(tmp_path / "tiny", "siglip")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["normalizer"] = rules["normalizer"]["normalizers"][1]  # as published: it keeps capitals
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    if canonical:
+        change(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
+    tokenizer = Tokenizer.from_str(read(folder).text.tokenizer.decode())
+    found = tokenizer.encode("A Photo, of  CATS. ").tokens
+    clean, kept = "a▁photo▁of▁cats<eos>", "a▁photo,▁of▁▁cats.▁<eos>"
+    assert "".join(found) == (clean if canonical else kept)
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ("model.safetensors", "neither model.safetensors nor pytorch_model.bin"),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("preprocessor_config.json", "has no preprocessor_config.json"),
+        ("config.json", "must be a model of type clip or siglip; it is None"),
+    ],
+)
+def test_missing_file_is_named(folder: Path, tmp_path: Path, lost: str, reason: str) -> None:
+    lacking = copy(folder, tmp_path)
+    (lacking / lost).unlink()
+    with pytest.raises(CheckpointError, match=reason):
+        read_towers(lacking)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        ("config.json", {"model_type": "siglip2"}, "of type clip or siglip; it is siglip2"),
+        ("config.json", {"vision_config": 3}, "config.json that is damaged"),
+        ("preprocessor_config.json", {"crop_size": {"height": 8, "width": 8}}, "not supported"),
+        ("preprocessor_config.json", {"do_center_crop": False}, "not supported"),
+        ("tokenizer.json", {"model": 3}, "tokenizer.json that is damaged"),
+    ],
+)
+def test_other_model_is_refused(
+    tmp_path: Path, file: str, changes: dict[str, object], reason: str
+) -> None:
+    folder = write_towers(tmp_path / "tiny", "clip")
+    change(folder / file, **changes)
+    with pytest.raises(CheckpointError, match=reason):
+        read_towers(folder)
+
+
+def test_repository_on_the_hub_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+
+    def download(repository: str, name: str) -> str:
+        assert repository == "someone/tiny"
+        if not (folder / name).is_file():
+            raise EntryNotFoundError(f"404 for {name}")
+        return str(shutil.copy(folder / name, cache / name))
+
+    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
+    towers = read_towers("hf-hub:someone/tiny")
+    assert towers is not None
+    assert towers.network.config.backbone == towers.text.name == "someone/tiny"
+    torch.testing.assert_close(towers.text.embed(TEXTS), read(folder).text.embed(TEXTS))
+
+
+def test_file_is_no_towers(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert read_towers(tmp_path / "model.safetensors") is None
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
