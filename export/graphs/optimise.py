@@ -19,6 +19,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from export import ExportError
 from export.graphs.pixels import fold_scale
 
+_SCALES = 2  # place among the inputs of Resize
 _SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 
@@ -78,12 +79,28 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def halve(model: onnx.ModelProto) -> onnx.ModelProto:
     """Converts a float32 graph to float16, for GPUs; inputs and outputs keep their types."""
     half = copy.deepcopy(model)  # the converter works in place
+    _separate_scales(half)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one warning for each weight too small for float16
         converted: onnx.ModelProto = convert_float_to_float16(half, keep_io_types=True)
     ONNXModel(converted).topological_sort()  # the converter appends its casts at the end
     onnx.checker.check_model(converted)
     return converted
+
+
+def _separate_scales(model: onnx.ModelProto) -> None:
+    """Copies the scales of each Resize, which stay float32: of shared ones, two casts are made."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if (
+            node.op_type == "Resize"
+            and len(node.input) > _SCALES
+            and node.input[_SCALES] in constants
+        ):
+            copied = onnx.TensorProto()
+            copied.CopyFrom(constants[node.input[_SCALES]])
+            copied.name = node.input[_SCALES] = f"{node.name}.scales"
+            model.graph.initializer.append(copied)
 
 
 def _tidy(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,7 @@ OPEN_HEAD_SHAPES = ((1, 1, 1), (3, 50, 7), (5, 23, 40))  # (B, S, L)
 MAP_SHAPES = ((1, 1), (3, 7), (5, 40))  # (B, L)
 
 _SEED = 0
+_NOISE = 10  # tolerances; rounding does not explain more
 
 
 class VerificationError(ExportError):
@@ -58,17 +61,17 @@ def verify_graphs(
     Raises:
         VerificationError: a deviation is over the tolerance or not finite.
     """
-    with torch.inference_mode():
+
+    def compare(network: nn.Module) -> list[Deviation]:
         found = _compare_encoder(network, graphs, spec, pixels)
-        found += _compare_head(network.get_submodule("head"), graphs)
-    return _check(found, tolerance)
+        return found + _compare_head(network.get_submodule("head"), graphs)
+
+    return _verify(network, compare, tolerance)
 
 
 def verify_head(head: nn.Module, graphs: Graphs, tolerance: float) -> Deviation:
     """Compares a head's graphs with torch, on noise, as `verify_graphs` does."""
-    with torch.inference_mode():
-        found = _compare_head(head, graphs)
-    return _check(found, tolerance)
+    return _verify(head, lambda head: _compare_head(head, graphs), tolerance)
 
 
 def make_noise(count: int, spec: InputConfig) -> PixelArray:
@@ -83,7 +86,18 @@ def make_noise(count: int, spec: InputConfig) -> PixelArray:
     return pictures.clip(0, 255).astype(np.uint8)
 
 
-def _check(found: list[Deviation], tolerance: float) -> Deviation:
+def _verify(
+    network: nn.Module, compare: Callable[[nn.Module], list[Deviation]], tolerance: float
+) -> Deviation:
+    """Compares with torch; if it deviates a little, with torch in float64.
+
+    In float32, torch may round more than the graph: a Query2Label network of 448 pixels deviates
+    from float64 by 1.4e-4 in torch and by 5e-5 in ONNX Runtime.
+    """
+    with torch.inference_mode():
+        found = compare(network)
+        if tolerance < max(deviation.value for deviation in found) <= _NOISE * tolerance:
+            found = compare(copy.deepcopy(network).double())
     for deviation in found:
         if not deviation.value <= tolerance:  # also if it is NaN
             raise VerificationError(
@@ -101,7 +115,9 @@ def _compare_encoder(
     found = []
     for batch in ENCODER_BATCHES:
         images = pixels[:batch]
-        expected = network.get_submodule("backbone")(_normalise(images, spec))
+        expected = network.get_submodule("backbone")(
+            _normalise(images, spec).to(_find_dtype(network))
+        )
         tokens = encoder.run(["tokens"], {"images": images})[0]
         found.append(_deviation(f"tokens of {batch} images", expected, tokens))
         if head is not None:
@@ -132,7 +148,7 @@ def _compare_trained(head: nn.Module, model: onnx.ModelProto) -> list[Deviation]
         size = (batch, fixed_count or count, width)
         tokens = stream.standard_normal(size, dtype=np.float32)
         logits = session.run(["logits"], {"tokens": tokens})[0]
-        expected = head(torch.from_numpy(tokens))
+        expected = head(_to_tensor(tokens, head))
         found.append(_deviation(f"logits of tokens {size}", expected, logits))
     return found
 
@@ -148,8 +164,8 @@ def _compare_open(head: ZeroShotMLDecoder | TwoTowers | Ram, graphs: Graphs) -> 
             embeddings[0, head.config.text_width :] = 0
         queries = encode.run(["queries"], {"embeddings": embeddings})[0]
         logits = score.run(["logits"], {"tokens": tokens, "queries": queries})[0]
-        encoded = head.encode_labels(torch.from_numpy(embeddings))
-        expected = head(torch.from_numpy(tokens), torch.from_numpy(embeddings))
+        encoded = head.encode_labels(_to_tensor(embeddings, head))
+        expected = head(_to_tensor(tokens, head), _to_tensor(embeddings, head))
         found += [
             _deviation(f"queries of {labels} labels", encoded, queries),
             _deviation(f"logits of {labels} labels, tokens {tokens.shape}", expected, logits),
@@ -184,8 +200,8 @@ def _compare_maps(
             feeds |= asked
         memory = remember.run(["memory"], feeds)[0]
         maps = draw.run(["maps"], {"memory": memory, **asked})[0]
-        expected = head.remember(torch.from_numpy(tokens))
-        wanted = torch_maps(expected, *map(torch.from_numpy, asked.values()))
+        expected = head.remember(_to_tensor(tokens, head))
+        wanted = torch_maps(expected, *(_to_tensor(array, head) for array in asked.values()))
         found += [
             _deviation(f"memory of tokens {shape}", expected, memory),
             _deviation(f"maps of {count} labels on {batch} images", wanted, maps),
@@ -199,6 +215,15 @@ def _normalise(pixels: PixelArray, spec: InputConfig) -> Tensor:
     mean = torch.tensor(spec.mean).view(3, 1, 1)
     std = torch.tensor(spec.std).view(3, 1, 1)
     return (images - mean) / std
+
+
+def _find_dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
+
+
+def _to_tensor(array: NDArray[np.generic], module: nn.Module) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.to(_find_dtype(module)) if tensor.is_floating_point() else tensor
 
 
 def _deviation(case: str, expected: Tensor, actual: FloatArray) -> Deviation:

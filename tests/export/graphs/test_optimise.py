@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from export import ExportError
 from export.build import ExportRequest, build_bundle
 from export.graphs.graph import Chain, Graphs, constant_names, open_session
 from export.graphs.optimise import compact_weights, halve, optimise
 from export.graphs.trace import trace_head
-from export.graphs.verify import VerificationError
 from export.int8.search import signal_to_noise
 from models.checkpoints.checkpoint import write_checkpoint
 from models.heads.ml_decoder import MLDecoder
@@ -91,7 +90,9 @@ def test_halve_converts_weights_and_not_the_boundary(graphs: Graphs, pixels: Pix
     assert signal_to_noise(Chain(graphs).predict(pixels), Chain(halves).predict(pixels)) > 40
 
 
-def test_fp16_is_refused_when_values_overflow(tmp_path: Path) -> None:
+def test_fp16_is_left_out_when_values_overflow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     network, path = make_network(), tmp_path / "large.safetensors"
     assert isinstance(network.head, MLDecoder)
     layer, factor = network.head.layer, 1e7  # what it computes stays the same
@@ -100,7 +101,24 @@ def test_fp16_is_refused_when_values_overflow(tmp_path: Path) -> None:
     layer.linear2.weight.data /= factor
     write_checkpoint(path, network, LABELS, {})
     out = tmp_path / "model"
-    with pytest.raises(VerificationError, match="fp16, which --precision may leave out: logits"):
-        build_bundle(ExportRequest(path, out, precisions=frozenset({"fp16"})))
-    assert not out.exists()
-    assert build_bundle(ExportRequest(path, out)).precisions() == ("fp32",)
+    bundle = build_bundle(ExportRequest(path, out, precisions=frozenset({"fp16"})))
+    assert bundle.precisions() == ("fp32",)
+    assert "left out fp16: logits of" in caplog.text
+
+
+def test_halve_keeps_the_scales_that_resizes_share() -> None:
+    scales = numpy_helper.from_array(np.array([1, 1, 1.3, 2], np.float32), "scales")
+    nodes = [
+        helper.make_node("Resize", [name, "", "scales"], [target], name=target, mode="linear")
+        for name, target in (("x", "y"), ("y", "z"))
+    ]
+    nodes.append(helper.make_node("Mul", ["z", "scales"], ["out"]))
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (1, 1, 10, 1)), ("out", (1, 1, 16, 4)))
+    ]
+    graph = helper.make_graph(nodes, "resizes", ports[:1], ports[1:], [scales])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    x = np.random.default_rng(0).random((1, 1, 10, 1), dtype=np.float32)
+    exact, half = (open_session(each).run(["out"], {"x": x})[0] for each in (model, halve(model)))
+    assert half == pytest.approx(exact, rel=1e-2, abs=1e-2)

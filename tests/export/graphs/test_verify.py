@@ -1,7 +1,9 @@
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import helper, numpy_helper
+from torch import Tensor, nn
 
 from export.graphs.graph import Chain, GraphName, Graphs
 from export.graphs.optimise import halve
@@ -35,6 +37,31 @@ def test_graph_with_a_wrong_weight_is_refused(
     with pytest.raises(VerificationError, match="deviates from torch"):
         verify_graphs(network, wrong, INPUT, pixels, FP32_TOLERANCE)
     verify_graphs(network, graphs, INPUT, pixels, FP32_TOLERANCE)
+
+
+class _Coarse(nn.Module):
+    """A backbone whose float32 kernels are less exact than the graph's."""
+
+    def __init__(self, backbone: nn.Module, error: float) -> None:
+        super().__init__()
+        self.backbone, self.error = backbone, error
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens: Tensor = self.backbone(images)
+        return tokens * (1 + self.error) if tokens.dtype == torch.float32 else tokens
+
+
+@pytest.mark.parametrize(("error", "equal"), [(2e-4, True), (2e-3, False)])
+def test_graph_is_compared_with_float64_when_torch_itself_rounds(
+    network: Network, graphs: Graphs, pixels: PixelArray, error: float, equal: bool
+) -> None:
+    coarse = nn.ModuleDict({"backbone": _Coarse(network.backbone, error), "head": network.head})
+    if equal:
+        worst = verify_graphs(coarse, graphs, INPUT, pixels, FP32_TOLERANCE)
+        assert worst.value < 1e-5
+    else:
+        with pytest.raises(VerificationError):
+            verify_graphs(coarse, graphs, INPUT, pixels, FP32_TOLERANCE)
 
 
 def _wrong_at_other_counts(model: onnx.ModelProto, right_count: int) -> onnx.ModelProto:
