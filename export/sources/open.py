@@ -67,6 +67,7 @@ def describe_head(config: OpenHeadConfig, activation: Activation = "sigmoid") ->
         encoder=config.embedding_encoder,
         width=config.embedding_width,
         template=config.embedding_template,
+        descriptions=(isinstance(config, RamConfig) and config.num_descriptions) or 1,
     )
     return OpenHead(kind=config.kind, activation=activation, embedding_space=space)
 

@@ -131,12 +131,14 @@ def fold_name(name: str) -> str:
 class EmbeddingSpace(Record):
     """The space of label embeddings of width E; embeddings of two spaces must not be mixed.
 
-    `template` is the text to encode for a label; `{}` is its name, see `write_prompt`.
+    `template` is the text to encode for a label; `{}` is its name, see `write_prompt`. A label's
+    embedding is that of up to `descriptions` texts, one behind the other, then zeros.
     """
 
     encoder: str = Field(min_length=1, max_length=200)
     width: int = Field(ge=1, le=65536)
     template: Annotated[str, StringConstraints(pattern=r"^[^{}]*\{\}[^{}]*$", max_length=200)]
+    descriptions: int = Field(default=1, ge=1)  # divides E
 
     @property
     def fingerprint(self) -> str:

@@ -13,8 +13,8 @@ from service.bundle.card import ModelCard, Precision, Record, Sha256, format_fir
 from service.errors import BundleError
 
 SCHEMA_VERSION = 3
-"""Version 2 added calibrations, version 3 the screen, mean, std, prefix tokens and
-the softmax of open heads, all optional: older files are read too."""
+"""Version 2 added calibrations, version 3 the screen, mean, std, prefix tokens, the softmax of open
+heads and several descriptions of a label, all optional: older files are read too."""
 _FOLDERS_SHOWN = 5
 MANIFEST_FILE = "manifest.json"
 LABELS_FILE = "labels.json"

@@ -219,7 +219,7 @@ class Catalogue:
                 raise InvalidLabelSet(
                     f"The names {' and '.join(sorted(RESERVED_NAMES))} are reserved"
                 )
-            encoding.check(definition)
+            definition = encoding.check(definition)
             vectors = await encoding.project(await encoding.embed(definition))
         except LabelSetError as error:
             raise StartError(f"label set {definition.name}: {error.describe()}") from error

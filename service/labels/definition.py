@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated
 
@@ -198,15 +198,23 @@ def check_candidates(names: Sequence[object], limit: int) -> None:
         )
 
 
-def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> None:
-    """Raises a `LabelSetError`; without `encodes_text`, also if a label has no embedding."""
+def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> Definition:
+    """Returns a set with its embeddings filled up to E, of labels with few descriptions.
+
+    Raises a `LabelSetError`; without `encodes_text`, also if a label has no embedding.
+    """
     if definition.embedding_space not in (None, space.fingerprint):
         raise OtherEmbeddings(str(definition.embedding_space), space.fingerprint)
+    missing = space.width - definition.embeddings.shape[1]
+    if 0 < missing < space.width and missing % (space.width // space.descriptions) == 0:
+        embeddings = np.pad(definition.embeddings, ((0, 0), (0, missing)))
+        definition = replace(definition, embeddings=embeddings)
     check_embeddings(definition.embeddings, space.width)
     if not encodes_text and len(definition.given) < len(definition.names):
         given = set(definition.given)
         bare = next(name for i, name in enumerate(definition.names) if i not in given)
         raise TextNotEncodable(f"Label {quote(bare)} has none.")
+    return definition
 
 
 def check_embeddings(embeddings: NDArray[np.floating], width: int) -> None:

@@ -61,9 +61,9 @@ class Encoding:
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
-    def check(self, definition: Definition) -> None:
-        """Checks that a set fits the bundle; raises the `LabelSetError` of `check_fit`."""
-        check_fit(definition, self.head.embedding_space, encodes_text=self.encodes_text)
+    def check(self, definition: Definition) -> Definition:
+        """Returns a set as it fits the bundle; raises the `LabelSetError` of `check_fit`."""
+        return check_fit(definition, self.head.embedding_space, encodes_text=self.encodes_text)
 
     async def embed(self, definition: Definition) -> Embeddings:
         """Returns the embeddings [L, E] of a checked set: those given, and those of the texts.

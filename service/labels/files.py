@@ -3,7 +3,8 @@
 JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` has the arrays `names`
 (text [L]) and `embeddings` (float [L, E]), and optionally `prompts` (text [L], empty for none),
 `thresholds` (float [L], NaN for none), `embedding_space` (one text) and `calibration` (float [2],
-scale and shift). Pickles are never read.
+scale and shift). Embeddings of several descriptions a label may be float [L, descriptions, width].
+Pickles are never read.
 A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`, or
 one column of names without a header.
 """
@@ -223,7 +224,8 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     names, embeddings = arrays["names"], arrays["embeddings"]
     if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
         raise InvalidLabelSet("names is not a list of texts")
-    if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or len(embeddings) != len(names):
+    shaped = embeddings.ndim in (2, 3) and len(embeddings) == len(names)
+    if not shaped or embeddings.dtype.kind != "f":
         raise InvalidLabelSet("embeddings is not one row of floats for each name")
     try:
         labels = _label_names.validate_python(names.tolist())
@@ -237,7 +239,7 @@ def _parse_npz(content: bytes, name: str) -> Definition:
             prompts=_read_prompts(arrays.get("prompts"), len(labels)),
             thresholds=_read_thresholds(arrays.get("thresholds"), len(labels)),
             given=tuple(range(len(labels))),
-            embeddings=embeddings.astype(np.float32),
+            embeddings=embeddings.reshape(len(names), -1).astype(np.float32),
             embedding_space=None if space is None else str(space),
             calibration=_read_calibration(arrays.get("calibration")),
         )

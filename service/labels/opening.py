@@ -54,12 +54,12 @@ def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:
             definition = parse_label_set(content, path.suffix, path.stem)
             if head is None:
                 raise NoOpenHead
-            check_fit(definition, head.embedding_space, encodes_text=encodes_text)
+            space = head.embedding_space
+            definitions.append(check_fit(definition, space, encodes_text=encodes_text))
         except InvalidLabelSet as error:
             raise BundleError(f"label set {file}: {error.reason}") from error
         except LabelSetError as error:
             raise BundleError(f"label set {file}: {error.describe()}") from error
-        definitions.append(definition)
     return tuple(definitions)
 
 

@@ -136,7 +136,7 @@ class StoredSets:
 
         Returns the set, and whether its name is new.
         """
-        self._encoding.check(definition)
+        definition = self._encoding.check(definition)
         # Before encoding, which may take long.
         same = await self._call(
             self._store.check, definition, replace=replace, if_version=if_version

@@ -45,7 +45,6 @@ class Golden:
     inputs: tuple[Array, ...]
     expected: Array  # logits [B, N] of the authors' code in float64
     tolerance: float  # largest absolute difference that counts as equal
-    selected: Array | None = None  # uint8 [B, N], RAM's tags above their thresholds
 
 
 def golden_names(prefix: str = "") -> list[str]:
@@ -58,7 +57,6 @@ def read_golden(name: str) -> Golden:
     with np.load(FOLDER / f"{name}.npz") as file:
         meta = json.loads(str(file["meta"]))
         expected = file["expected_f64"]
-        selected = file.get("selected")
     state = _draw_state(meta)
     for key, values in meta["probe"].items():  # notices another random stream
         np.testing.assert_allclose(state[key].ravel()[:2], values, rtol=1e-5)
@@ -70,7 +68,6 @@ def read_golden(name: str) -> Golden:
         inputs=tuple(_draw_input(spec) for spec in meta["inputs"]),
         expected=expected,
         tolerance=max(5e-5, 10 * meta["noise_f32_vs_f64"]),
-        selected=selected,
     )
 
 

@@ -197,6 +197,10 @@ class EmbeddingSpaceAnswer(_Answer):
     template: str = Field(
         description="Text made of a name, to encode.", examples=["a photo of a {}"]
     )
+    descriptions: int = Field(
+        description="Most texts whose embeddings may be those of a label, one behind the other.",
+        examples=[1],
+    )
     fingerprint: str = Field(
         description="Identifies the space; embeddings of another space do not fit."
     )

@@ -16,6 +16,7 @@ from service.labels.definition import (
     Definition,
     LabelSetRecord,
     check_embeddings,
+    check_fit,
     define_label_set,
 )
 from service.labels.text import normalise_text
@@ -153,3 +154,25 @@ def test_embedding_of_a_usual_length_is_accepted(exponent: float, seed: int) -> 
     row = np.random.default_rng(seed).normal(size=(1, 3))
     length = 10**exponent * (0.999 if exponent > 0 else 1.001)  # rounding at the limits
     check_embeddings((row / np.linalg.norm(row) * length).astype(np.float32), 3)
+
+
+@pytest.mark.parametrize("given", [1, 2, 3])
+def test_set_of_few_descriptions_is_filled_up_with_zeros(given: int) -> None:
+    space = EmbeddingSpace(encoder="letters", width=6, template="{}", descriptions=3)
+    rows = [[1.0] * 2 * given, [2.0] * 2 * given]
+    labels = [{"name": name, "embedding": row} for name, row in zip("ab", rows, strict=True)]
+    fitted = check_fit(define(labels=labels), space, encodes_text=False)
+    wanted = np.repeat([[1.0], [2.0]], 6, axis=1) * (np.arange(6) < 2 * given)
+    np.testing.assert_array_equal(fitted.embeddings, wanted)
+    assert check_fit(fitted, space, encodes_text=False) is fitted
+
+
+@pytest.mark.parametrize(("width", "descriptions"), [(0, 3), (3, 3), (8, 3), (2, 1), (0, 1)])
+def test_set_whose_embeddings_are_no_whole_descriptions_is_refused(
+    width: int, descriptions: int
+) -> None:
+    space = EmbeddingSpace(encoder="letters", width=6, template="{}", descriptions=descriptions)
+    with pytest.raises(InvalidLabelSet, match=f"needs 6 values; these have {width}"):
+        check_fit(
+            define(labels=[{"name": "a", "embedding": [1.0] * width}]), space, encodes_text=False
+        )

@@ -49,6 +49,13 @@ def test_json_and_npz_give_the_same_set() -> None:
     assert from_npz.thresholds == (0.5, None)
 
 
+def test_npz_may_have_several_descriptions_of_a_label() -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    several, flat = (make_npz(["cat", "dog"], r) for r in (rows, rows.reshape(2, 6)))
+    found = parse_label_set(several, ".npz", "pets")
+    assert found.digest == parse_label_set(flat, ".npz", "pets").digest
+
+
 @pytest.mark.parametrize(
     ("content", "ending", "reason"),
     [
