@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from onnx import helper
 from pydantic import ValidationError
 
 from export import ExportError
@@ -66,7 +68,9 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     card = _describe(request, source)
     names = source.label_names
     labels = "open labels" if source.is_open else f"{len(names)} labels"
-    _log.info("read %s with %s", source.config.backbone, labels)
+    width, height = source.contract.width, source.contract.height
+    backbone = source.config.backbone
+    _log.info("read %s with %s, for photos of %d x %d pixels", backbone, labels, width, height)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
     opened = splits = None
@@ -88,7 +92,7 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
             Label(name=name, threshold=threshold)
             for name, threshold in zip(names, source.label_thresholds, strict=True)
         ),
-        graphs=_serialize(variants),
+        graphs=_serialize(variants, _list_facts(card, names)),
     )
     if splits is not None:
         draft = _measure(draft, variants, source, splits, request.rules)
@@ -136,7 +140,24 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
         raise ExportError(f"model {first['loc'][0]}: {first['msg']}") from error
 
 
-def _serialize(variants: Variants) -> dict[GraphName, dict[Precision, bytes]]:
+def _list_facts(card: ModelCard, names: tuple[str, ...]) -> dict[str, str]:
+    """Returns what viewers of graphs, such as Netron, show of the whole model."""
+    photos = card.input
+    size = f"uint8 RGB [B, {photos.height}, {photos.width}, 3]"
+    return {
+        "name": card.name,
+        "version": card.version,
+        "input": f"{size}, {photos.resize_mode}, {photos.interpolation}",
+        "labels": json.dumps(names, ensure_ascii=False),
+    }
+
+
+def _serialize(
+    variants: Variants, facts: dict[str, str]
+) -> dict[GraphName, dict[Precision, bytes]]:
+    for graphs in variants.graphs.values():
+        for model in graphs.values():
+            helper.set_model_props(model, facts)
     return {
         name: {
             precision: graphs[name].SerializeToString()

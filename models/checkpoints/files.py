@@ -72,7 +72,8 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
 
 def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
     """Writes a module's tensors as safetensors; replaces the file atomically."""
-    state = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
+    # safetensors refuses tensors that share memory, such as those of CoaT's shared layers.
+    state = {key: tensor.clone().contiguous() for key, tensor in module.state_dict().items()}
     staging = path.with_suffix(".tmp")
     staging.write_bytes(safetensors.torch.save(state, dict(metadata)))
     staging.replace(path)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from export import ExportError, variants
@@ -59,6 +60,17 @@ def test_every_variant_runs_in_the_service(bundle: Bundle) -> None:
     for precision in bundle.precisions():
         logits = run_trained(bundle, np.zeros((2, 32, 48, 3), np.uint8), precision)
         assert logits.shape == (2, len(LABELS))
+
+
+def test_graphs_tell_viewers_name_version_input_and_labels(bundle: Bundle) -> None:
+    for precision in bundle.precisions():
+        model = onnx.load_from_string(bundle.read_graph("trained_head", precision))
+        assert {entry.key: entry.value for entry in model.metadata_props} == {
+            "name": "colours-v1",
+            "version": "7",
+            "input": "uint8 RGB [B, 32, 48, 3], squash, bilinear",
+            "labels": '["blue", "green", "red"]',
+        }
 
 
 def test_card_has_the_provenance_and_the_accuracy_of_every_variant(bundle: Bundle) -> None:

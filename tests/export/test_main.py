@@ -34,7 +34,7 @@ def test_export_logs_its_steps_and_writes_a_bundle(
     out = tmp_path / "tiny"
     code, lines = run("--checkpoint", checkpoint, "--out", out, "--precision", "fp32")
     assert code == 0
-    assert lines[0] == "read test_efficientnet with 3 labels"
+    assert lines[0] == "read test_efficientnet with 3 labels, for photos of 48 x 32 pixels"
     assert lines[-1] == f"wrote {out}"
     assert load_bundle(out).precisions() == ("fp32",)
 

@@ -1,5 +1,6 @@
 """Checkpoint files: ours round trip, foreign ones read, bad ones refused in one line."""
 
+import copy
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from models.checkpoints.checkpoint import load_checkpoint, read_checkpoint, write_checkpoint
 from models.checkpoints.description import CheckpointError
 from models.config import InputConfig, MLDecoderConfig, NetworkConfig
+from models.heads.ml_decoder import MLDecoder
 from models.network import Network
 from tests.goldens import read_golden
 from tests.models.heads.test_goldens import write_official
@@ -54,6 +56,17 @@ def test_own_file_round_trips(network: Network, tmp_path: Path) -> None:
     images = torch.randn(2, 3, 64, 96)
     with torch.inference_mode():
         torch.testing.assert_close(read.network(images), network(images), rtol=0, atol=0)
+
+
+def test_layers_that_a_network_uses_twice_are_written(network: Network, tmp_path: Path) -> None:
+    twice = copy.deepcopy(network)
+    assert isinstance(twice.head, MLDecoder)
+    twice.head.layer.norm3 = twice.head.layer.norm2
+    write_checkpoint(tmp_path / "twice.safetensors", twice, LABELS, {})
+    images = torch.randn(2, 3, 64, 96)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "twice.safetensors")(images)
+        torch.testing.assert_close(found, twice(images), rtol=0, atol=0)
 
 
 def test_read_network_is_in_eval_mode(network: Network, tmp_path: Path) -> None:
