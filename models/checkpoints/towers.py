@@ -1,4 +1,4 @@
-"""CLIP and SigLIP in the folders of `transformers`, local or on the hub: both towers, tokenizer."""
+"""CLIP and SigLIP in folders of `transformers` and open_clip: both towers and the tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Regex, normalizers
 from transformers import (
@@ -24,6 +24,7 @@ from transformers.utils import logging
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
 from models.checkpoints.files import WEIGHTS, fetch, is_on_hub, read_file
+from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename
 from models.checkpoints.layouts.state import unwrap
 from models.config import InputConfig, NetworkConfig, TwoTowerConfig
 from models.text import TextEncoder
@@ -35,6 +36,7 @@ TowerModel = CLIPModel | SiglipModel
 # The texts of the models' own examples.
 _TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's numbers
+_OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _CANONICAL = "SiglipTokenizer"  # of the first SigLIP, which was trained without punctuation
 
 
@@ -67,12 +69,17 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
         return None
     logging.set_verbosity_error()  # it would log every file that it reads
     config = _read_json(checkpoint, "config.json")
-    kind = config.get("model_type")
-    if kind is None and is_on_hub(checkpoint):
+    open_clip = _read_json(checkpoint, "open_clip_config.json")
+    written = config.get("model_type")
+    if written in _TEMPLATES:
+        stored = _read_transformers(checkpoint, name, config)
+    elif open_clip:
+        stored = _read_open_clip(checkpoint, name, open_clip)
+    elif written is None and is_on_hub(checkpoint):
         return None
-    if kind not in _TEMPLATES:
-        raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {kind}")
-    stored = _read_transformers(checkpoint, name, config)
+    else:
+        raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")
+    kind: Literal["clip", "siglip"] = "clip" if isinstance(stored.model, CLIPModel) else "siglip"
     text = _read_texts(checkpoint, name, stored)
     preparation = stored.preparation
     if not hints.crop:
@@ -95,7 +102,7 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
 
 def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
     state, sha256 = _read_state(checkpoint, name, WEIGHTS)
-    model = build_towers(name, found)
+    model = _build(name, found)
     # Older versions stored these numbers, which are not weights.
     fill(model, {k: v for k, v in state.items() if not k.endswith(".position_ids")})
     for beside in ("preprocessor_config.json", "processor_config.json"):
@@ -114,7 +121,16 @@ def _read_transformers(checkpoint: Path | str, name: str, found: Mapping[str, An
     return _Stored(model, sha256, preparation, canonical == _CANONICAL)
 
 
-def build_towers(name: str, found: Mapping[str, Any]) -> TowerModel:
+def _read_open_clip(checkpoint: Path | str, name: str, found: Mapping[str, Any]) -> _Stored:
+    state, sha256 = _read_state(checkpoint, name, _OPEN_CLIP_WEIGHTS)
+    model = _build(name, describe_model(found))
+    fill(model, rename(state))
+    cleaning = found["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}
+    canonical = cleaning.get("clean") == "canonicalize"
+    return _Stored(model, sha256, describe_photos(found), canonical)
+
+
+def _build(name: str, found: Mapping[str, Any]) -> TowerModel:
     """Builds a model with random weights from the content of a `config.json`."""
     clip = found["model_type"] == "clip"
     try:

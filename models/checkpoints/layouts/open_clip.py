@@ -1,0 +1,196 @@
+"""CLIP and SigLIP of open_clip, with a ViT as image tower: renamed to those of `transformers`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+import torch
+from pydantic import ValidationError
+from timm.data import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from torch import Tensor, nn
+
+from models.checkpoints.description import CheckpointError, State
+from models.config import InputConfig, ResizeMode
+
+# Options that are read, or change nothing outside training; others may change what is computed.
+_OPTIONS = {
+    "model_cfg": "embed_dim vision_cfg text_cfg quick_gelu custom_text init_logit_bias "
+    "init_logit_scale",
+    "vision_cfg": "image_size layers width patch_size head_width mlp_ratio patch_dropout "
+    "timm_model_name timm_model_pretrained timm_pool timm_proj timm_drop timm_drop_path",
+    "text_cfg": "context_length vocab_size width heads layers mlp_ratio hf_tokenizer_name "
+    "tokenizer_kwargs no_causal_mask proj_bias pool_type norm_kwargs act_kwargs",
+}
+_PHOTOS: dict[str, Any] = {
+    "mean": OPENAI_CLIP_MEAN,
+    "std": OPENAI_CLIP_STD,
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
+_RESIZE_MODES: dict[str, ResizeMode] = {"shortest": "crop", "squash": "squash"}
+_SIGLIP_TEXTS = {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
+_TEXT, _VISION = "text_model.", "vision_model."
+_RENAMES = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^visual\.trunk\.attn_pool\.latent$", f"{_VISION}head.probe"),
+        (r"^visual\.trunk\.attn_pool\.proj\.", f"{_VISION}head.attention.out_proj."),
+        (r"^visual\.trunk\.attn_pool\.norm\.", f"{_VISION}head.layernorm."),
+        (r"^visual\.trunk\.attn_pool\.", f"{_VISION}head."),
+        (r"^visual\.trunk\.patch_embed\.proj\.", f"{_VISION}embeddings.patch_embedding."),
+        (r"^visual\.trunk\.pos_embed$", f"{_VISION}embeddings.position_embedding.weight"),
+        (r"^visual\.trunk\.norm\.", f"{_VISION}post_layernorm."),
+        (r"^visual\.trunk\.blocks\.", f"{_VISION}encoder.layers."),
+        (r"^visual\.class_embedding$", f"{_VISION}embeddings.class_embedding"),
+        (r"^visual\.conv1\.", f"{_VISION}embeddings.patch_embedding."),
+        (r"^visual\.positional_embedding$", f"{_VISION}embeddings.position_embedding.weight"),
+        (r"^visual\.ln_pre\.", f"{_VISION}pre_layrnorm."),
+        (r"^visual\.ln_post\.", f"{_VISION}post_layernorm."),
+        (r"^visual\.transformer\.resblocks\.", f"{_VISION}encoder.layers."),
+        (r"^visual\.proj$", "visual_projection.weight"),
+        (r"^(text\.)?text_projection$", "text_projection.weight"),
+        (r"^text\.text_projection\.", f"{_TEXT}head."),
+        (r"^(text\.)?token_embedding\.", f"{_TEXT}embeddings.token_embedding."),
+        (r"^(text\.)?positional_embedding$", f"{_TEXT}embeddings.position_embedding.weight"),
+        (r"^(text\.)?ln_final\.", f"{_TEXT}final_layer_norm."),
+        (r"^(text\.)?transformer\.resblocks\.", f"{_TEXT}encoder.layers."),
+        (r"\.(?:ln_|norm)([12])\.", r".layer_norm\1."),
+        (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+        (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+        (r"(\.\d+)\.attn\.(?:out_)?proj\.", r"\1.self_attn.out_proj."),
+    )
+)
+_PACKED = re.compile(r"(.*\.\d+)\.attn\.(?:in_proj_|qkv\.)(weight|bias)$")
+
+
+def describe_model(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `config.json` of `transformers` for the content of an `open_clip_config.json`.
+
+    Raises CheckpointError for another kind of tower.
+    """
+    model: dict[str, Any] = dict(found.get("model_cfg") or {})
+    vision, text = dict(model.get("vision_cfg") or {}), dict(model.get("text_cfg") or {})
+    for part, options in (("model_cfg", model), ("vision_cfg", vision), ("text_cfg", text)):
+        unknown = sorted(set(options) - set(_OPTIONS[part].split()))
+        if unknown:
+            raise CheckpointError(f"open_clip's option {unknown[0]} of {part} is not supported")
+    describe = _describe_siglip if vision.get("timm_model_name") else _describe_clip
+    try:
+        return describe(model, vision, text)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError("open_clip_config.json describes neither CLIP nor SigLIP") from error
+
+
+def describe_photos(found: Mapping[str, Any]) -> InputConfig:
+    """Reads the preparation of photos of an `open_clip_config.json`; raises CheckpointError."""
+    photos = _PHOTOS | dict(found.get("preprocess_cfg") or {})
+    size = found["model_cfg"]["vision_cfg"]["image_size"]
+    try:
+        return InputConfig(
+            height=size,
+            width=size,
+            mean=photos["mean"],
+            std=photos["std"],
+            interpolation=photos["interpolation"],
+            resize_mode=_RESIZE_MODES[photos["resize_mode"]],
+        )
+    except (KeyError, ValidationError) as error:
+        raise CheckpointError("open_clip's preprocess_cfg is not supported") from error
+
+
+def _describe_clip(
+    model: dict[str, Any], vision: dict[str, Any], text: dict[str, Any]
+) -> dict[str, Any]:
+    if {"no_causal_mask", "proj_bias", "norm_kwargs"} & set(text) or "pool_type" in text:
+        raise ValueError("texts of another kind")
+    activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
+    images = {
+        "image_size": vision["image_size"],
+        "patch_size": vision["patch_size"],
+        "num_attention_heads": vision["width"] // vision.get("head_width", 64),
+        **_describe_layers(vision, activation),
+    }
+    texts = {**_describe_texts(text), **_describe_layers(text, _find_activation(text, activation))}
+    size = {"projection_dim": model["embed_dim"]}
+    return {"model_type": "clip", **size, "vision_config": images, "text_config": texts}
+
+
+def _describe_siglip(
+    model: dict[str, Any], vision: dict[str, Any], text: dict[str, Any]
+) -> dict[str, Any]:
+    kind = {key: text.get(key) for key in _SIGLIP_TEXTS}
+    pooling = vision.get("timm_pool"), vision.get("timm_proj")
+    if kind != _SIGLIP_TEXTS or pooling != ("map", "none") or model.get("quick_gelu"):
+        raise ValueError("towers of another kind")
+    with torch.device("meta"):  # without memory
+        trunk: Any = timm.create_model(vision["timm_model_name"], num_classes=0)
+    block = trunk.blocks[0]
+    images = {
+        "image_size": vision["image_size"],
+        "patch_size": trunk.patch_embed.patch_size[0],
+        "hidden_size": trunk.embed_dim,
+        "intermediate_size": block.mlp.fc1.out_features,
+        "num_hidden_layers": len(trunk.blocks),
+        "num_attention_heads": block.attn.num_heads,
+        "hidden_act": "gelu" if isinstance(block.mlp.act, nn.GELU) else "gelu_pytorch_tanh",
+        "layer_norm_eps": block.norm1.eps,
+    }
+    texts = {
+        **_describe_texts(text),
+        **_describe_layers(text, _find_activation(text, "gelu")),
+        "projection_size": model["embed_dim"],
+        "layer_norm_eps": (text.get("norm_kwargs") or {}).get("eps", 1e-5),
+    }
+    return {"model_type": "siglip", "vision_config": images, "text_config": texts}
+
+
+def _describe_texts(text: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vocab_size": text["vocab_size"],
+        "max_position_embeddings": text["context_length"],
+        "num_attention_heads": text["heads"],
+    }
+
+
+def _describe_layers(tower: dict[str, Any], activation: str) -> dict[str, Any]:
+    return {
+        "hidden_size": tower["width"],
+        "intermediate_size": int(tower["width"] * tower.get("mlp_ratio", 4.0)),
+        "num_hidden_layers": int(tower["layers"]),
+        "hidden_act": activation,
+    }
+
+
+def _find_activation(text: dict[str, Any], activation: str) -> str:
+    if not text.get("act_kwargs"):
+        return activation
+    if activation != "gelu" or text["act_kwargs"] != {"approximate": "tanh"}:
+        raise ValueError("an activation of another kind")
+    return "gelu_pytorch_tanh"
+
+
+def rename(state: Mapping[str, Tensor]) -> State:
+    """Returns open_clip's tensors under the names of `transformers`."""
+    found: State = {}
+    for theirs, tensor in state.items():
+        name = theirs
+        for pattern, replacement in _RENAMES:
+            name = pattern.sub(replacement, name)
+        if packed := _PACKED.match(name):
+            for part, third in zip("qkv", tensor.chunk(3), strict=True):
+                found[f"{packed[1]}.self_attn.{part}_proj.{packed[2]}"] = third
+        elif name in {"visual_projection.weight", "text_projection.weight"}:
+            found[name] = tensor.T
+        else:
+            found[name] = tensor
+    if "logit_bias" in found:  # SigLIP
+        for leaf in ("weight", "bias"):
+            parts = [found.pop(f"{_VISION}head.{part}.{leaf}") for part in ("q", "kv")]
+            found[f"{_VISION}head.attention.in_proj_{leaf}"] = torch.cat(parts)
+        places = f"{_VISION}embeddings.position_embedding.weight"
+        found[places] = found[places].squeeze(0)
+        found |= {name: found[name].reshape(1) for name in ("logit_scale", "logit_bias")}
+    return found
