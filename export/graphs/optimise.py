@@ -20,14 +20,14 @@ from export import ExportError
 from export.graphs.pixels import fold_scale
 
 _SCALES = 2  # place among the inputs of Resize
-_SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
+SMALLEST_COMPACTED = 1024  # values; a smaller tensor is not worth a Cast node
 
 
-def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
+def optimise(model: onnx.ModelProto, *, fold: bool = True) -> onnx.ModelProto:
     """Applies ONNX Runtime's `basic` rewrites, which produce standard operators only.
 
-    Values that depend only on the head's fixed queries become constants. The service's own
-    session applies the rewrites that depend on the machine.
+    Values that depend only on the head's fixed queries become constants, unless `fold` is off. The
+    service's own session applies the rewrites that depend on the machine.
 
     Raises:
         ExportError: the graph has more than 2 GB, or does not fit in the temporary folder.
@@ -43,7 +43,12 @@ def optimise(model: onnx.ModelProto) -> onnx.ModelProto:
         except EncodeError as error:
             raise ExportError("a graph has more than 2 GB, the limit of an ONNX file") from error
         try:
-            onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(
+                content,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=[] if fold else ["ConstantFolding"],
+            )
         except InvalidProtobuf as error:  # ONNX Runtime's error for a full disk
             size = len(content) / 1e6
             raise ExportError(f"no graph of {size:.0f} MB can be written to {folder}") from error
@@ -61,7 +66,7 @@ def compact_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     compact = copy.deepcopy(model)
     casts = []
     for tensor in compact.graph.initializer:
-        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < _SMALLEST_COMPACTED:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALLEST_COMPACTED:
             continue
         name, stored = tensor.name, f"{tensor.name}.float16"
         half = numpy_helper.to_array(tensor).astype(np.float16)

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +15,10 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from export.graphs.graph import FloatArray, open_session
-from export.graphs.optimise import compact_weights, optimise
+from export.graphs.optimise import SMALLEST_COMPACTED, optimise
 from export.graphs.trace import example, trace_graph
 from export.graphs.verify import VerificationError
 from models.text import TextEncoder
@@ -25,6 +27,7 @@ from service.bundle.card import write_prompt
 TEXT_TOLERANCE = 1e-5  # largest difference from torch of a component of a unit embedding
 INT8_COSINE = 0.97  # smallest cosine between an embedding of the int8 graph and torch's
 COMPACT_COSINE = 0.999  # and with weights in 16 bits
+_LARGEST = 2_000_000_000  # bytes of weights; an ONNX file has less than 2^31
 
 _PROBES = (
     "a photo of a dog.",
@@ -60,7 +63,9 @@ class TextEmbedder:
 
 
 def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.ModelProto:
-    """Traces and verifies a text encoder; with fewer bits, if wanted, it is verified again.
+    """Traces a text encoder, with fewer bits if it or the caller wants that, and verifies it.
+
+    `compact`, or more than 2 GB, stores float32 weights in 16 bits.
 
     Returns:
         `input_ids`, `attention_mask` int64 [L, T] -> `embeddings` float32 [L, E] of length 1.
@@ -71,26 +76,58 @@ def build_text_graph(encoder: TextEncoder, *, compact: bool = False) -> onnx.Mod
     inputs = encoder.tokenize(_PROBES)
     with torch.inference_mode():
         expected = encoder.module(*inputs).numpy()
+    size = sum(weights.numel() * 4 for weights in encoder.module.parameters())
+    if not encoder.in_8_bits and (compact or size > _LARGEST):
+        stored = trace_text_encoder(_narrow(encoder.module), fold=False)
+        return _check_cosine(stored, inputs, expected, "16-bit", COMPACT_COSINE)
     exact = trace_text_encoder(encoder.module)
     difference = float(np.abs(embed_tokens(exact, *inputs) - expected).max())
     if not difference <= TEXT_TOLERANCE:
         raise VerificationError(f"text embeddings deviate from torch by {difference:.1e}")
-    if not encoder.in_8_bits and not compact:
+    if not encoder.in_8_bits:
         return exact
-    stored = quantise_text(exact) if encoder.in_8_bits else compact_weights(exact)
+    return _check_cosine(quantise_text(exact), inputs, expected, "int8", INT8_COSINE)
+
+
+def _check_cosine(
+    stored: onnx.ModelProto,
+    inputs: tuple[Tensor, Tensor],
+    expected: FloatArray,
+    kind: str,
+    least: float,
+) -> onnx.ModelProto:
     cosine = float((embed_tokens(stored, *inputs) * expected).sum(axis=1).min())
-    kind, least = ("int8", INT8_COSINE) if encoder.in_8_bits else ("16-bit", COMPACT_COSINE)
     if not cosine >= least:
         raise VerificationError(f"a text embedding in {kind} has cosine {cosine:.4f} with torch's")
     _log.info("text encoder: %s embeddings have cosines of %.4f or more with torch's", kind, cosine)
     return stored
 
 
-def trace_text_encoder(module: nn.Module) -> onnx.ModelProto:
+def trace_text_encoder(module: nn.Module, *, fold: bool = True) -> onnx.ModelProto:
     """Traces and optimises a text encoder in float32, L and T dynamic."""
     names = ("input_ids", "attention_mask")
     inputs = {name: example("L", "T", dtype=torch.int64) for name in names}
-    return optimise(trace_graph(module, inputs, "embeddings"))
+    return optimise(trace_graph(module, inputs, "embeddings"), fold=fold)
+
+
+class _Widen(nn.Module):
+    def forward(self, stored: Tensor) -> Tensor:
+        return stored.float()
+
+
+def _narrow(module: nn.Module) -> nn.Module:
+    """Returns a copy that stores large weights in float16 and computes with them in float32.
+
+    `compact_weights` would need the whole graph in float32 first, which ends at 2 GB.
+    """
+    narrow = copy.deepcopy(module)
+    for part in list(narrow.modules()):
+        for name, weights in list(part.named_parameters(recurse=False)):
+            if weights.numel() >= SMALLEST_COMPACTED:
+                register_parametrization(part, name, _Widen(), unsafe=True)
+                parametrization: Any = part.parametrizations
+                parametrization[name].original.data = weights.data.half()
+    return narrow
 
 
 def quantise_text(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -8,6 +8,8 @@ import pytest
 
 from export import ExportError
 from export.build import ExportRequest, build_bundle
+from export.graphs import text
+from export.graphs.text import build_text_graph, embed_tokens
 from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.description import Hints
@@ -17,7 +19,7 @@ from service.engine.encoders import open_text_encoder
 from service.engine.engine import open_engine
 from service.labels.opening import read_bundle_sets
 from tests.export.tiny_network import run_torch
-from tests.models.tiny_towers import KINDS, SIDE, write_towers
+from tests.models.tiny_towers import KINDS, SIDE, VOCABULARY, write_towers
 
 NAMES = ["red", "green", "blue"]
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
@@ -86,3 +88,18 @@ def test_options_of_other_models_are_refused(
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)
+
+
+def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    towers = read_towers(model)
+    assert towers is not None
+    exact = build_text_graph(towers.text)
+    monkeypatch.setattr(text, "_LARGEST", 0)
+    stored = build_text_graph(towers.text)
+    assert stored.ByteSize() < exact.ByteSize() - 1.5 * VOCABULARY * 32
+    inputs = towers.text.tokenize(NAMES)
+    found, expected = (embed_tokens(graph, *inputs) for graph in (stored, exact))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert not np.array_equal(found, expected)
