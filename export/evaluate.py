@@ -17,7 +17,7 @@ from export.accuracy import predict_logits, read_graphs
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
 from export.sources.photos import select_photos
 from models.commands import run_command
-from models.data import DataError, LabelledFolder, read_labelled_folder
+from models.data import DataError, LabelledFolder, keep_relevant, read_labelled_folder
 from models.metrics import MetricError
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from service.bundle.card import Precision
@@ -34,9 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
     parser.add_argument("--split", default="test")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "int8"])
+    parser.add_argument("--relevant-photos", action="store_true")
     given = parser.parse_args(argv)
     try:
-        lines = list(report(load_bundle(given.bundle), given.data, given.split, given.precision))
+        folder = read_labelled_folder(given.data)
+        if given.relevant_photos:
+            folder = keep_relevant(folder)
+        lines = list(report(load_bundle(given.bundle), folder, given.split, given.precision))
     except (BundleError, DataError, ExportError, MetricError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
@@ -44,14 +48,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def report(bundle: Bundle, data: Path, split: str, precision: Precision) -> Iterator[str]:
+def report(
+    bundle: Bundle, folder: LabelledFolder, split: str, precision: Precision
+) -> Iterator[str]:
     """Yields figures of the trained labels; without them, of the open head on word vectors.
 
     Raises ExportError if labels or word vectors do not fit, BundleError for a missing precision.
     """
     if precision not in bundle.precisions():
         raise BundleError(f"bundle {bundle.card.name} has no {precision} variant")
-    folder = read_labelled_folder(data)
     head = bundle.card.trained_head
     if head is None:
         return _report_open(bundle, folder, split, precision)

@@ -18,7 +18,13 @@ from torch.utils.data import DataLoader
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
 from models.commands import report_mistakes, run_command
-from models.data import DataError, LabelledFolder, check_photos, read_labelled_folder
+from models.data import (
+    DataError,
+    LabelledFolder,
+    check_photos,
+    keep_relevant,
+    read_labelled_folder,
+)
 from models.report import report_multi_label, report_single_label, report_zero_shot
 from models.train.views import Photos, evaluation_transform
 
@@ -41,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate_checkpoint(given: argparse.Namespace) -> None:
     folder = read_labelled_folder(given.data)
+    if given.relevant_photos:
+        folder = keep_relevant(folder)
     checkpoint = read_checkpoint(given.checkpoint, read_hints(given))
     print("\n".join(report(checkpoint, folder, given.split)))
 
@@ -53,6 +61,12 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="labelled folder")
     parser.add_argument("--split", default="test")
     parser.add_argument(
+        "--relevant-photos",
+        action="store_true",
+        help="only photos with a label, zero-shot with an unseen one, as ML-Decoder's authors "
+        "(default: all)",
+    )
+    parser.add_argument(
         "--precision", default="fp32", choices=["fp32", "fp16", "int8"], help="of a bundle"
     )
     add_hint_flags(parser)
@@ -63,7 +77,9 @@ def _evaluate_bundle(given: argparse.Namespace) -> int:
     # Resolved by name: `models` must not import `export`, see `tests/project/test_imports.py`.
     evaluate_bundle = pkgutil.resolve_name("export.evaluate:main")
     flags = ("bundle", "data", "split", "precision")
-    return int(evaluate_bundle([f"--{name}={getattr(given, name)}" for name in flags]))
+    relevant = ["--relevant-photos"] if given.relevant_photos else []
+    values = [f"--{name}={getattr(given, name)}" for name in flags]
+    return int(evaluate_bundle([*values, *relevant]))
 
 
 def report(checkpoint: Checkpoint, folder: LabelledFolder, split: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from models.data.records import (
     check_negatives,
     check_photos,
     check_single_labels,
+    keep_relevant,
 )
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "check_negatives",
     "check_photos",
     "check_single_labels",
+    "keep_relevant",
     "read_labelled_folder",
 ]

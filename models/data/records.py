@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +107,22 @@ def check_labels(folder: LabelledFolder) -> LabelledFolder:
     if unknown:
         raise DataError(f"data set {folder.name} uses a label it does not name: {min(unknown)!r}")
     return folder
+
+
+def keep_relevant(folder: LabelledFolder) -> LabelledFolder:
+    """Drops photos without a label, as ML-Decoder's authors do.
+
+    With word vectors, a training photo needs a seen label and any other photo an unseen one.
+    """
+    seen, unseen = set(folder.label_names), set(folder.label_names)
+    if (vectors := folder.word_vectors) is not None:
+        seen, unseen = set(vectors.seen), set(vectors.unseen or vectors.seen)
+    kept = tuple(
+        image
+        for image in folder.images
+        if not (seen if image.split == "train" else unseen).isdisjoint(image.labels)
+    )
+    return replace(folder, images=kept)
 
 
 def check_photos(images: Iterable[LabelledImage]) -> None:

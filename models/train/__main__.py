@@ -6,12 +6,13 @@ Writes `model.safetensors`, `recipe.json`, `metrics.csv` and the state to resume
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
-from models.data import check_negatives, check_photos, check_single_labels
+from models.data import check_negatives, check_photos, check_single_labels, keep_relevant
 from models.train.build import build_network, start_from
 from models.train.command import Place, make_parser, make_place, read_recipe
 from models.train.recipe import Recipe
@@ -43,6 +44,8 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     """Trains a network, writes its checkpoint and returns its mAP on validation, percent."""
+    if recipe.relevant_photos:
+        place = replace(place, data=keep_relevant(place.data))
     data = place.data
     check_photos(data.split("train") + data.split("val"))
     check_negatives(data)

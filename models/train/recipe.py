@@ -35,6 +35,9 @@ class BaseRecipe(BaseModel):
     weight_decay: float = Field(1e-2, ge=0, description="on matrices and kernels only")
     clip_grad: float = Field(1.0, ge=0, description="largest gradient norm; 0 sets no limit")
     ema_decay: float = Field(0.997, ge=0, lt=1, description="of the averaged weights, per step")
+    ema_warmup: bool = Field(
+        True, description="raise ema_decay from 0 in the first steps: by step n to 1 - n^(-2/3)"
+    )
     gamma_neg: float = Field(4.0, ge=0, description="asymmetric loss: focus on negatives")
     clip: float = Field(0.05, ge=0, lt=1, description="asymmetric loss: probability margin")
     seed: int = Field(0, description="of every random choice")
@@ -72,6 +75,9 @@ class Recipe(BaseRecipe):
         description="leading backbone stages that stay frozen: 99 is the whole backbone, 0 none; "
         "other numbers are for EfficientNets and the like",
     )
+    frozen_names: str | None = Field(
+        None, description="regular expression for timm's names of backbone parameters to freeze"
+    )
     views: int = Field(4, ge=1, description="augmented copies of each photo to cache")
 
     head: Literal[
@@ -82,6 +88,11 @@ class Recipe(BaseRecipe):
     random_queries: int = Field(0, ge=0, description="zero-shot: random queries with target 0")
     query_noise: float = Field(
         0.0, ge=0, description="zero-shot: noise on embeddings, a share of their deviation"
+    )
+    relevant_photos: bool = Field(
+        False,
+        description="only photos with a label (the authors of ML-Decoder); zero-shot: a seen one "
+        "in training, an unseen one in validation",
     )
     num_groups: int | None = Field(None, ge=1, description="label queries; unset is one a label")
 
@@ -98,7 +109,9 @@ class Recipe(BaseRecipe):
     )
     repeats: int = Field(1, ge=1, description="augmented copies of a photo in an epoch's batches")
     auto_augment: str | None = Field(
-        "rand-m7-mstd0.5-inc1", description="timm's auto_augment, mmax9 at most"
+        "rand-m7-mstd0.5-inc1",
+        description="timm's auto_augment, mmax9 at most; for squashed photos also randaugment, as "
+        "the package of this name has it",
     )
     color_jitter: float = Field(0.0, ge=0, description="timm's color_jitter")
     erase: float = Field(0.0, ge=0, le=1, description="probability of timm's random erasing")
@@ -109,6 +122,7 @@ class Recipe(BaseRecipe):
     accumulate: int = Field(1, ge=1, description="batches in a step of the optimiser")
     mixed_precision: Literal["no", "fp16", "bf16"] = Field("no", description="of the forward pass")
     optimizer: Literal["adamw", "adam", "lamb"] = Field("adamw", description="optimiser")
+    decay_all: bool = Field(False, description="decay vectors too, such as biases and norms")
     backbone_lr: float = Field(2e-4, gt=0, description="peak of OneCycle, for the backbone")
     freeze_batch_norm: bool = Field(
         True, description="keep a pretrained backbone's batch norms at their statistics"

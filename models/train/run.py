@@ -133,7 +133,7 @@ class Run(Generic[BatchT]):
         self.epoch = 0
         # The last step of an epoch may accumulate fewer batches.
         self.steps = math.ceil(task.num_batches / accelerator.gradient_accumulation_steps)
-        self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=True)
+        self.ema = ModelEmaV3(task.network, decay=recipe.ema_decay, use_warmup=recipe.ema_warmup)
         self.parallel = accelerator.prepare_model(task.network, device_placement=False)
         self.stepper = accelerator.prepare_optimizer(task.optimizer, device_placement=False)
         self.schedule = one_cycle(task.optimizer, recipe.epochs * self.steps, recipe.warmup)
@@ -242,12 +242,12 @@ def one_cycle(optimizer: Optimizer, total_steps: int, warmup: float) -> OneCycle
 
 
 def group_parameters(
-    rates: Iterable[tuple[nn.Parameter, float]], weight_decay: float
+    rates: Iterable[tuple[nn.Parameter, float]], weight_decay: float, *, decay_all: bool = False
 ) -> list[dict[str, Any]]:
-    """Groups trainable parameters by rate and decay; vectors (norms, biases) do not decay."""
+    """Groups trainable parameters by rate and decay; vectors decay only with `decay_all`."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter, lr in rates:
         if parameter.requires_grad:
-            decay = weight_decay if parameter.dim() > 1 else 0.0
+            decay = weight_decay if decay_all or parameter.dim() > 1 else 0.0
             groups.setdefault((lr, decay), []).append(parameter)
     return [{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -23,7 +24,7 @@ from models.train.cache import Array, cache_outputs
 from models.train.command import Place
 from models.train.losses import make_loss, make_mix
 from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
-from models.train.recipe import Recipe
+from models.train.recipe import Recipe, RecipeError
 from models.train.run import Task, group_parameters
 from models.train.views import (
     Photos,
@@ -105,7 +106,8 @@ class LabelTask(Task[Batch]):
             (p, recipe.backbone_lr if id(p) in own else recipe.lr)
             for p in self.network.parameters()
         )
-        self.optimizer = _OPTIMIZERS[recipe.optimizer](group_parameters(rates, recipe.weight_decay))
+        groups = group_parameters(rates, recipe.weight_decay, decay_all=recipe.decay_all)
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](groups)
         self.num_batches = len(self.train) // recipe.batch_size // self.accelerator.num_processes
         self.loss = make_loss(recipe)
         self.mix = make_mix(recipe, self.train.targets.shape[1])
@@ -159,6 +161,18 @@ class LabelTask(Task[Batch]):
         return inputs.to(self.accelerator.device, torch.float32, memory_format=layout)
 
 
+def freeze_named(body: nn.Module, pattern: str) -> None:
+    """Freezes the parameters whose names match a regular expression; RecipeError if none does."""
+    try:
+        chosen = [p for name, p in body.named_parameters() if re.search(pattern, name)]
+    except re.error as error:
+        raise RecipeError(f"recipe: frozen_names {pattern!r} is invalid: {error}") from error
+    if not chosen:
+        raise RecipeError(f"recipe: frozen_names {pattern!r} matches no parameter of the backbone")
+    for parameter in chosen:
+        parameter.requires_grad_(False)
+
+
 def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> LabelTask:
     """Returns the task of training a network, with which it shares its parameters.
 
@@ -166,6 +180,8 @@ def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> Lab
     """
     frozen, tail = network.backbone.split(recipe.frozen_stages)
     frozen.eval().requires_grad_(False)
+    if recipe.frozen_names is not None:
+        freeze_named(network.backbone.body, recipe.frozen_names)
     prepared = network.config.input
 
     def encode(images: Tensor) -> tuple[Tensor]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from timm.data import create_transform, rand_augment_transform, str_to_interp_mode
+from timm.data.auto_augment import AugmentOp, RandAugment
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import transforms
@@ -24,6 +25,13 @@ from models.data import DataError, LabelledFolder, LabelledImage
 from models.train.recipe import OpenRecipe, Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
+
+# The operations of the package `randaugment`, but for its cutout of 20 pixels at most.
+_RANDAUGMENT = (
+    *("Invert", "SharpnessIncreasing", "AutoContrast", "PosterizeOriginal", "ShearX", "ShearY"),
+    *("TranslateXRel", "TranslateYRel", "Rotate", "Equalize", "ContrastIncreasing"),
+    *("ColorIncreasing", "SolarizeIncreasing", "BrightnessIncreasing"),
+)
 
 
 class Photos(Dataset[tuple[Tensor, Tensor]]):
@@ -153,9 +161,21 @@ def _squash(recipe: Recipe, prepared: InputConfig) -> Transform:
     if recipe.cutout:
         steps.append(Cutout(recipe.cutout))
     if recipe.auto_augment:
-        steps.append(rand_augment_transform(recipe.auto_augment, {"translate_const": size // 10}))
+        steps.append(_read_policy(recipe.auto_augment, size))
     steps += [transforms.ToTensor(), transforms.Normalize(prepared.mean, prepared.std)]
     return cast("Transform", transforms.Compose(steps))
+
+
+def _read_policy(text: str, size: int) -> RandAugment:
+    if text != "randaugment":
+        return cast("RandAugment", rand_augment_transform(text, {"translate_const": size // 10}))
+    # Its magnitudes are 1 to 9 of 9, timm's are of 10.
+    operations = [
+        AugmentOp(name, 0.5, magnitude * 10 / 9, {"translate_pct": 150 / 331})
+        for name in _RANDAUGMENT
+        for magnitude in range(1, 10)
+    ]
+    return RandAugment(operations, num_layers=2)
 
 
 class Cutout:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.data import DataError, check_negatives, check_photos, read_labelled_folder
+from models.data import (
+    DataError,
+    check_negatives,
+    check_photos,
+    keep_relevant,
+    read_labelled_folder,
+)
 
 COCO, NO_ID = "annotations/instances_train2017.json", r"instances_train2017\.json: no image_id"
 VECTORS, NO_TEST = "wordvec_array.pth", r"no label of data\.csv is a test class"
@@ -177,6 +183,23 @@ def test_nus_wide_photo_may_have_no_label(tmp_path: Path) -> None:
     found = read_labelled_folder(folder)
     assert found.label_names == ("cat", "dog", "sky")
     np.testing.assert_array_equal(found.targets(found.split("train")), [[1, 0, 1], [0, 0, 0]])
+
+
+def test_relevant_photos_of_training_have_a_seen_label_and_others_an_unseen_one(
+    tmp_path: Path,
+) -> None:
+    folder = write_nus_wide(tmp_path / "nus")
+    with (folder / "data.csv").open("a") as file:
+        file.write('c.jpg,[dog],train\nd.jpg,[],val\ne.jpg,"[sky, dog]",val\nf.jpg,[sky],val\n')
+    found = keep_relevant(read_labelled_folder(folder))
+    for split, kept in {"train": ["a.jpg"], "val": ["b.jpg", "e.jpg"]}.items():
+        assert [image.path.name for image in found.split(split)] == kept
+    assert found.split("test")[1].path.name == "e.jpg"
+
+
+def test_relevant_photos_have_a_label(tmp_path: Path) -> None:
+    found = keep_relevant(read_labelled_folder(write_simple(tmp_path / "x")))
+    assert [image.path.name for image in found.images] == ["b.jpg", "c.jpg"]
 
 
 def test_word_vectors_may_be_a_parameter(tmp_path: Path) -> None:

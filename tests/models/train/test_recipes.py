@@ -3,6 +3,7 @@
 Each checkpoint is measured, exported and served.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,19 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from fastapi.testclient import TestClient
-from timm.data.auto_augment import rand_augment_transform
+from timm import get_pretrained_cfg
+from timm.data.auto_augment import RandAugment
 
 from export.__main__ import main as export
+from models.backbones.backbone import Backbone, input_config
 from models.checkpoints.checkpoint import read_checkpoint
+from models.config import InputConfig
 from models.data import read_labelled_folder
 from models.evaluate import main as evaluate
 from models.train.__main__ import main
 from models.train.recipe import Recipe
+from models.train.task import freeze_named
+from models.train.views import training_transform
 from service.bundle.reader import load_bundle
 from tests.models.colours import read_losses
 from tests.support.serving import labels_of, send_image, serve_app
@@ -83,7 +89,8 @@ def run_recipe(
     measured = []
     for source in (["--checkpoint", str(checkpoint)], ["--bundle", str(bundle)]):
         capsys.readouterr()
-        assert evaluate([*source, "--data", str(data), "--split", "val"]) == 0
+        relevant = ["--relevant-photos"] if figure == "ZSL mAP" else []
+        assert evaluate([*source, "--data", str(data), "--split", "val", *relevant]) == 0
         lines = capsys.readouterr().out.splitlines()
         measured.append(next(float(x[20:]) for x in lines if x[:20].strip() == figure))
     assert measured[0] == pytest.approx(measured[1], abs=0.5, nan_ok=True)
@@ -139,11 +146,25 @@ def test_every_shipped_recipe_is_tested() -> None:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_recipe_never_posterizes_to_0_bits(path: Path) -> None:
-    policy = Recipe.read(path, {}).auto_augment
-    assert policy is not None
-    for op in rand_augment_transform(policy, {}).ops:
-        # From magnitude 10 on, timm's posterize keeps 0 bits, which Pillow refuses.
-        assert (op.magnitude_max or op.magnitude + 5 * op.magnitude_std) < 10
+    transform: Any = training_transform(Recipe.read(path, {}), InputConfig(height=224, width=224))
+    (policy,) = (step for step in transform.transforms if isinstance(step, RandAugment))
+    for op in policy.ops:
+        # From magnitude 10 on, timm's increasing posterize keeps 0 bits, which Pillow refuses.
+        if op.name.startswith("Posterize"):
+            strongest = op.magnitude_max or op.magnitude + 5 * op.magnitude_std
+            assert op.level_fn(strongest, op.hparams)[0] > 0
+
+
+def test_query2label_starts_from_torchvisions_weights_and_resizes_as_they_do() -> None:
+    recipe = Recipe.read(RECIPES / "coco_query2label.toml", {})
+    assert input_config(recipe.backbone).interpolation == "bilinear"
+    assert "download.pytorch.org" in get_pretrained_cfg(recipe.backbone).url
+    assert recipe.frozen_names is not None
+    body = Backbone(recipe.backbone, (448, 448)).body
+    freeze_named(body, recipe.frozen_names)
+    trained = {name for name, parameter in body.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(re.match(r"layer[234]\.\d+\.(conv\d|downsample\.0)\.weight", n) for n in trained)
 
 
 def test_accumulated_batches_take_fewer_steps_and_lower_the_loss(tmp_path: Path) -> None:

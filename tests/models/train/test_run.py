@@ -49,6 +49,16 @@ def test_run_ends_with_one_line_when_the_loss_is_not_a_number(value: float, tmp_
     assert row.startswith("1,1.5,2,50,")
 
 
+def test_averaged_weights_keep_their_decay_from_the_start_without_warmup(tmp_path: Path) -> None:
+    accelerator, task = make_accelerator(cpu=True), ConstantTask(1.0)
+    decays = []
+    for warmup in (True, False):
+        recipe = BaseRecipe(ema_decay=0.9997, ema_warmup=warmup)
+        ema = Run(task, recipe, RunFolder(tmp_path, {}), accelerator).ema
+        decays.append(ema.get_decay(40 * 1465))  # the last step of COCO's 40 epochs
+    assert decays == pytest.approx([0.99934, 0.9997], abs=1e-5)
+
+
 class _Stopped(Exception):
     pass
 

@@ -20,7 +20,7 @@ from models.train.__main__ import main
 from models.train.losses import mix
 from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
 from models.train.recipe import Recipe, RecipeError
-from models.train.run import one_cycle
+from models.train.run import group_parameters, one_cycle
 from tests.models.colours import COLOURS, read_losses, stop_in_second_epoch, write_colours
 
 TINY = [
@@ -82,6 +82,26 @@ def test_frozen_stages_do_not_change(photos: Path, tmp_path: Path) -> None:
     assert not any(key.startswith(frozen) for key in changed)
     assert any(key.startswith("backbone.body.blocks.3.") for key in changed)
     assert any(key.startswith("head.") for key in changed)
+
+
+def test_parameters_frozen_by_name_do_not_change(photos: Path, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    options = ["--frozen-stages", "0", "--frozen-names", r"^conv_stem|bn\d"]
+    assert run(photos, a, *options) == 0
+    assert run(photos, b, *options, "--init", str(a / "model.safetensors")) == 0
+    first, second = read_state(a), read_state(b)
+    changed = {key for key in first if not torch.equal(first[key], second[key])}
+    assert not any("conv_stem" in key or "bn" in key for key in changed)
+    assert any(key.startswith("backbone.body.blocks.3.") for key in changed)
+    assert run(photos, tmp_path / "c", "--frozen-names", "nothing") == 2
+    assert run(photos, tmp_path / "d", "--frozen-names", "(") == 2
+
+
+def test_vectors_decay_only_if_all_parameters_do() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, 2))]
+    rates = [(parameter, 0.1) for parameter in parameters]
+    assert [g["weight_decay"] for g in group_parameters(rates, 0.5)] == [0.0, 0.5]
+    assert [g["weight_decay"] for g in group_parameters(rates, 0.5, decay_all=True)] == [0.5]
 
 
 def test_resumed_run_equals_an_unbroken_one(photos: Path, tmp_path: Path) -> None:

@@ -2,16 +2,25 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.auto_augment import RandAugment
 from torch.utils.data import DataLoader
 
 from models.config import InputConfig
 from models.data import DataError, LabelledImage
-from models.train.views import Photos, describe_files, evaluation_transform, read_picture
+from models.train.recipe import Recipe
+from models.train.views import (
+    Photos,
+    describe_files,
+    evaluation_transform,
+    read_picture,
+    training_transform,
+)
 from service.bundle.card import InputContract
 from service.images.decode import decode_image
 
@@ -53,6 +62,20 @@ def test_transparent_parts_become_white(tmp_path: Path) -> None:
     picture = np.asarray(read_picture(LabelledImage(save(tmp_path, "RGBA"), "val", ())))
     assert (picture[:20] == 255).all()
     assert picture[20:].mean() < 220
+
+
+def test_randaugment_is_uniform_over_the_magnitudes_of_the_authors_package() -> None:
+    recipe = Recipe(train_resize="squash", auto_augment="randaugment")
+    transform: Any = training_transform(recipe, InputConfig(height=224, width=224))
+    (policy,) = (step for step in transform.transforms if isinstance(step, RandAugment))
+    assert policy.num_layers == 2
+    shears = [op for op in policy.ops if op.name == "ShearX"]
+    shares = [abs(op.level_fn(op.magnitude, op.hparams)[0]) for op in shears]
+    assert shares == pytest.approx([0.3 * step / 9 for step in range(1, 10)])
+    shift = [op for op in policy.ops if op.name == "TranslateYRel"][-1]
+    assert abs(shift.level_fn(shift.magnitude, shift.hparams)[0]) == pytest.approx(150 / 331)
+    assert {op.prob for op in policy.ops} == {0.5}
+    assert transform(paint("RGB")).shape == (3, 224, 224)
 
 
 @pytest.mark.parametrize("content", [b"junk", None])
