@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Regex, normalizers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoImageProcessor,
     CLIPConfig,
@@ -185,14 +186,21 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
     module: ClipTexts | SiglipTexts
     if isinstance(model, CLIPModel):
         module, width = ClipTexts(model), model.text_projection.out_features
-    elif tokenizer.pad_token_id is None:
-        raise CheckpointError(f"{name} has no pad_token in tokenizer_config.json")
+        frame = (tokenizer.bos_token, tokenizer.eos_token)
     else:
-        module, width = (
-            SiglipTexts(model, tokenizer.pad_token_id),
-            model.text_model.head.out_features,
-        )
+        if tokenizer.pad_token_id is None:
+            raise CheckpointError(f"{name} has no pad_token in tokenizer_config.json")
+        module = SiglipTexts(model, tokenizer.pad_token_id)
+        width = model.text_model.head.out_features
+        frame = ("", tokenizer.eos_token)
         rules.normalizer = _clean(rules.normalizer, canonical=stored.canonical)
+    if None in frame:
+        raise CheckpointError(f"{name} lacks special tokens in tokenizer_config.json")
+    # As in training; for Gemma's tokenizer, options in tokenizer_config.json replace the file's.
+    specials = [(token, rules.token_to_id(token)) for token in frame if token]
+    rules.post_processor = TemplateProcessing(
+        single=" $A ".join(frame).strip(), special_tokens=specials
+    )
     return TextEncoder(
         name,
         width,

@@ -1,6 +1,10 @@
 """CLIP and SigLIP from a folder of `transformers` to a real server: the scores are its own."""
 
 import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +15,17 @@ from transformers import AutoImageProcessor
 
 from export.__main__ import main as export
 from service.bundle.reader import Bundle, load_bundle
-from tests.e2e.server_process import ServerProcess, serve_command
+from service.images.decode import PixelArray
+from tests.e2e.server_process import ROOT, ServerProcess, serve_command
+from tests.e2e.test_calibrated_scores import INTERFACES, PAIRS, Scores, decode_photos
 from tests.models.tiny_towers import KINDS, SIDE, run_transformers, write_towers
 from tests.support.serving import labels_of
 
 TOLERANCE = 1e-4
+# Label sets in a bundle have embeddings in 16 bits.
+STORED_TOLERANCE = 1e-3
 LABELS = ["dog", "fire_hydrant", "car park"]
-PROMPTS = {
-    "clip": [f"a photo of a {name}." for name in ("dog", "fire hydrant", "car park")],
-    "siglip": [f"This is a photo of {name}." for name in ("dog", "fire hydrant", "car park")],
-}
+TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
 PICTURE = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 
 
@@ -30,19 +35,27 @@ class Case:
     folder: Path
     bundle: Bundle
 
-    def expect(self, texts: list[str]) -> list[float]:
-        """Scores of the picture by transformers."""
+    def expect(self, pictures: Sequence[PixelArray], names: Sequence[str]) -> Scores:
+        """Scores of pictures of the model's size by transformers."""
+        template = TEMPLATES[self.kind]
         processor = AutoImageProcessor.from_pretrained(self.folder)
-        pixels = processor(Image.fromarray(PICTURE), return_tensors="pt")["pixel_values"]
-        (logits,) = run_transformers(self.folder, pixels, texts)
-        return (logits.softmax(0) if self.kind == "clip" else logits.sigmoid()).tolist()
+        images = [Image.fromarray(picture) for picture in pictures]
+        pixels = processor(images, return_tensors="pt")["pixel_values"]
+        logits = run_transformers(
+            self.folder, pixels, [template.format(name.replace("_", " ")) for name in names]
+        )
+        scores = logits.softmax(1) if self.kind == "clip" else logits.sigmoid()
+        return [dict(zip(names, row, strict=True)) for row in scores.tolist()]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     root = tmp_path_factory.mktemp(request.param)
     folder = write_towers(root / f"tiny-{request.param}", request.param)
-    assert export(["--checkpoint", str(folder), "--out", str(root / "towers")]) == 0
+    everyday = root / "everyday.json"
+    everyday.write_text(json.dumps({"name": "everyday", "labels": list(PAIRS["everyday"])}))
+    given = ["--checkpoint", str(folder), "--label-set", str(everyday)]
+    assert export([*given, "--out", str(root / "towers")]) == 0
     return Case(request.param, folder, load_bundle(root / "towers"))
 
 
@@ -53,7 +66,7 @@ def encode_picture() -> bytes:
 
 
 def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path: Path) -> None:
-    expected = dict(zip(LABELS, case.expect(PROMPTS[case.kind]), strict=True))
+    (expected,) = case.expect([PICTURE], LABELS)
     command = serve_command(case.bundle, "--label-store", str(tmp_path / "labels.db"))
     with ServerProcess(*command) as server, server.open_client() as client:
         made = client.post("/labels", json={"name": "mine", "labels": LABELS})
@@ -76,3 +89,25 @@ def test_registered_labels_have_the_scores_of_transformers(case: Case, tmp_path:
         assert (head["kind"], head["maps"], head["encodes_text"]) == (case.kind, True, True)
         assert head["activation"] == ("softmax" if case.kind == "clip" else "sigmoid")
         assert head["embedding_space"]["encoder"] == case.folder.name
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_interface_answers_with_the_scores_of_transformers(
+    case: Case, tmp_path: Path, interface: str
+) -> None:
+    expected = case.expect(decode_photos(case.bundle), list(PAIRS["everyday"]))
+    found = INTERFACES[interface](case.bundle, "everyday", tmp_path)
+    for row, scores in zip(found, expected, strict=True):
+        assert row == pytest.approx(scores, abs=STORED_TOLERANCE)
+
+
+def test_labels_that_compete_are_not_calibrated_alone(case: Case, tmp_path: Path) -> None:
+    listing = {"label_names": ["dog"], "images": {"0.png": {"labels": ["dog"]}}}
+    (tmp_path / "labels.json").write_text(json.dumps(listing))
+    model = ["--bundle", str(case.bundle.path), "--label-store", str(tmp_path / "labels.db")]
+    command = [sys.executable, "-m", "service.cli", "labels"]
+    subprocess.run([*command, "add", "mine", "--label", "dog", *model], cwd=ROOT, check=True)
+    calibrate = [*command, "calibrate", "mine", "--photos", str(tmp_path), *model]
+    done = subprocess.run(calibrate, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ("has softmax scores" in done.stderr) == (case.kind == "clip")
