@@ -73,6 +73,8 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
     _log.info("read %s with %s, for photos of %d x %d pixels", backbone, labels, width, height)
     if request.photos is not None and source.is_open:
         raise ExportError("photos measure a head with trained labels; this one is for open labels")
+    if source.is_open and "int8" in request.precisions:
+        raise ExportError("int8 needs a head with trained labels; this one is for open labels")
     opened = splits = None
     if request.opened is not None or source.text is not None:
         opened = read_open_source(request.opened or OpenRequest(), source, left_out)

@@ -76,8 +76,8 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip:
         stored = _read_open_clip(checkpoint, name, open_clip)
-    elif written is None and is_on_hub(checkpoint):
-        return None
+    elif is_on_hub(checkpoint) and (written is None or "architecture" in config):
+        return None  # one file, perhaps with timm's description
     else:
         raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")
     kind: Literal["clip", "siglip"] = "clip" if isinstance(stored.model, CLIPModel) else "siglip"

@@ -79,6 +79,7 @@ def test_options_of_other_models_are_refused(
     for request, error, reason in (
         (ExportRequest(model, out, label_names=names), UnusableCheckpointError, "--label-names"),
         (ExportRequest(model, out, photos=folder), ExportError, "trained labels"),
+        (ExportRequest(model, out, precisions=frozenset({"int8"})), ExportError, "int8 needs a"),
         (ExportRequest(checkpoint, out, opened=zoo), ExportError, "--label-set needs --open-head"),
         (
             ExportRequest(model, out, opened=OpenRequest(checkpoint=checkpoint)),

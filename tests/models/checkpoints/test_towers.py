@@ -157,6 +157,19 @@ def test_repository_on_the_hub_is_read(
     torch.testing.assert_close(towers.text.embed(TEXTS), read(folder).text.embed(TEXTS))
 
 
+def test_repository_of_timm_is_no_towers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"architecture": "resnet50", "model_type": "timm_wrapper"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def download(_: str, name: str) -> str:
+        if name != "config.json":
+            raise EntryNotFoundError(f"404 for {name}")
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
+    assert read_towers("hf-hub:timm/resnet50") is None
+
+
 def test_file_is_no_towers(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert read_towers(tmp_path / "model.safetensors") is None
