@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -158,8 +159,10 @@ def _read_grid(encoder: onnx.ModelProto, source: Source) -> tuple[int, int, tupl
     _, tokens, width = (dim.dim_value for dim in encoder.graph.output[0].type.tensor_type.shape.dim)
     if source.prefix_tokens == "keep":
         return tokens, width, None  # no maps: these tokens have no place
-    count = tokens - isinstance(source.network.head, TwoTowers)  # whose first has no place
-    return tokens, width, find_grid(count, source.contract.height, source.contract.width)
+    if isinstance(source.network.head, TwoTowers):
+        side = math.isqrt(tokens - 1)  # patches of a square; a rest at its edges is not seen
+        return tokens, width, (side, side)
+    return tokens, width, find_grid(tokens, source.contract.height, source.contract.width)
 
 
 def trace_heads(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from export import ExportError
@@ -104,3 +105,13 @@ def test_text_encoder_beyond_the_limit_of_a_file_is_stored_in_16_bits(
     found, expected = (embed_tokens(graph, *inputs) for graph in (stored, exact))
     np.testing.assert_allclose(found, expected, atol=2e-3)
     assert not np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_have_the_grid_of_patches_that_do_not_fill_the_photo(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = write_towers(tmp_path / kind, kind, side=23, patch=2)
+    bundle = build_bundle(ExportRequest(folder, tmp_path / "tiny"))
+    maps = onnx.load_from_string(bundle.read_graph("open_head_maps", "fp32")).graph.output[0]
+    assert [dim.dim_value for dim in maps.type.tensor_type.shape.dim[2:]] == [11, 11]

@@ -36,21 +36,20 @@ _TOWER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-_IMAGES = {"image_size": SIDE, "patch_size": 8, **_TOWER}
 
 
-def write_towers(folder: Path, kind: str) -> Path:
+def write_towers(folder: Path, kind: str, side: int = SIDE, patch: int = 8) -> Path:
     """Writes a model with random weights, its tokenizer and image processor; returns the folder."""
     tokenizer: Any
     processor: Any
     if kind == "clip":
         tokenizer = _make_clip_tokenizer()
         processor = CLIPImageProcessor(
-            size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+            size={"shortest_edge": side}, crop_size={"height": side, "width": side}
         )
     else:
         tokenizer = _make_siglip_tokenizer()
-        processor = SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+        processor = SiglipImageProcessor(size={"height": side, "width": side})
     texts = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": MAX_TOKENS[kind],
@@ -59,13 +58,14 @@ def write_towers(folder: Path, kind: str) -> Path:
         "pad_token_id": 0,
         **_TOWER,
     }
+    images = {"image_size": side, "patch_size": patch, **_TOWER}
     torch.manual_seed(0)
     model: Any
     if kind == "clip":
-        model = CLIPModel(CLIPConfig(text_config=texts, vision_config=_IMAGES, projection_dim=20))
+        model = CLIPModel(CLIPConfig(text_config=texts, vision_config=images, projection_dim=20))
     else:
         texts["projection_size"] = _TOWER["hidden_size"]
-        model = SiglipModel(SiglipConfig(text_config=texts, vision_config=_IMAGES))
+        model = SiglipModel(SiglipConfig(text_config=texts, vision_config=images))
         model.logit_bias.data.fill_(-1.5)
     for parameter in model.parameters():  # the models' own start makes all inputs look alike
         if parameter.numel() > 1:
