@@ -12,6 +12,7 @@ from export.graphs.graph import open_session
 from export.graphs.optimise import optimise
 from export.graphs.trace import trace_label_encoder, trace_open_head
 from export.graphs.verify import FP32_TOLERANCE, VerificationError, verify_head
+from export.sources.open import OpenRequest
 from export.sources.trained import UnusableCheckpointError
 from models.checkpoints.checkpoint import write_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
@@ -134,13 +135,17 @@ def test_request_is_refused_when_it_does_not_fit_the_head(folder: Path, tmp_path
     opened = write(make_network(OPEN), tmp_path / "open.safetensors")
     names = tmp_path / "names.txt"
     names.write_text("a\n")
+    ram = write(make_network(RAMS["ram"]), tmp_path / "ram.safetensors")
     out, encoder = tmp_path / "model", Hints(embedding_encoder="letters")
+    another = OpenRequest(opened)
     for request, error, reason in (
         (ExportRequest(trained, out, hints=encoder), CheckpointError, "takes no embeddings"),
         (ExportRequest(opened, out, label_names=names), UnusableCheckpointError, "open labels"),
         (ExportRequest(opened, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
         (ExportRequest(opened, out, label_thresholds=names), UnusableCheckpointError, "0 labels"),
         (ExportRequest(opened, out, photos=folder), ExportError, "trained labels"),
+        (ExportRequest(ram, out, hints=Hints(single_label=True)), CheckpointError, "no softmax"),
+        (ExportRequest(ram, out, opened=another), UnusableCheckpointError, "has an open head"),
     ):
         with pytest.raises(error, match=reason):
             build_bundle(request)
