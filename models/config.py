@@ -178,11 +178,13 @@ class RamConfig(DecoderConfig):
 
 
 class GapConfig(_Config):
-    """Global average pooling and one linear layer, the paper's baseline.
+    """Global average pooling and a linear layer, the paper's baseline.
 
     Attributes:
         pooling: `first` takes the first token, a ViT's class token, instead of the mean.
         norm_epsilon: of a layer norm behind the pooling; None: there is none.
+        hidden_width: of another linear layer before the last; None: there is none.
+        hidden_activation: behind that.
     """
 
     kind: Literal["gap"] = "gap"
@@ -190,6 +192,8 @@ class GapConfig(_Config):
     encoder_width: int = Field(ge=1)
     pooling: Literal["mean", "first"] = "mean"
     norm_epsilon: float | None = None
+    hidden_width: int | None = Field(default=None, ge=1)
+    hidden_activation: Literal["relu", "hardswish"] = "relu"
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 

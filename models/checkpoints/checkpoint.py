@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, Weights
 from models.checkpoints.files import CheckpointFile, read_file, write_file
 from models.checkpoints.layouts.backbones import add_counters
-from models.checkpoints.layouts.body import MORE_THAN_POOLING
+from models.checkpoints.layouts.classifier import MORE_THAN_POOLING
 from models.checkpoints.layouts.reader import read_bare_backbone, read_foreign
 from models.checkpoints.layouts.state import Content
 from models.config import NetworkConfig

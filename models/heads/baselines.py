@@ -13,7 +13,7 @@ from models.heads.query2label import QueryLayer, decode
 
 
 class Gap(nn.Module):
-    """Global average pooling and one linear layer."""
+    """Global average pooling and a linear layer, or two as in MobileNetV3."""
 
     def __init__(self, config: GapConfig) -> None:
         super().__init__()
@@ -21,13 +21,17 @@ class Gap(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         width, epsilon = config.encoder_width, config.norm_epsilon
         self.norm = nn.Identity() if epsilon is None else nn.LayerNorm(width, epsilon)
-        self.linear = nn.Linear(width, config.num_classes)
+        self.hidden: nn.Module = nn.Identity()
+        if config.hidden_width is not None:
+            activation = nn.Hardswish() if config.hidden_activation == "hardswish" else nn.ReLU()
+            self.hidden = nn.Sequential(nn.Linear(width, config.hidden_width), activation)
+        self.linear = nn.Linear(config.hidden_width or width, config.num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps tokens [B, S, C] or features [B, C, H, W] to logits [B, N]."""
         tokens = to_tokens(features)
         pooled = tokens[:, 0] if self.config.pooling == "first" else tokens.mean(dim=1)  # [B, C]
-        logits: Tensor = self.linear(self.dropout(self.norm(pooled)))
+        logits: Tensor = self.linear(self.dropout(self.hidden(self.norm(pooled))))
         return logits
 
 

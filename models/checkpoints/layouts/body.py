@@ -15,7 +15,6 @@ from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import take
 from models.config import InputConfig
 
-MORE_THAN_POOLING = "more than pooling, a norm and a linear layer, and cannot be served"
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
 # The authors' evaluation size, which a file does not contain; their other models use 448.
@@ -28,11 +27,11 @@ _STATISTICS = "running_mean"  # of batch norms
 
 
 def read_body(
-    state: State, hints: Hints, described: Description, width: int, *, classifies: bool = False
+    state: State, hints: Hints, described: Description, width: int | None
 ) -> tuple[State, str, InputConfig]:
     """Returns (tensors under timm's names, backbone, preparation of photos).
 
-    `width` is that of the tokens that the head takes; it is the backbone's own if it `classifies`.
+    `width` is that of the tokens that the head takes; None if the backbone classifies by itself.
     Raises CheckpointError.
     """
     state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
@@ -41,7 +40,7 @@ def read_body(
         state = backbones.rename_tresnet(state)
     architecture = described.architecture
     # A file that names a timm model was trained with timm, which has its own sizes.
-    of_timm = classifies or (architecture is not None and timm.is_model(architecture))
+    of_timm = width is None or (architecture is not None and timm.is_model(architecture))
     if official or (_TRESNET_MARK in state and not of_timm):
         return _read_tresnet(state, hints, described)
     name = hints.backbone or architecture
@@ -53,13 +52,11 @@ def read_body(
         )
     spec = _prepare(name, hints, described, None)
     try:
-        norm_pooled = classifies and "fc_norm.weight" in state
+        norm_pooled = width is None and "fc_norm.weight" in state
         backbone = Backbone(name, (spec.height, spec.width), norm_pooled=norm_pooled)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
-    if backbone.width != width and classifies:
-        raise CheckpointError(f"{name} classifies by {MORE_THAN_POOLING}")
-    if backbone.width != width:
+    if width not in (None, backbone.width):
         raise CheckpointError(
             f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
         )
@@ -69,7 +66,7 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return _fit(state, backbone, spec, classifies), name, spec
+    return _fit(state, backbone, spec, classifies=width is None), name, spec
 
 
 def strip(state: State, marks: Collection[str]) -> State:
@@ -115,7 +112,7 @@ def _prepare(
         raise CheckpointError(str(error)) from error
 
 
-def _fit(state: State, backbone: Backbone, spec: InputConfig, classifies: bool) -> State:
+def _fit(state: State, backbone: Backbone, spec: InputConfig, *, classifies: bool) -> State:
     """Returns exactly the backbone's tensors, counters of batch norms aside.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are

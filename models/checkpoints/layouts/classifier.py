@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from models.backbones.backbone import classifier_names, create_timm
 from models.checkpoints.description import (
@@ -22,6 +24,8 @@ from models.checkpoints.description import (
 )
 from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, strip
 from models.config import GapConfig, NetworkConfig
+
+MORE_THAN_POOLING = "more than pooling, a norm and linear layers, and cannot be served"
 
 # Between two linear layers of ASL's head there is nothing, so that they are one.
 _BOTTLENECK = "embedding_generator.0."
@@ -75,23 +79,28 @@ def _read_timm(
         for leaf in _LEAVES
     }
     classes, width = linear["weight"].shape[:2]
+    head_state = _to_linear(linear)
     places = ("fc_norm", f"{classifiers[0].partition('.')[0]}.norm")
     norm = next((place for place in places if f"{place}.weight" in state), None)
-    body, name, spec = read_body(
-        state, replace(hints, prefix_tokens="drop"), described, width, classifies=True
-    )
+    body, name, spec = read_body(state, replace(hints, prefix_tokens="drop"), described, None)
     model = _load(create_timm(name, (spec.height, spec.width), {"num_classes": classes}), state)
+    hidden = _find_hidden(model)
+    if hidden is not None:
+        head_state |= _to_linear(hidden[0].state_dict(), "hidden.0")
+    elif width != model.num_features:
+        raise CheckpointError(f"{name} classifies by {MORE_THAN_POOLING}")
     by_token = getattr(model, "global_pool", None) == "token"
     head = GapConfig(
         num_classes=classes,
-        encoder_width=width,
+        encoder_width=model.num_features,
         pooling="first" if by_token else "mean",
         norm_epsilon=None if norm is None else model.get_submodule(norm).eps,
+        hidden_width=None if hidden is None else width,
+        hidden_activation="relu" if hidden is None else hidden[1],
     )
     config = NetworkConfig(
         backbone=name, input=spec, head=head, prefix_tokens="keep" if by_token else "drop"
     )
-    head_state = _to_linear(linear)
     if norm is not None:
         head_state |= {f"norm.{leaf}": state[f"{norm}.{leaf}"] for leaf in _LEAVES}
     images = torch.rand(1, 3, spec.height, spec.width, generator=torch.Generator().manual_seed(0))
@@ -101,11 +110,25 @@ def _read_timm(
     return replace(join_parts(body, head_state, config, names), example=example)
 
 
-def _to_linear(linear: Mapping[str, Tensor]) -> State:
-    return {f"linear.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in linear.items()}
+def _to_linear(layer: Mapping[str, Tensor], ours: str = "linear") -> State:
+    # A convolution of one pixel is a linear layer.
+    return {f"{ours}.{leaf}": tensor.reshape(tensor.shape[:2]) for leaf, tensor in layer.items()}
 
 
-def _load(model: nn.Module, state: State) -> nn.Module:
+def _find_hidden(model: Any) -> tuple[nn.Module, Literal["relu", "hardswish"]] | None:  # noqa: ANN401
+    """Returns the convolution that MobileNets have behind their pooling, and its activation."""
+    if getattr(model, "head_hidden_size", None) in (None, model.num_features):
+        return None
+    layer, norm = getattr(model, "conv_head", None), getattr(model, "norm_head", nn.Identity())
+    activation = getattr(norm, "act", getattr(model, "act2", None))
+    if not isinstance(layer, nn.Conv2d) or not isinstance(activation, nn.ReLU | nn.Hardswish):
+        return None
+    if isinstance(norm, nn.BatchNorm2d):
+        layer = fuse_conv_bn_eval(layer, norm)
+    return layer, "relu" if isinstance(activation, nn.ReLU) else "hardswish"
+
+
+def _load(model: Any, state: State) -> Any:  # noqa: ANN401 - timm's, with attributes of its own
     try:
         model.load_state_dict(state, strict=False)  # the body's tensors were compared
     except RuntimeError as error:  # of shapes
