@@ -21,7 +21,12 @@ VERSION = "1.31"
 CUSTOM = {"ScaledObject": ScaledObject, "ServiceMonitor": ServiceMonitor}
 QUEUE_METRIC = "ml_decoder_queue_size"
 COMMON = {"Namespace", "Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor"}
-KINDS = {"base": COMMON | {"HorizontalPodAutoscaler"}, "keda": COMMON | {"ScaledObject"}}
+STATE = "/var/lib/ml-decoder"
+KINDS = {
+    "base": COMMON | {"HorizontalPodAutoscaler"},
+    "keda": COMMON | {"ScaledObject"},
+    "minimal": {"Namespace", "Deployment", "Service", "PersistentVolumeClaim"},
+}
 
 
 @cache
@@ -45,6 +50,11 @@ def read_pod() -> dict[str, Any]:
     return dict(render("base")["Deployment"]["spec"]["template"]["spec"])
 
 
+@cache
+def read_minimal() -> dict[str, Any]:
+    return dict(render("minimal")["Deployment"]["spec"]["template"]["spec"])
+
+
 def check_custom(document: dict[str, Any]) -> None:
     """Checks a custom resource; an unknown key is an error."""
     model = CUSTOM[document["kind"]].model_validate(document)
@@ -57,7 +67,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-@pytest.fixture(params=[read_pod, read_predictor])
+@pytest.fixture(params=[read_pod, read_predictor, read_minimal])
 def pod(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
@@ -106,7 +116,7 @@ def test_both_autoscalers_follow_the_same_queue() -> None:
     assert metric["pods"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
 
 
-def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> None:
+def test_pod_runs_without_root_and_writes_only_to_tmp_and_its_volume(pod: dict[str, Any]) -> None:
     security = pod.get("securityContext", {}) | container(pod)["securityContext"]
     assert security["runAsNonRoot"] is True
     assert security["runAsUser"] == 10001
@@ -114,7 +124,57 @@ def test_pod_runs_without_root_and_writes_only_to_tmp(pod: dict[str, Any]) -> No
     assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
-    assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]] == ["/tmp"]
+    folders = ["/tmp"] if pod != read_minimal() else [STATE, "/tmp"]
+    assert [mount["mountPath"] for mount in container(pod)["volumeMounts"]] == folders
+
+
+def test_minimal_needs_no_object_that_it_does_not_have() -> None:
+    documents = render("minimal")
+    assert all("." not in each["apiVersion"].partition("/")[0] for each in documents.values())
+    pod = read_minimal()
+    (state, _) = pod["volumes"]
+    claim = documents["PersistentVolumeClaim"]
+    assert state["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert "storageClassName" not in claim["spec"]
+    sources = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
+    assert all(source["secretKeyRef"]["optional"] for source in sources)
+    # Everything else that a pod can refer to.
+    assert not {"envFrom", "serviceAccountName", "imagePullSecrets"} & (pod | container(pod)).keys()
+
+
+def test_minimal_keeps_label_sets_of_one_pod_at_a_time_in_the_volume() -> None:
+    deployment = render("minimal")["Deployment"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+    assert read_minimal()["securityContext"]["fsGroup"] == 10001
+    assert "ML_DECODER_LABEL_STORE" not in {
+        each["name"] for each in container(read_minimal())["env"]
+    }
+    image = (ROOT / "Dockerfile").read_text()
+    assert f"ML_DECODER_LABEL_STORE={STATE}/" in image
+
+
+def test_ingress_leads_to_the_service_and_lets_bodies_pass() -> None:
+    ingress = yaml.safe_load((K8S / "ingress.example.yaml").read_text())
+    kubernetes_validate.validate(ingress, VERSION, strict=True)
+    service = render("minimal")["Service"]
+    assert ingress["metadata"]["namespace"] == service["metadata"]["namespace"]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
+    assert [rule["host"]] == ingress["spec"]["tls"][0]["hosts"]
+    notes = ingress["metadata"]["annotations"]
+    size = int(notes["nginx.ingress.kubernetes.io/proxy-body-size"].removesuffix("m"))
+    assert size * 1024**2 > Settings.model_fields["max_body_bytes"].default
+
+
+def test_minimal_publishes_no_metrics() -> None:
+    given = {each["name"]: each.get("value") for each in container(read_minimal())["env"]}
+    ports = {each["name"]: each["containerPort"] for each in container(read_minimal())["ports"]}
+    assert given["ML_DECODER_METRICS_PORT"] == str(ports["metrics"])
+    assert [port["targetPort"] for port in render("minimal")["Service"]["spec"]["ports"]] == [
+        "http"
+    ]
 
 
 def test_probes_route_on_readiness_and_restart_on_death_alone(pod: dict[str, Any]) -> None:
@@ -172,5 +232,8 @@ def test_example_secret_has_the_keys_that_pods_read(pod: dict[str, Any]) -> None
     }
     taken = [each["valueFrom"] for each in container(pod)["env"] if "valueFrom" in each]
     references = [each["secretKeyRef"] for each in taken]
-    assert {(asked["name"], asked["key"]) for asked in references} == given
-    assert [asked.get("optional", False) for asked in references] == [False, True, True]
+    asked = {(each["name"], each["key"]): each.get("optional", False) for each in references}
+    store = {} if pod == read_minimal() else {("ml-decoder-label-store", "url"): False}
+    keys = {("ml-decoder-keys", "predict"): True, ("ml-decoder-keys", "admin"): True}
+    assert asked == store | keys
+    assert asked.keys() <= given
