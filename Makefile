@@ -30,7 +30,7 @@ export ORT_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 # An unfinished environment is made again the next time.
 .DELETE_ON_ERROR:
-.PHONY: help serve test test-scale lint format reference bundle lock clean
+.PHONY: help serve test test-scale lint format reference docs bundle lock clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -56,8 +56,14 @@ format: $(DEV)/.installed ## Format the code and apply the safe fixes
 	$(DEV_BIN)/ruff check --fix-only .
 	$(DEV_BIN)/ruff format .
 
-reference: $(DEV)/.installed ## Write docs/api.md from the OpenAPI document
+reference: $(DEV)/.installed ## Write the generated pages of docs/: API, errors, settings, command line
 	$(DEV_BIN)/python -m tests.project.api_reference > docs/api.md
+	$(DEV_BIN)/python -m tests.project.error_reference > docs/errors.md
+	$(DEV_BIN)/python -m tests.project.setting_reference > docs/settings.md
+	$(DEV_BIN)/python -m tests.project.command_reference > docs/command-line.md
+
+docs: $(DEV)/.installed ## Build the site of docs/ in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(DEV_BIN)/mkdocs build --strict --quiet
 
 TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
 TRAIN_OPEN = $(DEV_BIN)/python -m models.train_open --data $(DATA) --cache $(RUN)/cache_open \

@@ -85,7 +85,7 @@ def _export(given: argparse.Namespace, left_out: set[Path]) -> Bundle:
 
 
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _make_parser()
+    parser = make_parser()
     given = parser.parse_args(arguments)
     if given.bundle is None and None in (given.checkpoint, given.out):
         parser.error("--checkpoint and --out are needed, or --bundle with --triton or --out")
@@ -173,7 +173,8 @@ def _to_precisions(text: str) -> tuple[Precision, ...]:
     return chosen  # type: ignore[return-value]  # checked above
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of `python -m export`; the command reference lists its options."""
     parser = argparse.ArgumentParser(
         prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
     )

@@ -50,7 +50,7 @@ def _write_route(method: str, path: str, operation: JSON) -> str:
         for p in operation.get("parameters", ())
     ]
     if rows:
-        lines += [*_write_table(("parameter", "in", "type", "meaning"), rows), ""]
+        lines += [*write_table(("parameter", "in", "type", "meaning"), rows), ""]
     body = operation.get("requestBody")
     if body:
         lines += ["Body:\n", *(f"- {text}" for text in _list_bodies(body)), ""]
@@ -58,7 +58,7 @@ def _write_route(method: str, path: str, operation: JSON) -> str:
     lines += ["Answers:\n", *(f"- {code}: {_tell_answer(r)}" for code, r in good.items()), ""]
     problems = list(_list_problems(operation["responses"]))
     if problems:
-        lines += [*_write_table(("status", "code", "error"), problems), ""]
+        lines += [*write_table(("status", "code", "error"), problems), ""]
     return "\n".join(lines)
 
 
@@ -102,7 +102,7 @@ def _write_shape(name: str, schema: JSON) -> str:
         for field, value in schema["properties"].items()
     ]
     about = schema.get("description", "").split("\n\nAttributes:")[0]
-    return "\n".join([f"### {name}\n", f"{about}\n", *_write_table(_SHAPE_HEAD, rows), ""])
+    return "\n".join([f"### {name}\n", f"{about}\n", *write_table(_SHAPE_HEAD, rows), ""])
 
 
 _SHAPE_HEAD = ("field", "type", "meaning")
@@ -125,7 +125,8 @@ def _name_type(schema: JSON) -> str:
     return str(schema.get("type", "any")).replace("object", "JSON object")
 
 
-def _write_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def write_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yields the lines of a table; line breaks become spaces."""
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for row in rows:

@@ -1,11 +1,18 @@
-"""README and `docs/api.md` match settings, commands, parameters and the OpenAPI document."""
+"""README and the generated pages match settings, commands, errors and the OpenAPI document."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from service.errors import ServiceError
 from service.labels.question import Question
 from service.settings import Settings
 from tests.project.api_reference import read_openapi, write_reference
+from tests.project.command_reference import write_commands
+from tests.project.error_reference import CAUSES, list_errors, write_catalogue
+from tests.project.setting_reference import write_settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -46,6 +53,27 @@ def test_every_file_named_in_the_documents_exists() -> None:
 def test_reference_is_current() -> None:
     current = write_reference(read_openapi())
     assert current == REFERENCE, "docs/api.md is old: run `make reference`"
+
+
+@pytest.mark.parametrize(
+    ("page", "write"),
+    [
+        ("errors", write_catalogue),
+        ("settings", write_settings),
+        ("command-line", write_commands),
+    ],
+)
+def test_generated_page_is_current(page: str, write: Callable[[], str]) -> None:
+    current = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    assert write() == current, f"docs/{page}.md is old: run `make reference`"
+
+
+def test_catalogue_explains_every_error_that_a_client_gets() -> None:
+    codes = {error.code for error in list_errors(ServiceError)}
+    assert codes == set(CAUSES)
+    catalogue = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    for code in codes:
+        assert f"| `{code}` |" in catalogue
 
 
 def test_reference_defines_every_schema_that_it_names() -> None:
