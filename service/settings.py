@@ -93,8 +93,8 @@ class Settings(BaseSettings):
     VNNI, and bf16 instead of fp32 on openvino if the processor supports it (default auto)."""
 
     screen: bool = True
-    """Whether label sets get keys for the bundle's screen, if it has one, which estimates the
-    labels that may be in an answer, true or false (default true)."""
+    """Whether the bundle's screen, if it has one, estimates all labels of a set, so that only those
+    are scored that may be in the answer, true or false (default true)."""
 
     label_store: str | None = None
     """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the

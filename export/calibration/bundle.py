@@ -20,8 +20,9 @@ from export.calibration.heads import (
     calibrate_trained_names,
     find_open_thresholds,
 )
-from export.calibration.open_labels import EmbedTexts, embed_label_set, score_names
+from export.calibration.open_labels import embed_label_set, score_names
 from export.graphs.graph import PIXELS_TO_LOGITS, PIXELS_TO_OPEN_LOGITS
+from export.graphs.text import EmbedTexts
 from export.sources.open import read_unseen
 from export.sources.photos import keep_usable, select_photos
 from models.data import read_labelled_folder

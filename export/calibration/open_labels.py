@@ -6,7 +6,6 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,17 +18,16 @@ from export.calibration.heads import (
     calibrate_trained_names,
     find_open_thresholds,
 )
-from export.graphs.graph import FloatArray, Graphs
-from export.graphs.text import TextEmbedder, build_text_graph
+from export.calibration.screen import add_screen
+from export.graphs.graph import Graphs
+from export.graphs.text import EmbedTexts, TextEmbedder, build_text_graph
 from export.sources.open import OpenSource, describe_head
 from export.sources.photos import LabelledPhotos, Splits
+from models.heads.zero_shot import ZeroShotMLDecoder
 from service.bundle.card import EmbeddingSpace, InputContract, OpenHead, Precision, write_prompt
 from service.bundle.writer import BundleDraft
 from service.labels.definition import Definition, LabelSetRecord, check_fit, define_label_set
 from service.labels.files import pack_label_set
-
-EmbedTexts = Callable[[Sequence[str]], FloatArray]
-"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,13 +64,16 @@ def add_open_labels(  # noqa: PLR0913 - the last is a keyword
         )
         for record in opened.label_sets
     ]
-    return replace(
+    draft = replace(
         draft,
         card=draft.card.model_copy(update={"open_head": head}),
         graphs={**draft.graphs, "text_encoder": {precision: text.SerializeToString()}},
         tokenizer=opened.text.tokenizer,
         label_sets={f"{embedded.name}.npz": pack_label_set(embedded) for embedded in sets},
     )
+    if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
+        return draft
+    return add_screen(draft, opened.head, graphs, splits, embed, compact=compact)
 
 
 def score_names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ _PROBES = (
     "a very large, almost empty car park in front of a shopping centre at night",
     "x",
 )
+
+EmbedTexts = Callable[[Sequence[str]], FloatArray]
+"""Texts -> embeddings float32 [L, E] of length 1, as the service computes them."""
 
 _log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from models.config import InputConfig
 from models.heads.maps import TrainedMaps, make_open_maps
 from models.heads.ml_decoder import MLDecoder, ScorerWithMemory
 from models.heads.open_labels import MappedHead, OpenLabelHead
+from models.heads.screen import LabelEncoderWithKeys, Screen
 from models.heads.two_towers import TwoTowers
 from models.heads.zero_shot import (
     LabelEncoder,
@@ -114,10 +115,35 @@ def trace_head(
     return trace_graph(head, tokens, "logits")
 
 
-def trace_label_encoder(head: OpenLabelHead) -> onnx.ModelProto:
-    """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic."""
-    embeddings = example("L", head.config.embedding_width)
-    return trace_graph(LabelEncoder(head), {"embeddings": embeddings}, "queries")
+def trace_label_encoder(head: OpenLabelHead, screen: Screen | None = None) -> onnx.ModelProto:
+    """Traces embeddings float32 [L, E] -> queries float32 [L, K], L dynamic.
+
+    With a screen of the head, it also returns the keys.
+    """
+    inputs = {"embeddings": example("L", head.config.embedding_width)}
+    if screen is None:
+        return trace_graph(LabelEncoder(head), inputs, "queries")
+    return trace_graph(LabelEncoderWithKeys(screen), inputs, "queries", *_describe_keys(screen))
+
+
+def trace_screened_head(screen: Screen) -> onnx.ModelProto:
+    """Traces `Screen.forward`, B and L dynamic; S is that of the grid."""
+    config = screen.head.config
+    inputs = {
+        "tokens": example("B", math.prod(screen.grid), config.encoder_width),
+        "queries": example("L", config.query_width),
+        "scale": example("L"),
+        "shift": example("L"),
+        "wanted": example("B", dtype=torch.int64),
+        **_describe_keys(screen),
+    }
+    return trace_graph(screen, inputs, "logits", "positions", "needed", MEMORY)
+
+
+@torch.no_grad()
+def _describe_keys(screen: Screen) -> dict[str, Example]:
+    queries = torch.zeros(_SIZES["L"], screen.head.config.query_width)
+    return {name: (key, {0: "L"}) for name, key in screen.describe(queries).items()}
 
 
 def trace_open_head(head: MappedHead, *, with_memory: bool = False) -> onnx.ModelProto:

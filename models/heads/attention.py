@@ -18,6 +18,12 @@ def to_tokens(features: Tensor) -> Tensor:
     raise ValueError(f"features must have 3 or 4 dimensions, not {features.dim()}")
 
 
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Splits [b, n, D] into [b, heads, n, D / heads]."""
+    split: Tensor = x.unflatten(-1, (heads, -1))
+    return split.transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Multi-head attention from queries [1 or B, Q, D] to keys and values [B, S, M].
 
@@ -84,6 +90,4 @@ class Attention(nn.Module):
         return gathered
 
     def _split(self, x: Tensor) -> Tensor:
-        # [b, n, D] -> [b, heads, n, D / heads]
-        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_width))
-        return heads.transpose(1, 2)
+        return split_heads(x, self.num_heads)

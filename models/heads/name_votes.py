@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The ratio of a label with no probable name near it; its log is -14.
-_MIN_RATIO = 1e-6
+MIN_RATIO = 1e-6
+"""The ratio of a label with no probable name near it; its log is -14."""
 
 
 class NameVotes(nn.Module):
@@ -37,8 +37,12 @@ class NameVotes(nn.Module):
 
         The ratio is the votes in the photo over the votes in the mean photo.
         """
-        ratios = functional.softmax(self.classify(tokens), dim=-1) @ votes.T
-        return ratios.clamp_min(_MIN_RATIO).log()
+        ratios = self.read(tokens) @ votes.T
+        return ratios.clamp_min(MIN_RATIO).log()
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Maps tokens [B, S, C] to the names' probabilities [B, P]."""
+        return functional.softmax(self.classify(tokens), dim=-1)
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Maps tokens [B, S, C] to the classifier's logits [B, P]."""
@@ -57,5 +61,5 @@ class NameVotes(nn.Module):
         This keeps each label's ranking of photos and makes labels comparable: without it a label
         with many near names scores high on every photo.
         """
-        found = torch.cat([self.classify(tokens).softmax(dim=-1) for tokens in batches])
+        found = torch.cat([self.read(tokens) for tokens in batches])
         self.prior.copy_(found.mean(dim=0))

@@ -1,30 +1,64 @@
-"""The screen of an open head: estimates of the logits of all labels, to score the best only.
+"""The screen of an open head: it estimates the logits of all labels, to score the best ones only.
 
 Not in the paper. A decoder layer spends nine tenths of a label's cost on the steps behind the
 attention. Their first-order expansion at a reference value takes their place: a product of the
-values with the label's readout. Pooled tokens make the attention cheaper too.
+attended value with the label's readout. There are no weights to train.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.heads.attention import to_tokens
+from models.heads.attention import split_heads, to_tokens
+from models.heads.name_votes import MIN_RATIO
 from models.heads.zero_shot import ZeroShotMLDecoder
+
+NUM_NAMES = 32
+"""Names whose votes a label's keys have. To find 99.9 % of the 20 best of 20,000 nouns, 192 labels
+have to be scored; 223 with 16 names, 152 with all 1,000."""
+MAX_SCORED = 4096  # bounds the memory of a run
+_NEVER = -1e30
+
+
+class Stage(NamedTuple):
+    """Keeps factor * n^wanted * L^labels of L labels, if an answer needs n of them."""
+
+    factor: float
+    wanted: float
+    labels: float
+
+
+# The exponents fit 878 and 20,000 names, and the 20 and 100 best of them.
+FIRST = Stage(3.2, 3 / 8, 3 / 5)
+SECOND = Stage(4.5, 2 / 3, 1 / 5)
 
 
 class Screen(nn.Module):
-    """Estimates the logits of a head in eval mode; it has no weights of its own."""
+    """Scores those labels of a head that may be wanted.
 
-    reference: Tensor  # the mean value of photos, [D]; see `center`
+    Two stages choose them. The first estimates all logits from the photo's mean value, the second
+    those of the labels left, from each label's attention to pooled tokens.
+    """
 
-    def __init__(self, head: ZeroShotMLDecoder, grid: tuple[int, int], stride: int = 2) -> None:
-        """Pools tokens of a `grid` of rows and columns in squares of `stride`."""
+    reference: Tensor  # mean value of photos, [D]; see `center`
+
+    def __init__(
+        self,
+        head: ZeroShotMLDecoder,
+        grid: tuple[int, int],
+        first: Stage = FIRST,
+        second: Stage = SECOND,
+        stride: int = 2,
+    ) -> None:
+        """`head` is in eval mode; tokens of a `grid` of rows and columns are pooled by `stride`."""
         super().__init__()
         self.head = head
         self.grid = grid
+        self.first, self.second = first, second
         self.stride = stride
         self.register_buffer("reference", torch.zeros(head.config.decoder_width))
 
@@ -34,11 +68,13 @@ class Screen(nn.Module):
         values = self.head.layer.attention.value(self.head.remember(tokens))
         self.reference.copy_(values.mean(dim=(0, 1)))
 
-    def describe(self, queries: Tensor) -> Tensor:
-        """Maps label queries [L, K] to keys [L, D + 1]: the readout of a value, and the offset.
+    def describe(self, queries: Tensor) -> dict[str, Tensor]:
+        """Maps label queries [L, K] to keys, arguments of `forward`.
 
-        The readout is the gradient of the logit, without votes, with respect to the attended value
-        before the output projection, at the reference.
+        - `projected` [L, D], as in the queries: alone, they are read faster
+        - `readouts` [L, D + 1]: the gradient of the logit without votes with respect to the
+          attended value before the output projection, at the reference; and the offset
+        - with prototypes, `votes` [L, V], the largest ones, and `names` int64 [L, V], theirs
         """
         layer, width = self.head.layer, self.head.config.decoder_width
         attended = queries[:, :width] + layer.attention.out(self.reference)
@@ -51,32 +87,107 @@ class Screen(nn.Module):
         passed = (gradient @ layer.linear2.weight) * (inner > 0)
         gradient = gradient + passed @ layer.linear1.weight
         gradient = _differentiate(layer.norm2, attended, gradient)
-        readout = gradient @ layer.attention.out.weight
-        return torch.cat([readout, logit - readout @ self.reference.unsqueeze(-1)], dim=-1)
+        readouts = gradient @ layer.attention.out.weight
+        offsets = logit - readouts @ self.reference.unsqueeze(-1)
+        keys = {
+            "projected": queries[:, width : 2 * width],
+            "readouts": torch.cat([readouts, offsets], dim=-1),
+        }
+        if self.head.votes is not None:
+            count = min(NUM_NAMES, self.head.config.num_prototypes)
+            keys["votes"], keys["names"] = queries[:, 2 * width :].topk(count, dim=-1)
+        return keys
 
-    def look(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps tokens [B, S, C] to pooled keys and values of the attention, both [B, T, D]."""
-        memory = self.head.remember(to_tokens(tokens))
-        attention = self.head.layer.attention
-        return self._pool(attention.key(memory)), self._pool(attention.value(memory))
+    def forward(  # noqa: PLR0913, PLR0917 - the inputs of the graph
+        self,
+        tokens: Tensor,
+        queries: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        wanted: Tensor,
+        projected: Tensor,
+        readouts: Tensor,
+        votes: Tensor | None = None,
+        names: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Scores the labels that may have the best ranks, scale * logit + shift.
 
-    def estimate(self, looked: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor) -> Tensor:
-        """Maps what `look` and `describe` returned, and queries [L, K], to logits [B, L].
+        Takes tokens [B, S, C], queries [L, K], scale and shift [L], `wanted` int64 [B] from 1, and
+        the keys of the queries. An answer needs the `wanted` best labels, and all of ranks from 0.
 
-        The votes are not in them.
+        Returns logits [B, k] of the labels at positions int64 [B, k], the best estimates first; how
+        many of them each photo needs, int64 [B], more than k if that is over `MAX_SCORED`; and the
+        memory [B, S, D].
         """
-        width, heads = self.head.config.decoder_width, self.head.layer.attention.num_heads
-        places, values = (_split(x, heads) for x in looked)  # [B, heads, T, D / heads]
-        projected = _split(queries[:, width : 2 * width], heads)  # [heads, L, D / heads]
-        weights = (projected @ places.transpose(-2, -1)).softmax(dim=-1)  # [B, heads, L, T]
-        worth = _split(keys[:, :width], heads) @ values.transpose(-2, -1)
-        return (weights * worth).sum(dim=(1, 3)) + keys[:, width]
+        head, attention, width = (
+            self.head,
+            self.head.layer.attention,
+            self.head.config.decoder_width,
+        )
+        memory = head.remember(to_tokens(tokens))
+        places, values = attention.key(memory), attention.value(memory)
+        size = torch.ones_like(shift).sum()  # L as a tensor
+
+        mean = functional.pad(values.mean(dim=1), (0, 1), value=1.0)
+        logits = mean @ readouts.T  # [B, L]
+        voted = torch.zeros_like(logits)
+        shares = None if head.votes is None else head.votes.read(tokens)  # [B, P]
+        if shares is not None and votes is not None and names is not None:
+            near = shares.gather(1, names.reshape(1, -1).expand(shares.shape[0], -1))
+            voted = _to_log((near.unflatten(1, names.shape) * votes).sum(dim=-1))
+        rank = (logits + voted) * scale + shift
+        needed = _count(self.first, rank, wanted, size)  # [B]
+        left, count = _best(rank, needed, 2 * MAX_SCORED)  # [B, count]
+
+        queried = split_heads(functional.embedding(left, projected), attention.num_heads)
+        weights = queried @ split_heads(self._pool(places), attention.num_heads).transpose(-2, -1)
+        read = functional.embedding(left, readouts)
+        worth = split_heads(read[..., :width], attention.num_heads) @ split_heads(
+            self._pool(values), attention.num_heads
+        ).transpose(-2, -1)  # [B, heads, count, T]
+        logits = (weights.softmax(dim=-1) * worth).sum(dim=(1, 3)) + read[..., width]
+        scales, shifts = (
+            functional.embedding(left, x.unsqueeze(-1)).squeeze(-1) for x in (scale, shift)
+        )
+        rank = (logits + voted.gather(1, left)) * scales + shifts
+        # A photo's labels must not depend on how many the others of the batch need.
+        own = torch.arange(count) < needed.unsqueeze(-1)
+        rank = torch.where(own, rank, _NEVER)
+        needed = torch.minimum(_count(self.second, rank, wanted, size), needed)
+        best, _ = _best(rank, needed, MAX_SCORED)
+
+        positions = left.gather(1, best)
+        rows = functional.embedding(positions, queries)
+        decoded = head.layer.decode(rows[..., :width], rows[..., width : 2 * width], memory)
+        logits = head.pool(decoded).squeeze(-1)
+        if shares is not None:
+            logits = logits + _to_log((rows[..., 2 * width :] @ shares.unsqueeze(-1)).squeeze(-1))
+        return logits, positions, needed, memory
 
     def _pool(self, x: Tensor) -> Tensor:
         # [B, S, D] -> [B, T, D]
         plane = x.transpose(1, 2).unflatten(-1, self.grid)
         pooled = functional.avg_pool2d(plane, self.stride, ceil_mode=True, count_include_pad=False)
         return pooled.flatten(2).transpose(1, 2)
+
+
+def _to_log(ratios: Tensor) -> Tensor:
+    return ratios.clamp_min(MIN_RATIO).log()
+
+
+def _count(stage: Stage, rank: Tensor, wanted: Tensor, size: Tensor) -> Tensor:
+    """Returns how many labels each photo needs, int64 [B], from ranks [B, n] and L as a tensor."""
+    most = torch.maximum((rank >= 0).sum(dim=-1), wanted)
+    kept = (stage.factor * most**stage.wanted * size**stage.labels).ceil()
+    return torch.minimum(kept, size).long()
+
+
+def _best(rank: Tensor, needed: Tensor, most: int) -> tuple[Tensor, int]:
+    """Returns the positions [B, count] of the best ranks, best first, and their count."""
+    count: int = needed.max().clamp_max(most).item()  # type: ignore[assignment]  # an integer
+    torch._check(count >= 1)
+    torch._check(count <= rank.shape[1])
+    return rank.topk(count, dim=-1).indices, count
 
 
 def _differentiate(norm: nn.LayerNorm, x: Tensor, gradient: Tensor) -> Tensor:
@@ -90,7 +201,14 @@ def _differentiate(norm: nn.LayerNorm, x: Tensor, gradient: Tensor) -> Tensor:
     return carried
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
-    # [..., n, D] -> [..., heads, n, D / heads]
-    parts: Tensor = x.unflatten(-1, (heads, -1))
-    return parts.transpose(-3, -2)
+class LabelEncoderWithKeys(nn.Module):
+    """`encode_labels` and `describe` for tracing."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self.screen = screen
+
+    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """Maps embeddings [L, E] to label queries [L, K] and the keys."""
+        queries = self.screen.head.encode_labels(embeddings)
+        return queries, *self.screen.describe(queries).values()

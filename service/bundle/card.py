@@ -150,14 +150,13 @@ class EmbeddingSpace(Record):
 class Screen(Record):
     """Estimates the open head's logits, so that it scores only labels that may be in an answer.
 
-    A label is scored if its estimate plus `margin` reaches what an answer needs. The recalls were
-    measured on photos and names that the screen was not fitted to.
+    The recalls were measured on photos and names that the screen was not fitted to.
     """
 
-    margin: float = Field(gt=0.0, allow_inf_nan=False)  # logits
     dataset: str  # and split, such as `coco80/test`
     images: int = Field(ge=1)
     names: int = Field(ge=1)
+    scored: float = Field(gt=0.0)  # labels for the 20 best of these names, mean
     best_found: float = Field(ge=0.0, le=1.0)  # share of the 20 best labels
     above_found: float = Field(ge=0.0, le=1.0)  # share of labels at or above their threshold
 

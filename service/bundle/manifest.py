@@ -28,8 +28,7 @@ GraphName = Literal[
     "trained_head_maps",
     "open_head",
     "open_head_maps",
-    "screen_photo",
-    "screen",
+    "screened_head",
     "label_encoder",
     "text_encoder",
 ]
@@ -42,11 +41,13 @@ GraphName = Literal[
 - `text_encoder`: `input_ids` and `attention_mask` int64 [L, T] -> `embeddings` [L, E], normalised
 - `trained_head_maps`: `memory` and `labels` int64 [L] -> `maps` float [B, L, rows, columns], 0..1
 - `open_head_maps`: `memory` and `queries` [L, K] -> `maps`
-- `screen_photo`: `tokens` -> `places` float [B, S', D] and `whole` float [B, G]
-- `screen`: `places`, `whole` and `keys` float [L, Z] -> `estimates` float [B, L] of the open head's
-  logits
+- `screened_head`: see `Screen` in the card. `tokens`, `queries`, `scale` and `shift` float [L],
+  `wanted` int64 [B], `projected` float [L, D], `readouts` float [L, D + 1], and in some bundles
+  `votes` float [L, V] and `names` int64 [L, V] -> `logits` [B, k] of the labels at `positions`
+  int64 [B, k], and `needed` int64 [B], how many of them count. It scores at least the `wanted` best
+  by scale * logit + shift and those of 0 or more; more than k are needed if there are too many.
 
-With a screen, `label_encoder` also returns `keys` [L, Z].
+With a screen, `label_encoder` also returns the keys of labels, from `projected` to `names`.
 
 A head that has maps also returns `memory` float [B, S, D], which its queries attend to.
 """
@@ -54,13 +55,10 @@ A head that has maps also returns `memory` float [B, S, D], which its queries at
 MAP_GRAPHS: tuple[GraphName, ...] = ("trained_head_maps", "open_head_maps")
 """Graphs of attention maps: optional, run on the CPU in float32."""
 
-SCREEN_GRAPHS: tuple[GraphName, ...] = ("screen_photo", "screen")
-"""Graphs of an open head's screen: optional, both or none, as `OpenHead.screen` in the card."""
-
 FIXED_PRECISIONS: Mapping[GraphName, tuple[Precision, ...]] = {
     "label_encoder": ("fp32", "fp16", "int8"),
     "text_encoder": ("int8", "fp32"),  # int8 is faster on a CPU, which encodes texts
-    **dict.fromkeys((*MAP_GRAPHS, *SCREEN_GRAPHS), ("fp32",)),
+    **dict.fromkeys((*MAP_GRAPHS, "screened_head"), ("fp32",)),
 }
 """Precisions, best first, of graphs whose precision is the same on every device."""
 
@@ -130,7 +128,7 @@ def check_graphs(path: Path, manifest: Manifest) -> None:
             raise BundleError(f"{path.name}: manifest lists no {graph} graph")
     for graph, variants in manifest.graphs.items():
         if graph not in known:
-            owner = "screen" if graph in SCREEN_GRAPHS else "head"
+            owner = "screen" if graph == "screened_head" else "head"
             raise BundleError(f"{path.name}: {graph} belongs to no {owner} of the manifest")
         _check_variants(path, graph, variants)
     files = {file for variants in manifest.graphs.values() for file in variants.values()}
@@ -150,7 +148,7 @@ def _list_graphs(card: ModelCard) -> dict[GraphName, bool]:  # and whether each 
         graphs |= {"open_head": True, "label_encoder": True}
         graphs |= {"text_encoder": False, "open_head_maps": False}
         if card.open_head.screen is not None:
-            graphs |= dict.fromkeys(SCREEN_GRAPHS, True)
+            graphs["screened_head"] = True
     return graphs
 
 

@@ -26,7 +26,7 @@ from service.bundle.card import Device
 
 # For annotations alone: each command imports its own, and `--help` needs none.
 if TYPE_CHECKING:
-    from service.bundle.card import HeadCalibration, Label, ModelCard, Triple
+    from service.bundle.card import HeadCalibration, Label, ModelCard, Screen, Triple
     from service.bundle.reader import Bundle
     from service.cli.bench import Load
     from service.cli.calibrate import CalibrationReport
@@ -194,6 +194,8 @@ def show_bundle(bundle: Bundle) -> None:
     }
     for name, calibration in _list_calibrations(card).items():
         values[f"scores of {name}"] = _describe_scores(calibration)
+    if opened is not None and opened.screen is not None:
+        values["screen"] = _describe_screen(opened.screen)
     for metric in card.metrics:
         measured = f"{metric.value:.2f} ({metric.dataset}, {metric.images} images)"
         values[f"{metric.name} {metric.precision}"] = measured
@@ -213,6 +215,14 @@ def show_bundle(bundle: Bundle) -> None:
                     *(f"{share:.3f}" for share in shares),
                 )
             Console().print(table)
+
+
+def _describe_screen(screen: Screen) -> str:
+    return (
+        f"scores {screen.scored:.0f} of {screen.names:,} labels, finds "
+        f"{100 * screen.best_found:.2f} % of the 20 best and {100 * screen.above_found:.2f} % of "
+        f"those above their thresholds ({screen.dataset}, {screen.images} images)"
+    )
 
 
 def _format_channels(values: Triple | None) -> str:

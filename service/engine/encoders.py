@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from service.bundle.reader import Bundle
 from service.engine.heads import LABELS_PER_RUN, Embeddings, LabelVectors
-from service.engine.sessions import SessionConfig, TensorSpec, check_tensors, open_session
+from service.engine.sessions import SessionConfig, check_tensors, list_keys, open_session
 from service.errors import BundleError
 
 MAX_TOKENS = 128
@@ -44,31 +46,40 @@ class TextEncoder:
 
 
 class LabelEncoder:
-    """Computes queries and keys from embeddings; thread-safe. `width` is K, `key_width` Z.
+    """Computes queries and keys from embeddings; thread-safe.
 
-    Without `key_width` there are no keys.
+    `example` has one row of each output: `queries` and, with a screen, the keys.
     """
 
-    def __init__(
-        self, session: ort.InferenceSession, width: int, key_width: int | None = None
-    ) -> None:
-        self.width = width
-        self.key_width = key_width
+    def __init__(self, session: ort.InferenceSession, example: Mapping[str, NDArray[Any]]) -> None:
         self._session = session
-        self._widths = {"queries": width} | ({} if key_width is None else {"keys": key_width})
+        self._example = example
 
-    def encode(self, embeddings: Embeddings) -> LabelVectors:
-        """Returns the queries [L, K] and keys [L, Z] of embeddings [L, E]."""
-        found = {
-            name: np.empty((len(embeddings), width), np.float32)
-            for name, width in self._widths.items()
-        }
+    def encode(self, embeddings: Embeddings, *, with_keys: bool = True) -> LabelVectors:
+        """Returns the queries [L, K] and keys of embeddings [L, E]."""
+        found = self._allocate(len(embeddings), with_keys=with_keys)
         for start in range(0, len(embeddings), LABELS_PER_RUN):
             chunk = slice(start, start + LABELS_PER_RUN)
             outputs = self._session.run(list(found), {"embeddings": embeddings[chunk]})
             for matrix, values in zip(found.values(), outputs, strict=True):
                 matrix[chunk] = values
-        return LabelVectors(**found)
+        return _gather(found)
+
+    def make_blank(self, count: int) -> LabelVectors:
+        """Returns zeros, for warm-ups."""
+        return _gather(self._allocate(count))
+
+    def _allocate(self, count: int, *, with_keys: bool = True) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.zeros((count, each.shape[1]), each.dtype)
+            for name, each in self._example.items()
+            if with_keys or name == "queries"
+        }
+
+
+def _gather(found: dict[str, NDArray[Any]]) -> LabelVectors:
+    queries = found.pop("queries")
+    return LabelVectors(queries, found or None)
 
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
@@ -115,11 +126,11 @@ def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> 
     width = bundle.card.open_head.embedding_space.width
     session = open_session(bundle, "label_encoder", SessionConfig("cpu", precision, threads))
     check_tensors("label_encoder", session.get_inputs(), embeddings=("float", (width,)))
-    outputs: dict[str, TensorSpec] = {"queries": ("float", (None,))}
-    if bundle.card.open_head.screen is not None:
-        outputs["keys"] = ("float", (None,))
-    check_tensors("label_encoder", session.get_outputs(), **outputs)
-    wanted = list(outputs) if screen else ["queries"]
+    keys = list_keys(session.get_outputs()) if bundle.card.open_head.screen is not None else {}
+    if bundle.card.open_head.screen is not None and not keys:
+        raise BundleError("label_encoder returns no keys for the screen")
+    check_tensors("label_encoder", session.get_outputs(), queries=("float", (None,)), **keys)
+    wanted = ["queries", *keys] if screen else ["queries"]
     try:
         found = session.run(wanted, {"embeddings": np.ones((2, width), np.float32)})
     except Exception as error:  # ONNX Runtime's exceptions have no common base
@@ -127,4 +138,4 @@ def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> 
     for name, rows in zip(wanted, found, strict=True):
         if len(rows) != 2:
             raise BundleError(f"label_encoder gave {name} of shape {list(rows.shape)}")
-    return LabelEncoder(session, *(rows.shape[1] for rows in found))
+    return LabelEncoder(session, dict(zip(wanted, found, strict=True)))

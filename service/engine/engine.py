@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,7 +13,14 @@ import numpy as np
 from service.bundle.card import CPU_DEVICES, Device, RunPrecision
 from service.bundle.reader import Bundle
 from service.engine.devices import PROVIDERS, check_device, choose_precision
-from service.engine.heads import LABELS_PER_RUN, Head, HeadResults, ScreenedQueries, Wanted
+from service.engine.heads import (
+    LABELS_PER_RUN,
+    Head,
+    HeadResults,
+    KeptLogits,
+    LabelVectors,
+    ScreenedQueries,
+)
 from service.engine.session_set import SessionSet, open_encoder, open_session_set
 from service.engine.sessions import SessionConfig, first_line
 from service.errors import BundleError, InferenceFailed, OutOfMemory, StartError
@@ -104,23 +111,19 @@ class Engine:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""
         self.run(self._make_black(1), [self._list_fixed_heads()])
 
-    def warm_up(self, query_width: int | None = None, key_width: int | None = None) -> None:
-        """Runs every batch size once, with queries [L, query_width] if there is an open head.
-
-        `key_width` is that of the screen's keys, if there is a screen.
+    def warm_up(self, make_labels: Callable[[int], LabelVectors] | None = None) -> None:
+        """Runs every batch size once; `make_labels` gives vectors of some open labels.
 
         Raises `BundleError` if the graphs do not run or fit, `StartError` if memory is short.
         """
         heads, widest = self._list_fixed_heads(), self._list_fixed_heads()
-        if query_width is not None:
-            heads.append(np.zeros((1, query_width), np.float32))
-            widest.append(np.zeros((LABELS_PER_RUN, query_width), np.float32))
-        if query_width is not None and key_width is not None:
+        if make_labels is not None:
             for count, into in ((1, heads), (LABELS_PER_RUN, widest)):
-                queries, keys = (
-                    np.zeros((count, width), np.float32) for width in (query_width, key_width)
-                )
-                into.append(ScreenedQueries(queries, keys, Wanted()))
+                labels = make_labels(count)
+                into.append(labels.queries)
+                if labels.keys is not None:
+                    flat = np.zeros(count, np.float32)
+                    into.append(ScreenedQueries(labels.queries, labels.keys, flat, flat, count))
         # The extremes first: TensorRT builds for the range of sizes that it has seen.
         self._warm_up_size(1, heads, alone=True)
         self._warm_up_size(1, heads)
@@ -136,7 +139,8 @@ class Engine:
         except InferenceFailed as error:
             raise BundleError(f"the graphs do not run: {error.__cause__}") from error
         trained = self._card.trained_head
-        for head, logits in zip(heads, results[0].logits, strict=True):
+        for head, found in zip(heads, results[0].logits, strict=True):
+            logits = found.logits if isinstance(found, KeptLogits) else found
             wanted = len(head) if head is not None else trained.num_labels if trained else 0
             if logits.shape != (wanted,):
                 raise BundleError(

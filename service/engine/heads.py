@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,8 @@ Embeddings: TypeAlias = NDArray[np.float32]
 """Text embeddings, float32 [L, E]."""
 QueryArray: TypeAlias = NDArray[np.float32]
 """Label queries of the open head, float32 [L, K]."""
-KeyArray: TypeAlias = NDArray[np.float32]
-"""Label keys of the open head's screen, float32 [L, Z]."""
+Keys: TypeAlias = Mapping[str, NDArray[Any]]
+"""What the screened head needs of L labels beside their queries: arrays [L, ...] by input."""
 LogitsArray: TypeAlias = NDArray[np.float32]
 
 LABELS_PER_RUN = 1024
@@ -26,7 +27,7 @@ class LabelVectors:
     """What the graphs know of L labels; `keys` is None without a screen."""
 
     queries: QueryArray
-    keys: KeyArray | None = None
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,29 +47,20 @@ class SomeQueries:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """What a question needs of a label's calibrated logit, scale * logit + shift."""
-
-    scale: NDArray[np.float32] | None = None  # [L]; None is 1
-    shift: NDArray[np.float32] | None = None  # [L]; None is 0
-    floors: NDArray[np.float32] | float | None = None  # [L], logits of the thresholds
-    limit: int | None = None  # most labels in the answer
-    chosen: NDArray[np.intp] | None = None  # ascending positions to choose from; None is all
-
-
-@dataclass(frozen=True, eq=False)
 class ScreenedQueries:
-    """Queries [L, K], of which the open head scores only those of labels that may be wanted.
+    """Labels of which only those are scored that may be in an answer.
 
-    `keys` [L, Z] are the screen's, of the same labels.
+    It needs all labels whose rank, scale * logit + shift, is 0 or more, and the `wanted` best.
     """
 
     queries: QueryArray
-    keys: KeyArray
-    wanted: Wanted
+    keys: Keys
+    scale: NDArray[np.float32]  # [L]
+    shift: NDArray[np.float32]  # [L], finite
+    wanted: int
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """The number of labels."""
         return len(self.queries)
 
 
@@ -76,9 +68,15 @@ Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | None
 """The head to run for a label set: queries for the open head, or None for the trained head."""
 
 
+class KeptLogits(NamedTuple):
+    """Logits of the labels that were scored of `ScreenedQueries`."""
+
+    logits: LogitsArray  # [k]
+    positions: NDArray[np.intp]  # [k], ascending
+
+
 class HeadResults(NamedTuple):
     """Results of one image, in the order of its heads."""
 
-    logits: tuple[LogitsArray, ...]  # [L] or [N]; of `ScreenedQueries` of the kept labels
+    logits: tuple[LogitsArray | KeptLogits, ...]  # [L] or [N], or of `ScreenedQueries`
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained
-    kept: tuple[NDArray[np.intp] | None, ...] = ()  # ascending positions, of `ScreenedQueries`

@@ -1,15 +1,15 @@
 """The image graphs as ONNX Runtime sessions, and the run of a batch through them.
 
 The encoder runs for all images; the trained head for the images that ask for it, and the open head
-once for each distinct query matrix, or for the labels of one that a screen kept.
+once for each distinct query matrix. The screened head takes its place for `ScreenedQueries`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -22,35 +22,31 @@ from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
     HeadResults,
+    KeptLogits,
     LogitsArray,
     QueryArray,
     ScreenedQueries,
     SomeQueries,
 )
-from service.engine.screen import ScreenSessions, open_screen
-from service.engine.sessions import SessionConfig, TensorSpec, check_tensors, open_session
+from service.engine.sessions import (
+    SessionConfig,
+    TensorSpec,
+    check_tensors,
+    list_keys,
+    open_session,
+)
 from service.engine.tensors import QueryCache, Tensor, cut_rows, run_bound, run_graph
 from service.errors import InferenceFailed
 from service.images.decode import PixelArray
 from service.scheduling.stages import time_stage
 
-# Two photos of 120 kept labels each take 7.1 ms in one run of the open head and 7.8 in two if they
-# keep 150 together, but 8.1 in one and 7.3 in two if they keep 240 together.
-_MOST_SHARED = 1.5
-# Other devices than ONNX Runtime's CPU prepare kernels for each new number of labels.
-_KEPT_STEP = 64
+# Images x labels of one run of the screened head, which takes 0.4 kB for each. With 50,000 labels,
+# a batch of 4 photos takes 0.87 of the time of 4 runs.
+_SCREENED_PER_RUN = 256 * LABELS_PER_RUN
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
 _MEMORY: TensorSpec = ("float", (None, None))
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
-_Pair: TypeAlias = tuple[int, int]  # row of an image, `id` of a head
-
-
-class _Run(NamedTuple):
-    """One run of the open head for labels that screens kept."""
-
-    pairs: list[_Pair]
-    labels: NDArray[np.intp]  # ascending positions, at least one
-    queries: QueryArray  # of the whole set
+_Row: TypeAlias = LogitsArray | KeptLogits
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,10 @@ class SessionSet:
     encoder: ort.InferenceSession
     trained_head: ort.InferenceSession | None
     open_head: ort.InferenceSession | None
+    screened_head: ort.InferenceSession | None = None
     token_device: str | None = None  # memory of the tokens between encoder and heads, if not CPU
     query_cache: QueryCache | None = None  # on a GPU
     one_by_one: bool = False  # one run of the encoder for each image
-    screen: ScreenSessions | None = None
-    kept_step: int = 1  # the number of kept labels in a run is padded to a multiple of this
 
     def run(
         self, images: PixelArray, asked: Sequence[Sequence[Head]], explained: Collection[int] = ()
@@ -87,69 +82,80 @@ class SessionSet:
         self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
     ) -> list[HeadResults]:
         heads = {id(head): head for wanted in asked for head in wanted}
-        pairs = {(row, id(head)): head for row, wanted in enumerate(asked) for head in wanted}
-        screened = {pair: h for pair, h in pairs.items() if isinstance(h, ScreenedQueries)}
         rows_of: dict[int, list[int]] = defaultdict(list)
-        for row, key in sorted(pairs.keys() - screened.keys()):
+        for row, key in sorted({(row, id(h)) for row, wanted in enumerate(asked) for h in wanted}):
             rows_of[key].append(row)
-        logits: dict[_Pair, LogitsArray] = {}
-        memories: dict[_Pair, LogitsArray] = {}
-        kept = self._keep(tokens, screened)
-        logits |= {pair: np.zeros(0, np.float32) for pair in kept}
-        for run in _plan(screened, kept, explained):
-            with_memory = any(row in explained for row, _ in run.pairs)
-            found, *memory = self._score_kept(tokens, run, with_memory=with_memory)
-            for place, pair in enumerate(run.pairs):
-                logits[pair] = found[place, np.searchsorted(run.labels, kept[pair])]
-                if memory:
-                    memories[pair] = memory[0][place]
-        for key, rows in rows_of.items():
-            with_memory = any(row in explained for row in rows)
-            outputs = ["logits", "memory"] if with_memory else ["logits"]
-            for into, found in zip(
-                (logits, memories), self._score(tokens, rows, heads[key], outputs), strict=False
-            ):
-                into.update(zip(((row, key) for row in rows), found, strict=True))
+        logits: dict[tuple[int, int], _Row] = {}
+        memories: dict[tuple[int, int], LogitsArray] = {}
+        for key, all_rows in rows_of.items():
+            head = heads[key]
+            most = len(all_rows)
+            if isinstance(head, ScreenedQueries):
+                most = max(1, _SCREENED_PER_RUN // len(head))
+            for rows in (all_rows[i : i + most] for i in range(0, len(all_rows), most)):
+                with_memory = any(row in explained for row in rows)
+                found, memory = self._score(tokens, rows, head, with_memory=with_memory)
+                logits |= {(row, key): each for row, each in zip(rows, found, strict=True)}
+                memories |= {(row, key): each for row, each in zip(rows, memory, strict=False)}
         return [
             HeadResults(
                 tuple(logits[row, id(head)] for head in wanted),
                 tuple(memories[row, id(head)] for head in wanted) if row in explained else (),
-                tuple(kept.get((row, id(head))) for head in wanted),
             )
             for row, wanted in enumerate(asked)
         ]
 
-    def _keep(
-        self, tokens: _Tokens, screened: Mapping[_Pair, ScreenedQueries]
-    ) -> dict[_Pair, NDArray[np.intp]]:
-        if not screened:
-            return {}
-        assert self.screen is not None
-        asked = [(row, head) for (row, _), head in screened.items()]
-        return dict(zip(screened, self.screen.keep(tokens, asked, self._split), strict=True))
-
-    def _score_kept(self, tokens: _Tokens, run: _Run, *, with_memory: bool) -> list[LogitsArray]:
-        """Returns logits [P, L or more] and perhaps memories [P, S, D] of the P pairs of a run."""
-        rows = sorted({row for row, _ in run.pairs})
-        padded = np.pad(run.labels, (0, -len(run.labels) % self.kept_step), mode="edge")
-        outputs = ["logits", "memory"] if with_memory else ["logits"]
-        results = self._score(tokens, rows, SomeQueries(run.queries, padded), outputs)
-        places = [rows.index(row) for row, _ in run.pairs]
-        return [result[places] for result in results]
-
     def _score(
-        self, tokens: _Tokens, rows: list[int], head: Head, outputs: list[str]
-    ) -> list[LogitsArray]:
+        self, tokens: _Tokens, rows: list[int], head: Head, *, with_memory: bool = False
+    ) -> tuple[Sequence[_Row], Sequence[LogitsArray]]:
+        """Returns the logits of the rows and, with memory, their memories [S, D]."""
+        some: Tensor
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the unused rows between costs less than copying the used ones.
-            span = cut_rows(tokens, rows[0], rows[-1])
-            own = [row - span.start for row in rows]
-            return [found[own] for found in self._run_head(span, head, outputs)]
-        some = tokens if len(rows) == len(tokens) else tokens[rows]
-        return self._run_head(some, head, outputs)
+            some = cut_rows(tokens, rows[0], rows[-1])
+            own, count = [row - some.start for row in rows], some.stop - some.start
+        else:
+            some = tokens if len(rows) == len(tokens) else tokens[rows]
+            own, count = list(range(len(rows))), len(rows)
+        outputs = ["memory"] if with_memory else []
+        if not isinstance(head, ScreenedQueries):
+            all_logits, *memory = self._run_head(some, head, ["logits", *outputs])
+            return list(all_logits[own]), [each for found in memory for each in found[own]]
+        logits, positions, needed, *memory = self._run_screened(some, head, outputs, count)
+        kept: list[_Row] = []
+        for row, place in zip(rows, own, strict=True):
+            if needed[place] > positions.shape[1]:
+                (full,), _ = self._score(tokens, [row], head.queries)
+                kept.append(full)
+                continue
+            chosen = positions[place, : needed[place]]
+            order = chosen.argsort()
+            kept.append(KeptLogits(logits[place, order], chosen[order]))
+        return kept, [each for found in memory for each in found[own]]
 
-    def _run_head(self, tokens: Tensor, head: Head, outputs: list[str]) -> list[LogitsArray]:
-        assert not isinstance(head, ScreenedQueries)
+    def _run_screened(
+        self, tokens: Tensor, head: ScreenedQueries, outputs: list[str], count: int
+    ) -> list[NDArray[Any]]:
+        assert self.screened_head is not None
+        labels: dict[str, Tensor] = {"queries": head.queries, **head.keys}
+        if self.query_cache is not None:
+            labels = {
+                name: self.query_cache.find(matrix, [matrix])[0]
+                for name, matrix in (("queries", head.queries), *head.keys.items())
+            }
+        return run_graph(
+            self.screened_head,
+            ["logits", "positions", "needed", *outputs],
+            tokens=tokens,
+            scale=head.scale,
+            shift=head.shift,
+            wanted=np.full(count, head.wanted, np.int64),
+            **labels,
+        )
+
+    def _run_head(
+        self, tokens: Tensor, head: QueryArray | SomeQueries | None, outputs: list[str]
+    ) -> list[LogitsArray]:
         if head is None:
             assert self.trained_head is not None
             return run_graph(self.trained_head, outputs, tokens=tokens)
@@ -167,48 +173,22 @@ class SessionSet:
         return self.query_cache.find(queries, list(chunks))
 
 
-def _plan(
-    screened: Mapping[_Pair, ScreenedQueries],
-    kept: Mapping[_Pair, NDArray[np.intp]],
-    explained: Collection[int],
-) -> Iterator[_Run]:
-    """Plans the runs: images share one if their kept labels are much the same."""
-    groups: dict[int, dict[_Pair, NDArray[np.intp]]] = defaultdict(dict)
-    for pair, head in screened.items():
-        if len(kept[pair]):
-            groups[id(head.queries)][pair] = kept[pair]
-        elif pair[0] in explained:
-            # Only a run gives the memory.
-            groups[id(head.queries)][pair] = np.zeros(1, np.intp)
-    for group in groups.values():
-        queries = screened[next(iter(group))].queries
-        union = np.unique(np.concatenate([*group.values()]))
-        if len(union) <= _MOST_SHARED * max(map(len, group.values())):
-            yield _Run([*group], union, queries)
-        else:
-            yield from (_Run([pair], labels, queries) for pair, labels in group.items())
-
-
 def open_session_set(bundle: Bundle, config: SessionConfig) -> SessionSet:
     """Opens and checks the image graphs of a bundle; raises as `open_session` does."""
     card = bundle.card
     encoder = open_encoder(bundle, config)
     width = encoder.get_outputs()[0].shape[-1]
     tokens = ("float", (None, width if isinstance(width, int) else None))
-    trained_head = open_head = None
+    trained_head = open_head = screened_head = None
     if card.trained_head is not None:
         num_labels = card.trained_head.num_labels
         trained_head = _open_head(bundle, "trained_head", config, num_labels, tokens=tokens)
     if card.open_head is not None:
         inputs = {"tokens": tokens, "queries": ("float", (None,))}
         open_head = _open_head(bundle, "open_head", config, None, **inputs)
-    sessions = SessionSet(
-        encoder,
-        trained_head,
-        open_head,
-        screen=open_screen(bundle, config, tokens),
-        kept_step=1 if config.device == "cpu" else _KEPT_STEP,
-    )
+        if card.open_head.screen is not None:
+            screened_head = _open_screened_head(bundle, config, tokens)
+    sessions = SessionSet(encoder, trained_head, open_head, screened_head)
     if config.device not in CPU_DEVICES:
         return replace(sessions, token_device=_GPU_MEMORY, query_cache=QueryCache(_GPU_MEMORY))
     # On a CPU, an fp32 encoder runs image by image: the activations of one nearly fill a core's
@@ -229,6 +209,28 @@ def _open_head(
     memory = {"memory": _MEMORY} if f"{name}_maps" in bundle.manifest.graphs else {}
     check_tensors(name, head.get_inputs(), **inputs)
     check_tensors(name, head.get_outputs(), logits=("float", (num_labels,)), **memory)
+    return head
+
+
+def _open_screened_head(
+    bundle: Bundle, config: SessionConfig, tokens: TensorSpec
+) -> ort.InferenceSession:
+    head = open_session(bundle, "screened_head", config)
+    inputs: dict[str, TensorSpec] = {
+        "tokens": tokens,
+        "queries": ("float", (None,)),
+        "scale": ("float", ()),
+        "shift": ("float", ()),
+        "wanted": ("int64", ()),
+    }
+    check_tensors("screened_head", head.get_inputs(), **inputs, **list_keys(head.get_inputs()))
+    results: dict[str, TensorSpec] = {
+        "logits": ("float", (None,)),
+        "positions": ("int64", (None,)),
+        "needed": ("int64", ()),
+        "memory": _MEMORY,
+    }
+    check_tensors("screened_head", head.get_outputs(), **results)
     return head
 
 

@@ -31,6 +31,12 @@ long as an Add and a LayerNormalization, which is a fifth of a text encoder's ti
 
 TensorSpec = tuple[str, tuple[int | None, ...]]
 """Element type in ONNX Runtime's words, and the dimensions after the first; None is any size."""
+_KEYS: dict[str, TensorSpec] = {
+    "projected": ("float", (None,)),
+    "readouts": ("float", (None,)),
+    "votes": ("float", (None,)),
+    "names": ("int64", (None,)),
+}
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def _make_options(graph: GraphName, config: SessionConfig) -> ort.SessionOptions
             threads=config.threads,
             parallel_runs=config.parallel_runs,
             bf16=config.precision == "bf16",
-            sizes_vary=graph in {"open_head", "screen"},
+            sizes_vary=graph in {"open_head", "screened_head"},
         )
     return options
 
@@ -146,6 +152,11 @@ def first_line(error: BaseException) -> str:
     line = (str(error).splitlines() or [type(error).__name__])[0]
     reason = _REASON.search(line)
     return reason.group() if reason else line
+
+
+def list_keys(found: Sequence[Any]) -> dict[str, TensorSpec]:
+    """Returns those of the inputs (or outputs) that are keys of labels; see `GraphName`."""
+    return {tensor.name: _KEYS[tensor.name] for tensor in found if tensor.name in _KEYS}
 
 
 def check_tensors(graph: GraphName, found: Sequence[Any], **wanted: TensorSpec) -> None:

@@ -45,14 +45,14 @@ def cut_rows(whole: ort.OrtValue, first: int, last: int) -> Rows:
 
 def run_graph(
     session: ort.InferenceSession, outputs: list[str], **inputs: Tensor
-) -> list[NDArray[np.float32]]:
+) -> list[NDArray[Any]]:
     """Runs a graph and copies its outputs to the memory of the CPU."""
     found = (
         session.run(outputs, inputs)
         if all(isinstance(value, np.ndarray) for value in inputs.values())
         else [value.numpy() for value in run_bound(session, outputs, "cpu", **inputs)]
     )
-    return [np.asarray(value, np.float32) for value in found]
+    return [np.asarray(value) for value in found]
 
 
 def run_bound(
@@ -143,6 +143,6 @@ class QueryCache:
 
 
 def _copy(chunk: QueryArray, memory: str) -> ort.OrtValue:
-    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(chunk.shape), np.float32, memory)
+    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(chunk.shape), chunk.dtype, memory)
     copy.update_inplace(chunk)
     return copy

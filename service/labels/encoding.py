@@ -33,8 +33,8 @@ ResultT = TypeVar("ResultT")
 class Encoding:
     """Text encoder and label encoder of one bundle; use it from one event loop.
 
-    `query_width` is K, `key_width` Z, or None without keys. With `encodes_text`, labels may come
-    without an embedding. If an encoder fails, the methods raise `InferenceFailed`.
+    With `encodes_text`, labels may come without an embedding. If an encoder fails, the methods
+    raise `InferenceFailed`. `make_blank` is that of the label encoder.
     """
 
     def __init__(  # noqa: PLR0913 - names and sizes are keywords
@@ -49,8 +49,7 @@ class Encoding:
     ) -> None:
         self.head = head
         self._trained_names = frozenset(map(fold_name, trained_names))
-        self.query_width = labels.width
-        self.key_width = labels.key_width
+        self.make_blank = labels.make_blank
         self.encodes_text = texts is not None
         self._labels = labels
         self._texts = texts
@@ -70,6 +69,8 @@ class Encoding:
 
         Raises `QueueFull` if too many callers wait for the text encoder.
         """
+        if definition.given == tuple(range(len(definition.names))):
+            return definition.embeddings
         given = set(definition.given)
         missing = [i for i in range(len(definition.names)) if i not in given]
         embeddings = np.empty((len(definition.names), self.head.embedding_space.width), np.float32)
@@ -79,14 +80,12 @@ class Encoding:
         embeddings[missing] = await self._encode_texts([texts[i] for i in missing])
         return embeddings
 
-    async def project(self, embeddings: Embeddings) -> LabelVectors:
+    async def project(self, embeddings: Embeddings, *, with_keys: bool = True) -> LabelVectors:
         """Returns queries and keys of embeddings [L, E]; `InvalidLabelSet` if not finite."""
-        vectors = await self._run(partial(self._labels.encode, embeddings))
-        usable = np.isfinite(vectors.queries).all(axis=-1)
-        if vectors.keys is not None:
-            usable = usable & np.isfinite(vectors.keys).all(axis=-1)
-        if not usable.all():
-            place = f"{usable.argmin() + 1} of {len(vectors.queries)}"
+        vectors = await self._run(partial(self._labels.encode, embeddings, with_keys=with_keys))
+        row = await self._run(partial(_find_overflow, vectors))
+        if row is not None:
+            place = f"{row + 1} of {len(vectors.queries)}"
             raise InvalidLabelSet(f"Embedding {place} makes the model overflow: use shorter ones")
         return vectors
 
@@ -96,7 +95,8 @@ class Encoding:
         found = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
-            queries = (await self.project(await self._encode_texts(missing))).queries
+            embeddings = await self._encode_texts(missing)
+            queries = (await self.project(embeddings, with_keys=False)).queries
             found |= {text: query.copy() for text, query in zip(missing, queries, strict=True)}
         for text in texts:
             self._cache[text] = found[text]
@@ -142,6 +142,16 @@ class Encoding:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise InferenceFailed("encoding labels failed") from error
+
+
+def _find_overflow(vectors: LabelVectors) -> int | None:
+    """Returns the first row with a number that is not finite."""
+    # Row by row: at once, 50,000 labels would take 75 MB.
+    rows = [
+        next((row for row, values in enumerate(matrix) if not np.isfinite(values).all()), None)
+        for matrix in (vectors.queries, *(vectors.keys or {}).values())
+    ]
+    return min((row for row in rows if row is not None), default=None)
 
 
 def open_encoding(

@@ -43,10 +43,7 @@ def open_graphs(settings: Settings) -> Graphs:
             threads=settings.intra_op_threads or count_cores(),
         )
         encoding = opening.result()
-    if encoding is None:
-        engine.warm_up()
-    else:
-        engine.warm_up(encoding.query_width, encoding.key_width)
+    engine.warm_up(None if encoding is None else encoding.make_blank)
     return Graphs(bundle, engine, encoding)
 
 

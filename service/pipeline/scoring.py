@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation
+from service.engine.heads import KeptLogits
 from service.labels.label_set import LabelSet, Source
 from service.labels.question import Threshold
 from service.pipeline.selection import Part, Selection
@@ -64,13 +65,13 @@ def compute_scores(
 
 
 def score_labels(
-    logits: Sequence[NDArray[np.floating]], selection: Selection
+    logits: Sequence[NDArray[np.floating] | KeptLogits], selection: Selection
 ) -> tuple[ScoredLabel, ...]:
     """Scores one image's logits and picks the labels that answer the question.
 
     `logits` has an array for each part of the selection: [L] for its chosen labels or [N] for its
-    whole set, as softmax needs. The best score is first; equal scores keep the order of sets and
-    labels.
+    whole set, as softmax needs, or those that the screened head kept. The best score is first;
+    equal scores keep the order of sets and labels.
     """
     parts, question = selection.parts, selection.question
     if not parts:
@@ -91,13 +92,16 @@ def score_labels(
 
 
 def _score_part(
-    logits: NDArray[np.floating],
+    logits: NDArray[np.floating] | KeptLogits,
     part: Part,
     threshold: Threshold | None,
     limit: int | None,
     applies: bool,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
+    if isinstance(logits, KeptLogits):
+        counts = np.isin(logits.positions, chosen, assume_unique=True)
+        chosen, logits = logits.positions[counts], logits.logits[counts]
     calibration = labels.calibration
     if calibration is not None and len(logits) != len(labels.names):
         calibration = calibration[:, chosen]

@@ -1,120 +1,133 @@
-"""What a request costs by the number of registered labels: latency, rate and peak memory.
+"""What a request costs by the number of registered labels: rates, latency, registration, memory.
 
     python -m tests.benchmarks.labels --bundle BUNDLE
 
-Embeddings are random, so that registering needs no text encoder. The rate is relative to the bare
-sessions, which decode and run the same batches in as many threads. Each size runs in a process of
-its own, whose peak memory includes the model.
+Labels are WordNet's nouns from timm, and beyond those pairs of them: what a screen leaves out
+depends on how near labels are to each other. `--names` is a text file of others, one a line;
+`--no-screen` turns the screen off. Rates are of many parallel requests for the 10 best labels, in
+turns, relative to one label's in the same turn. The other figures are of a process for each size.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import subprocess
 import sys
 import time
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
+from export.calibration.screen import read_nouns
 from service.bundle.reader import load_bundle
-from service.engine.heads import LABELS_PER_RUN
-from service.images.decode import decode_image
-from service.labels.definition import Definition
+from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.settings import MIB, Settings
-from tests.benchmarks.load import count_a_second
+from service.settings import Settings
 from tests.support.photos import make_photo
 
 SIZES = (1, 1_000, 10_000, 50_000)
 WARM_UP = 2
 CLIENTS = 16
-ROUNDS, ROUND_SECONDS = 5, 4.0
 
 
-def make_definition(count: int, width: int) -> Definition:
-    """Returns a set of `count` labels with random embeddings of length 1."""
-    embeddings = np.random.default_rng(count).normal(size=(count, width)).astype(np.float32)
-    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return Definition(
-        name="benchmark",
-        names=tuple(f"label {i}" for i in range(count)),
-        prompts=(None,) * count,
-        thresholds=(None,) * count,
-        given=tuple(range(count)),
-        embeddings=embeddings,
-    )
+def list_names(count: int, file: Path | None) -> list[str]:
+    """Returns distinct names: those of a file, or nouns and pairs of nouns."""
+    nouns = file.read_text().splitlines() if file else read_nouns()
+    return [*nouns, *(f"{a} {b}" for a, b in islice(product(nouns, nouns[7:]), count))][:count]
 
 
-async def measure(pipeline: Pipeline, count: int, runs: int) -> None:
-    """Prints one row: `runs` requests over `count` labels one by one, and rates."""
+async def register(pipeline: Pipeline, names: list[str]) -> str:
+    """Registers names, which encodes them; returns the set's name."""
+    record = LabelSetRecord.model_validate({"name": f"labels-{len(names)}", "labels": names})
+    await pipeline.catalogue.register(define_label_set(record))
+    return record.name
+
+
+async def compare_rates(settings: Settings, names: list[str], rounds: int, seconds: float) -> None:
+    """Prints photos per second of each size."""
+    pipeline = open_pipeline(settings)
     await pipeline.start()
-    encoding = pipeline.catalogue.encoding
-    assert encoding is not None, "the bundle has no open head"
-    width = encoding.head.embedding_space.width
-    await pipeline.catalogue.register(make_definition(count, width))
-    question = Question(label_set=("benchmark",), top_k=10)
-    seconds = []
-    for run in range(WARM_UP + runs):
-        started = time.perf_counter()
-        await pipeline.predict(make_photo(run), await pipeline.select(question))
-        seconds.append(time.perf_counter() - started)
-    rates = np.array([await compare_rates(pipeline, question) for _ in range(ROUNDS)])
+    sets = [await register(pipeline, names[:size]) for size in SIZES]
+    rates = np.array(
+        [[await measure_rate(pipeline, name, seconds) for name in sets] for _ in range(rounds)]
+    )
     await pipeline.drain()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    middle, worst = np.percentile(seconds[WARM_UP:], [50, 95]) * 1000
-    rate, share = np.median(rates[:, 0]), np.median(rates[:, 0] / rates[:, 1])
-    print(f"| {count:,} | {middle:.1f} | {worst:.1f} | {rate:.1f} ({share:.2f}) | {peak:.0f} |",
-          flush=True)  # fmt: skip
+    print("| labels | photos/s | relative to one label (quartiles) |\n|---|---|---|")
+    for size, rate, share in zip(SIZES, rates.T, (rates / rates[:, :1]).T, strict=True):
+        low, middle, high = np.percentile(share, [25, 50, 75])
+        print(f"| {size:,} | {np.median(rate):.1f} | {middle:.3f} ({low:.3f}-{high:.3f}) |")
 
 
-async def compare_rates(pipeline: Pipeline, question: Question) -> tuple[float, float]:
-    """Returns photos per second of many parallel requests, and of the bare sessions."""
-    engine, contract, photo = pipeline.engine, pipeline.bundle.card.input, make_photo(0)
-    selection = await pipeline.select(question)
-
-    def run_batch() -> None:
-        decoded = [decode_image(photo, contract, MIB) for _ in range(engine.max_batch_size)]
-        engine.run(np.stack([d.pixels for d in decoded]), [selection.heads] * len(decoded))
+async def measure_rate(pipeline: Pipeline, name: str, seconds: float) -> float:
+    """Returns photos per second of many parallel requests."""
+    selection = await pipeline.select(Question(label_set=(name,), top_k=10))
+    photo = make_photo(0)
+    started = time.perf_counter()
 
     async def ask() -> int:
         answers = 0
-        while time.perf_counter() < ends:
+        while time.perf_counter() < started + seconds:
             await pipeline.predict(photo, selection)
             answers += 1
         return answers
 
-    run_batch()
-    started = time.perf_counter()
-    ends = started + ROUND_SECONDS
     answers = sum(await asyncio.gather(*(ask() for _ in range(CLIENTS))))
-    rate = answers / (time.perf_counter() - started)
-    batches = await asyncio.to_thread(count_a_second, run_batch, engine.workers, ROUND_SECONDS)
-    return rate, batches * engine.max_batch_size
+    return answers / (time.perf_counter() - started)
 
 
-def main(
+async def measure_size(settings: Settings, names: list[str], runs: int) -> None:
+    """Prints one row: registration, requests one by one, and peak memory."""
+    pipeline = open_pipeline(settings)
+    await pipeline.start()
+    started = time.perf_counter()
+    name = await register(pipeline, names)
+    registered = time.perf_counter() - started
+    question = Question(label_set=(name,), top_k=10)
+    taken = []
+    for run in range(WARM_UP + runs):
+        started = time.perf_counter()
+        await pipeline.predict(make_photo(run), await pipeline.select(question))
+        taken.append(time.perf_counter() - started)
+    await measure_rate(pipeline, name, 3.0)
+    await pipeline.drain()
+    middle, worst = np.percentile(taken[WARM_UP:], [50, 95]) * 1000
+    print(f"| {len(names):,} | {middle:.1f} | {worst:.1f} | {registered:.2f} | {read_peak():.0f} |",
+          flush=True)  # fmt: skip
+
+
+def read_peak() -> float:
+    """Returns the process's peak memory in MiB; `getrusage` would count the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def main(  # noqa: PLR0913 - a parameter for each flag
     *,
     bundle: Annotated[Path, typer.Option()],
+    names: Annotated[Path | None, typer.Option(help="A name a line.")] = None,
+    screen: bool = True,
+    rounds: int = 10,
+    seconds: float = 3.0,
     runs: int = 20,
-    size: Annotated[int | None, typer.Option(help="Only this number of labels.")] = None,
+    size: Annotated[int | None, typer.Option(help="Only the second table's row.")] = None,
 ) -> None:
     """Measures requests by the number of labels."""
+    settings = Settings(bundle=bundle, device="cpu", label_store="memory", screen=screen)
     if size is not None:
-        settings = Settings(bundle=bundle, device="cpu", label_store="memory")
-        asyncio.run(measure(open_pipeline(settings), size, runs))
+        asyncio.run(measure_size(settings, list_names(size, names), runs))
         return
     card = load_bundle(bundle).card
-    print(f"{card.name} {card.version}, one request at a time, {LABELS_PER_RUN} labels a run\n")
-    print("| labels | median ms | 95 % ms | photos/s (of the bare sessions) | peak MiB |")
-    print("|---|---|---|---|---|", flush=True)
+    print(f"{card.name} {card.version}, screen {'on' if screen else 'off'}\n", flush=True)
+    asyncio.run(compare_rates(settings, list_names(max(SIZES), names), rounds, seconds))
+    print("\n| labels | median ms | 95 % ms | registered in s | peak MiB |\n|---|---|---|---|---|",
+          flush=True)  # fmt: skip
+    command = [sys.executable, "-m", "tests.benchmarks.labels", *sys.argv[1:]]
     for count in SIZES:
-        command = [sys.executable, "-m", "tests.benchmarks.labels", "--size", str(count)]
-        subprocess.run([*command, "--bundle", str(bundle), "--runs", str(runs)], check=True)
+        subprocess.run([*command, "--size", str(count)], check=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,16 @@ from tests.export.tiny_network import (
     write_folder,
 )
 
+NOUNS = tuple(f"noun {i}" for i in range(60))
+"""The nouns of screens: the real ones take half a minute to embed."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_nouns() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.calibration.screen.read_nouns", lambda: NOUNS)
+        yield
+
 
 @pytest.fixture(autouse=True)
 def quiet_story() -> Iterator[None]:

@@ -54,11 +54,10 @@ TINY_LABELS = (
 )
 EMBEDDING_WIDTH = 6
 QUERY_WIDTH = WIDTH
-KEY_WIDTH = 2 * QUERY_WIDTH
 SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")
 OPEN_HEAD = OpenHead(kind="ml_decoder", embedding_space=SPACE, threshold=0.3)
 SCREEN = Screen(
-    margin=1.5, dataset="made/val", images=9, names=20, best_found=0.999, above_found=1.0
+    dataset="made/val", images=9, names=20, scored=12.5, best_found=0.999, above_found=1.0
 )
 EVERYDAY = b'{"name": "everyday", "labels": ["chair", {"name": "table", "threshold": 0.7}, "lamp"]}'
 Graphs = Mapping[GraphName, Mapping[Precision, bytes]]
@@ -143,10 +142,10 @@ def add_memory(head: bytes) -> bytes:
 
 
 def add_keys(label_encoder: bytes) -> bytes:
-    """Returns a label encoder that gives `keys` [L, 2 K] too: its queries, twice."""
+    """Returns a label encoder that gives `projected` [L, K], its queries again, too."""
     model = onnx.load_model_from_string(label_encoder)
-    model.graph.node.append(helper.make_node("Concat", ["queries", "queries"], ["keys"], axis=1))
-    model.graph.output.append(_floats("keys", ["L", KEY_WIDTH]))
+    model.graph.node.append(helper.make_node("Identity", ["queries"], ["projected"]))
+    model.graph.output.append(_floats("projected", ["L", QUERY_WIDTH]))
     return bytes(model.SerializeToString())
 
 
@@ -203,46 +202,54 @@ def tiny_open_head(*, query_width: int = QUERY_WIDTH) -> bytes:
     return serialize_graph(nodes, [tokens, queries], logits, constants)
 
 
-def tiny_screen_photo() -> bytes:
-    """Returns tokens [B, S, C] -> places [B, S / 2, C], every second token, and whole [B, C]."""
-    constants: dict[str, ArrayLike] = {
-        "start": np.array([0], np.int64),
-        "stop": np.array([TOKENS], np.int64),
-        "axis": np.array([1], np.int64),
-        "step": np.array([2], np.int64),
-    }
-    nodes = [
-        helper.make_node("Slice", ["tokens", "start", "stop", "axis", "step"], ["places"]),
-        helper.make_node("ReduceMean", ["tokens", "axis"], ["whole"], keepdims=0),
-    ]
-    places = _floats("places", ["B", TOKENS // 2, WIDTH])
-    graph = serialize_graph(nodes, _floats("tokens", ["B", "S", WIDTH]), places, constants)
-    model = onnx.load_model_from_string(graph)
-    model.graph.output.append(_floats("whole", ["B", WIDTH]))
-    return bytes(model.SerializeToString())
+def tiny_screened_head(*, key_width: int = QUERY_WIDTH, most: int = 4096) -> bytes:
+    """Returns a screened head that estimates with the open head's own logits.
 
-
-def tiny_screen(*, key_width: int = KEY_WIDTH, copies: int = 1) -> bytes:
-    """Returns the screen: the best product of a key's half with a place or the whole.
-
-    The estimates are [B, copies * L].
+    It scores no more labels than it needs, and at most `most`.
     """
     nodes = [
-        helper.make_node("Split", ["keys"], ["first", "second"], axis=1, num_outputs=2),
-        helper.make_node("Transpose", ["first"], ["columns"], perm=[1, 0]),
-        helper.make_node("MatMul", ["places", "columns"], ["products"]),
+        helper.make_node("Transpose", ["projected"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["tokens", "columns"], ["products"]),
         helper.make_node("ReduceMax", ["products", "middle"], ["best"], keepdims=0),
-        helper.make_node("Transpose", ["second"], ["others"], perm=[1, 0]),
-        helper.make_node("MatMul", ["whole", "others"], ["means"]),
-        helper.make_node("Max", ["best", "means"], ["most"]),
-        helper.make_node("Sub", ["most", "one"], ["wanted"]),
-        helper.make_node("Concat", ["wanted"] * copies, ["estimates"], axis=1),
+        helper.make_node("Sub", ["best", "one"], ["all"]),
+        helper.make_node("Mul", ["all", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "shift"], ["ranks"]),
+        helper.make_node("GreaterOrEqual", ["ranks", "zero"], ["reach"]),
+        helper.make_node("Cast", ["reach"], ["ones"], to=TensorProto.INT64),
+        helper.make_node("ReduceSum", ["ones", "middle"], ["above"], keepdims=0),
+        helper.make_node("Max", ["above", "wanted"], ["asked"]),
+        helper.make_node("Shape", ["shift"], ["size"]),
+        helper.make_node("Min", ["asked", "size"], ["needed"]),
+        helper.make_node("ReduceMax", ["needed"], ["largest"], keepdims=1),
+        helper.make_node("Min", ["largest", "most"], ["count"]),
+        helper.make_node("TopK", ["ranks", "count"], ["values", "positions"]),
+        helper.make_node("GatherElements", ["all", "positions"], ["logits"], axis=1),
+        helper.make_node("Identity", ["tokens"], ["memory"]),
     ]
-    places = _floats("places", ["B", "P", WIDTH])
-    whole, keys = _floats("whole", ["B", WIDTH]), _floats("keys", ["L", key_width])
-    constants: dict[str, ArrayLike] = {"middle": np.array([1], np.int64), "one": np.float32(1)}
-    estimates = _floats("estimates", ["B", "M"])
-    return serialize_graph(nodes, [places, whole, keys], estimates, constants)
+    inputs = [
+        _floats("tokens", ["B", "S", WIDTH]),
+        _floats("queries", ["L", QUERY_WIDTH]),
+        _floats("scale", ["L"]),
+        _floats("shift", ["L"]),
+        helper.make_tensor_value_info("wanted", TensorProto.INT64, ["B"]),
+        _floats("projected", ["L", key_width]),
+    ]
+    constants: dict[str, ArrayLike] = {
+        "middle": np.array([1], np.int64),
+        "one": np.float32(1),
+        "zero": np.float32(0),
+        "most": np.array([most], np.int64),
+    }
+    graph = serialize_graph(nodes, inputs, _floats("logits", ["B", "k"]), constants)
+    model = onnx.load_model_from_string(graph)
+    model.graph.output.extend(
+        [
+            helper.make_tensor_value_info("positions", TensorProto.INT64, ["B", "k"]),
+            helper.make_tensor_value_info("needed", TensorProto.INT64, ["B"]),
+            _floats("memory", ["B", "S", WIDTH]),
+        ]
+    )
+    return bytes(model.SerializeToString())
 
 
 def tiny_label_encoder(seed: int = 3, *, width: int = EMBEDDING_WIDTH) -> bytes:
@@ -404,8 +411,7 @@ def write_screened_bundle(parent: Path, **graphs: bytes) -> Bundle:
         "label_encoder": add_keys(tiny_label_encoder()),
         "open_head": add_memory(tiny_open_head()),
         "open_head_maps": tiny_open_maps(),
-        "screen_photo": tiny_screen_photo(),
-        "screen": tiny_screen(),
+        "screened_head": tiny_screened_head(),
         **graphs,
     }
     all_graphs = {**draft.graphs, **{name: {"fp32": graph} for name, graph in screened.items()}}
@@ -417,6 +423,11 @@ def write_open_bundle(parent: Path, *, trained: bool = True, encodes_text: bool 
     """Writes a tiny bundle with an open head into `parent`, under its model's name."""
     draft = open_draft(trained=trained, encodes_text=encodes_text)
     return write_bundle(parent / draft.card.name, draft)
+
+
+def blank_labels(count: int) -> LabelVectors:
+    """Returns vectors of open labels, for warm-ups."""
+    return LabelVectors(np.zeros((count, QUERY_WIDTH), np.float32))
 
 
 def mapped_graphs() -> Graphs:

@@ -19,6 +19,7 @@ from service.bundle.card import (
     Metric,
     Provenance,
     RunPrecision,
+    Screen,
 )
 from service.http.responses.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
@@ -224,6 +225,11 @@ class OpenHeadAnswer(_Answer):
     )
     encodes_text: bool = Field(description="Whether a name is enough for a label.")
     maps: bool = Field(description="Whether `explain` works for open labels.")
+    screen: Screen | None = Field(
+        description="Estimates all labels of a set, so that the head scores those only that may be "
+        "in the answer; with its recall on photos and names that it was not fitted to. None if the "
+        "bundle has none, or it is off."
+    )
 
 
 class InfoAnswer(_Answer):
@@ -300,6 +306,7 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
             trained_names=encoding.head.trained_names,
             encodes_text=encoding.encodes_text,
             maps=pipeline.explainer.knows_open,
+            screen=encoding.head.screen if pipeline.settings.screen else None,
         )
     return InfoAnswer(
         model=NameAndVersion.model_validate(card),

@@ -15,8 +15,10 @@ from export import ExportError
 from export.__main__ import main
 from export.accuracy import predict_logits
 from export.build import ExportRequest, build_bundle
+from export.calibration import screen as screen_module
 from export.calibration.heads import Rules
 from export.calibration.open_labels import calibrate_label_set, score_names
+from export.calibration.screen import fit_screen
 from export.graphs.graph import PIXELS_TO_OPEN_LOGITS, open_session
 from export.graphs.text import TextEmbedder
 from export.sources.open import OpenRequest, describe_head, read_open_source
@@ -33,12 +35,16 @@ from models.train_open.teacher import read_imagenet_names
 from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
-from service.engine.heads import Embeddings
+from service.engine.encoders import open_label_encoder
+from service.engine.heads import Embeddings, KeptLogits, ScreenedQueries
+from service.engine.session_set import open_session_set
+from service.engine.sessions import SessionConfig
 from service.labels.calibration import find_best_f1
 from service.labels.definition import LabelSetRecord, define_label_set
 from service.labels.encoding import open_encoding
 from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
+from tests.export.conftest import NOUNS
 from tests.export.graphs.test_heads import OPEN
 from tests.export.tiny_network import (
     CONTRACT,
@@ -125,7 +131,7 @@ def bundle(
 def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     assert set(bundle.manifest.graphs) == {
         "encoder", "trained_head", "open_head", "label_encoder", "text_encoder",
-        "trained_head_maps", "open_head_maps",
+        "trained_head_maps", "open_head_maps", "screened_head",
     }  # fmt: skip
     assert bundle.precisions() == ("fp32", "fp16", "int8")
     assert [bundle.image_precision("open_head", p) for p in bundle.precisions()] == [
@@ -135,6 +141,40 @@ def test_bundle_has_both_heads_in_every_precision(bundle: Bundle) -> None:
     assert bundle.label_precision("text_encoder") == "int8"
     space = bundle.card.open_head.embedding_space
     assert (space.encoder, space.width, space.template) == ("tiny", WIDTH, TEMPLATE)
+
+
+def test_screen_is_measured_on_test_photos_and_other_names(bundle: Bundle, folder: Path) -> None:
+    assert bundle.card.open_head is not None
+    screen = bundle.card.open_head.screen
+    assert screen is not None
+    assert screen.dataset == read_splits(folder, LABELS, CONTRACT, set()).test.dataset
+    assert screen.names == len(NOUNS) // 2
+    assert (screen.best_found, screen.above_found) == (1.0, 1.0)  # it keeps all of so few
+
+
+def test_screened_head_gives_the_logits_of_the_open_head(bundle: Bundle) -> None:
+    sessions = open_session_set(bundle, SessionConfig("cpu", "fp32"))
+    encoder = open_label_encoder(bundle, 1)
+    assert encoder is not None
+    embeddings = np.random.default_rng(0).normal(size=(50, WIDTH)).astype(np.float32)
+    vectors, ones = encoder.encode(embeddings), np.ones(50, np.float32)
+    assert vectors.keys is not None
+    screened = ScreenedQueries(vectors.queries, vectors.keys, ones, ones, 10)
+    images = np.zeros((2, CONTRACT.height, CONTRACT.width, 3), np.uint8)
+    for result in sessions.run(images, [[screened, vectors.queries]] * 2):
+        kept, full = result.logits
+        assert isinstance(kept, KeptLogits)
+        assert not isinstance(full, KeptLogits)
+        np.testing.assert_allclose(kept.logits, full[kept.positions], atol=1e-5)
+
+
+def test_screen_that_finds_too_few_labels_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = make_open_head()
+    tokens = torch.randn(4, 16, head.config.encoder_width)
+    embeddings = torch.randn(60, WIDTH)
+    assert fit_screen(head, (4, 4), tokens, embeddings) is not None
+    monkeypatch.setattr(screen_module, "_FACTORS", (0.01,))
+    assert fit_screen(head, (4, 4), tokens, embeddings) is None
 
 
 def load_graph(bundle: Bundle, name: GraphName, precision: Precision = "fp32") -> onnx.ModelProto:

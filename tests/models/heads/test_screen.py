@@ -1,26 +1,32 @@
-"""The screen: first order in the attended value, exact at its reference, the same per label."""
+"""The screen: first order in the attended value, exact at its reference, the head's own logits."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from models.config import ZeroShotMLDecoderConfig
-from models.heads.screen import Screen
+from models.heads.screen import NUM_NAMES, Screen, Stage
 from models.heads.zero_shot import ZeroShotMLDecoder
 
 GRID = (4, 6)
-TOKENS, WIDTH, LABELS = 24, 16, 7
+TOKENS, WIDTH, LABELS, PROTOTYPES = 24, 16, 60, 40
+ALL = (Stage(1e6, 1, 0), Stage(1e6, 1, 0))
+SOME = (Stage(4.0, 1, 0), Stage(2.0, 1, 0))
 
 
-@pytest.fixture
-def head() -> ZeroShotMLDecoder:
+@pytest.fixture(params=[0, PROTOTYPES], ids=["plain", "votes"])
+def head(request: pytest.FixtureRequest) -> ZeroShotMLDecoder:
     torch.manual_seed(0)
     widths = {"encoder_width": 12, "embedding_width": 5, "decoder_width": WIDTH, "num_heads": 4}
-    config = ZeroShotMLDecoderConfig.model_validate({"feedforward_width": 24, **widths})
+    config = ZeroShotMLDecoderConfig.model_validate(
+        {"feedforward_width": 24, "num_prototypes": request.param, **widths}
+    )
     head = ZeroShotMLDecoder(config).eval().requires_grad_(False)
     for norm in (head.layer.norm2, head.layer.norm3):
         norm.weight.uniform_(0.5, 1.5)
         norm.bias.normal_()
+    if head.votes is not None:
+        head.votes.names.copy_(torch.nn.functional.normalize(torch.randn(PROTOTYPES, 5), dim=-1))
     return head
 
 
@@ -29,8 +35,16 @@ def queries(head: ZeroShotMLDecoder) -> Tensor:
     return head.encode_labels(torch.randn(LABELS, 5))
 
 
-def estimate(screen: Screen, tokens: Tensor, queries: Tensor) -> Tensor:
-    return screen.estimate(screen.look(tokens), queries, screen.describe(queries))
+def run(
+    screen: Screen, tokens: Tensor, queries: Tensor, *, wanted: int = 1, shift: float = -1e3
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ones = torch.ones(len(queries))
+    count = torch.full((len(tokens),), wanted)
+    keys = screen.describe(queries)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = screen(
+        tokens, queries, ones, shift * ones, count, **keys
+    )
+    return found
 
 
 def test_readout_is_the_gradient_of_the_logit(head: ZeroShotMLDecoder, queries: Tensor) -> None:
@@ -40,53 +54,80 @@ def test_readout_is_the_gradient_of_the_logit(head: ZeroShotMLDecoder, queries: 
     attended = head.layer.attention.out(value)
     logits = head.pool(head.layer._refine(queries[:, :WIDTH], attended)).squeeze(-1)
     (wanted,) = torch.autograd.grad(logits.sum(), value)
-    found = screen.describe(queries)
+    found = screen.describe(queries)["readouts"]
     torch.testing.assert_close(found[:, :WIDTH], wanted, rtol=1e-4, atol=1e-5)
     at_reference = (found[:, :WIDTH] * screen.reference).sum(-1) + found[:, WIDTH]
     torch.testing.assert_close(at_reference, logits.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_estimate_is_exact_for_a_photo_with_the_reference_everywhere(
-    head: ZeroShotMLDecoder, queries: Tensor
-) -> None:
-    tokens = torch.randn(1, 1, 12).expand(1, TOKENS, -1)
-    screen = Screen(head, GRID)
-    screen.center(tokens)
-    wanted = head.score(tokens, queries)
-    torch.testing.assert_close(estimate(screen, tokens, queries), wanted, rtol=1e-4, atol=1e-4)
+def test_keys_have_the_largest_votes(head: ZeroShotMLDecoder, queries: Tensor) -> None:
+    keys = Screen(head, GRID).describe(queries)
+    assert torch.equal(keys["projected"], queries[:, WIDTH : 2 * WIDTH])
+    if head.votes is None:
+        assert keys.keys() == {"projected", "readouts"}
+        return
+    votes = queries[:, 2 * WIDTH :]
+    assert keys["votes"].shape == (LABELS, NUM_NAMES)
+    assert torch.equal(votes.gather(1, keys["names"]), keys["votes"])
+    left = votes.scatter(1, keys["names"], 0.0)
+    assert bool((left.amax(dim=1) <= keys["votes"].amin(dim=1)).all())
 
 
-def test_estimates_approach_the_logits_near_the_reference(
-    head: ZeroShotMLDecoder, queries: Tensor
-) -> None:
-    head.double()  # the errors are small
-    queries = queries.double()
-    middle, change = torch.randn(1, 1, 12).double(), torch.randn(2, TOKENS, 12).double()
-    screen = Screen(head, GRID, stride=1).double()
-    screen.center(middle.expand(1, TOKENS, -1))
-    errors = []
-    for size in (0.1, 0.01):
-        tokens = middle + size * change
-        error = estimate(screen, tokens, queries) - head.score(tokens, queries)
-        errors.append(float(error.abs().max()))
-    assert errors[1] < errors[0] / 20  # of second order: 100 times smaller
-
-
-def test_estimate_depends_on_neither_other_labels_nor_other_photos(
+def test_labels_that_are_kept_have_the_logits_of_the_head(
     head: ZeroShotMLDecoder, queries: Tensor
 ) -> None:
     tokens = torch.randn(3, TOKENS, 12)
-    screen = Screen(head, GRID)
+    screen = Screen(head, GRID, *SOME)
     screen.center(tokens)
-    whole = estimate(screen, tokens, queries)
-    alone = estimate(screen, tokens[1:2], queries[4:5])
-    torch.testing.assert_close(whole[1:2, 4:5], alone, rtol=1e-5, atol=1e-5)
+    logits, positions, needed, memory = run(screen, tokens, queries, wanted=5)
+    assert needed.tolist() == [10, 10, 10]
+    assert positions.shape == (3, 10)
+    wanted = head.score(tokens, queries).gather(1, positions)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(memory, head.remember(tokens))
 
 
-@pytest.mark.parametrize(("grid", "pooled"), [((4, 6), 6), ((3, 8), 8), ((5, 5), 9)])
+def test_photo_with_the_reference_everywhere_has_its_best_labels_first(
+    head: ZeroShotMLDecoder, queries: Tensor
+) -> None:
+    tokens = torch.randn(1, 1, 12).expand(1, TOKENS, -1)
+    screen = Screen(head, GRID, *ALL)
+    screen.center(tokens)
+    logits, positions, needed, _ = run(screen, tokens, queries)
+    assert sorted(positions[0].tolist()) == list(range(LABELS))
+    assert needed.tolist() == [LABELS]
+    if head.votes is None:  # the keys have some of the votes only
+        assert bool((logits.diff() <= 1e-4).all())
+
+
+def test_labels_above_the_threshold_are_all_kept(head: ZeroShotMLDecoder, queries: Tensor) -> None:
+    tokens = torch.randn(1, 1, 12).expand(1, TOKENS, -1)
+    screen = Screen(head, GRID, Stage(3.0, 1, 0), Stage(3.0, 1, 0))
+    screen.center(tokens)
+    full = head.score(tokens, queries)[0]
+    floor = float(full.sort().values[-12])
+    _, positions, needed, _ = run(screen, tokens, queries, shift=1e-3 - floor)
+    assert set(full.topk(12).indices.tolist()) <= set(positions[0].tolist())
+    assert int(needed) >= 3 * 8
+
+
+def test_photo_keeps_the_same_labels_in_any_batch(head: ZeroShotMLDecoder, queries: Tensor) -> None:
+    tokens = 3 * torch.randn(4, TOKENS, 12)
+    screen = Screen(head, GRID, *SOME)
+    screen.center(tokens)
+    _, positions, needed, _ = run(screen, tokens, queries, wanted=2, shift=-0.5)
+    for row in range(4):
+        _, alone, count, _ = run(screen, tokens[row : row + 1], queries, wanted=2, shift=-0.5)
+        assert count.tolist() == needed[row : row + 1].tolist()
+        assert alone[0].tolist() == positions[row, : int(count)].tolist()
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (3, 8), (5, 5)])
 def test_odd_grids_are_pooled_with_what_is_left(
-    head: ZeroShotMLDecoder, grid: tuple[int, int], pooled: int
+    head: ZeroShotMLDecoder, queries: Tensor, grid: tuple[int, int]
 ) -> None:
     tokens = torch.randn(2, grid[0] * grid[1], 12)
-    places, values = Screen(head, grid).look(tokens)
-    assert places.shape == values.shape == (2, pooled, WIDTH)
+    screen = Screen(head, grid, *SOME)
+    logits, positions, _, _ = run(screen, tokens, queries)
+    wanted = head.score(tokens, queries).gather(1, positions)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)

@@ -88,7 +88,7 @@ def screened_draft(graphs: tuple[GraphName, ...], screen: Screen | None) -> Bund
 
 
 def test_screen_is_read_as_it_was_written(tmp_path: Path) -> None:
-    draft = screened_draft(("screen_photo", "screen"), SCREEN)
+    draft = screened_draft(("screened_head",), SCREEN)
     bundle = write_bundle(tmp_path / draft.card.name, draft)
     assert bundle.card.open_head is not None
     assert bundle.card.open_head.screen == SCREEN
@@ -97,9 +97,8 @@ def test_screen_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("graphs", "screen", "reason"),
     [
-        (("screen_photo", "screen"), None, "screen_photo belongs to no screen of the manifest"),
-        (("screen",), SCREEN, "lists no screen_photo graph"),
-        ((), SCREEN, "lists no screen_photo graph"),
+        (("screened_head",), None, "screened_head belongs to no screen of the manifest"),
+        ((), SCREEN, "lists no screened_head graph"),
     ],
 )
 def test_card_and_graphs_of_a_screen_come_together(

@@ -29,7 +29,7 @@ from tests.support.engines import (
     needs_openvino,
 )
 from tests.support.tiny_bundle import (
-    QUERY_WIDTH,
+    blank_labels,
     random_images,
     tiny_card,
     tiny_graphs,
@@ -50,7 +50,7 @@ def engine(open_bundle: Bundle) -> Engine:
     engine = open_engine(
         open_bundle, device="openvino", precision="fp32", max_batch_size=6, threads=2
     )
-    engine.warm_up(QUERY_WIDTH)
+    engine.warm_up(blank_labels)
     return engine
 
 

@@ -23,7 +23,6 @@ from service.engine.encoders import (
 from service.errors import BundleError
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
-    KEY_WIDTH,
     QUERY_WIDTH,
     serialize_graph,
     tiny_head,
@@ -102,7 +101,7 @@ def test_chunks_of_embeddings_give_the_queries_of_the_whole(
 ) -> None:
     embeddings = np.random.default_rng(0).normal(size=(10, EMBEDDING_WIDTH)).astype(np.float32)
     whole = labels.encode(embeddings).queries
-    assert whole.shape == (10, labels.width) == (10, QUERY_WIDTH)
+    assert whole.shape == labels.make_blank(10).queries.shape == (10, QUERY_WIDTH)
     monkeypatch.setattr(encoders, "LABELS_PER_RUN", per_run)
     np.testing.assert_allclose(labels.encode(embeddings).queries, whole, atol=TOLERANCE, rtol=0)
 
@@ -121,16 +120,15 @@ def test_keys_are_those_of_the_queries_chunks(
     embeddings = np.random.default_rng(0).normal(size=(10, EMBEDDING_WIDTH)).astype(np.float32)
     encoder = open_label_encoder(bundle, 1)
     assert encoder is not None
-    assert encoder.key_width == KEY_WIDTH
     found = encoder.encode(embeddings)
     assert found.keys is not None
-    np.testing.assert_array_equal(found.keys, np.tile(found.queries, 2))
+    np.testing.assert_array_equal(found.keys["projected"], found.queries)
+    assert encoder.encode(embeddings, with_keys=False).keys is None
 
 
 def test_labels_have_no_keys_if_the_screen_is_off(tmp_path: Path) -> None:
     encoder = open_label_encoder(write_screened_bundle(tmp_path), 1, screen=False)
     assert encoder is not None
-    assert encoder.key_width is None
     assert encoder.encode(np.ones((2, EMBEDDING_WIDTH), np.float32)).keys is None
 
 

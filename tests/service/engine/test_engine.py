@@ -32,9 +32,9 @@ from tests.support.engines import (
     pretend_gpu,
 )
 from tests.support.tiny_bundle import (
-    QUERY_WIDTH,
     SIDE,
     WIDTH,
+    blank_labels,
     random_images,
     serialize_graph,
     tiny_encoder,
@@ -350,7 +350,7 @@ def test_each_cuda_encoder_runs_one_batch_size(
 def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(mapped_bundle: Bundle) -> None:
     with pretend_gpu():
         gpu = open_engine(mapped_bundle, device="cuda", precision="fp32", max_batch_size=6)
-    gpu.warm_up(QUERY_WIDTH)
+    gpu.warm_up(blank_labels)
     assert_gives_the_cpus_logits(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
     assert_gives_the_cpus_memories(gpu, mapped_bundle, num_queries=9, tolerance=TOLERANCE)
 

@@ -18,7 +18,12 @@ from tests.support.engines import (
     assert_gives_the_cpus_memories,
     why_no_gpu,
 )
-from tests.support.tiny_bundle import QUERY_WIDTH, mapped_graphs, open_card, open_draft
+from tests.support.tiny_bundle import (
+    blank_labels,
+    mapped_graphs,
+    open_card,
+    open_draft,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -46,6 +51,6 @@ def test_gpu_gives_the_cpus_results_for_any_mixture_of_heads(
     bundle: Bundle, precision: Precision, tolerance: float
 ) -> None:
     gpu = open_engine(bundle, device="cuda", precision=precision, max_batch_size=6)
-    gpu.warm_up(QUERY_WIDTH)
+    gpu.warm_up(blank_labels)
     assert_gives_the_cpus_logits(gpu, bundle, num_queries=9, tolerance=tolerance)
     assert_gives_the_cpus_memories(gpu, bundle, num_queries=9, tolerance=tolerance)

@@ -23,6 +23,7 @@ from service.errors import BundleError, InferenceFailed
 from service.images.decode import PixelArray
 from tests.support.tiny_bundle import (
     QUERY_WIDTH,
+    blank_labels,
     random_images,
     random_queries,
     tiny_head,
@@ -37,7 +38,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def engine(open_bundle: Bundle) -> Engine:
     engine = open_engine(open_bundle, device="cpu", max_batch_size=4, threads=2)
-    engine.warm_up(QUERY_WIDTH)
+    engine.warm_up(blank_labels)
     return engine
 
 
@@ -200,7 +201,7 @@ def test_warm_up_refuses_an_open_head_with_another_query_width(tmp_path: Path) -
     bundle = write_changed_bundle(tmp_path, open_head=head)
     # ONNX Runtime finds it while loading or while running, depending on its version.
     with pytest.raises(BundleError, match=r"do not run|not a usable ONNX graph"):
-        open_engine(bundle, device="cpu").warm_up(QUERY_WIDTH)
+        open_engine(bundle, device="cpu").warm_up(blank_labels)
 
 
 def test_open_head_with_other_inputs_is_refused(tmp_path: Path) -> None:

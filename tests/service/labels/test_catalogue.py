@@ -249,7 +249,7 @@ async def test_fixed_set_is_encoded_as_it_was_defined(open_bundle: Bundle) -> No
         assert labels.thresholds.tolist() == [0.25]
         assert labels.queries is not None
         assert catalogue.encoding is not None
-        assert labels.queries.shape == (1, catalogue.encoding.query_width)
+        assert labels.queries.shape == catalogue.encoding.make_blank(1).queries.shape
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,15 @@ class FakeTexts:
 class FakeLabels:
     """Queries are twice the embeddings."""
 
-    width = 2
-    key_width = None
-
     def __init__(self) -> None:
         self.factor = np.float32(2)
 
-    def encode(self, embeddings: NDArray[np.float32]) -> LabelVectors:
-        return LabelVectors(embeddings * self.factor)
+    def encode(self, embeddings: NDArray[np.float32], *, with_keys: bool = True) -> LabelVectors:
+        keys = {"projected": embeddings} if with_keys else None
+        return LabelVectors(embeddings * self.factor, keys)
+
+    def make_blank(self, count: int) -> LabelVectors:
+        raise NotImplementedError
 
 
 @pytest.fixture
@@ -94,8 +95,11 @@ async def test_given_embeddings_stay_and_texts_fill_the_gaps(
 
 async def test_keys_that_are_not_finite_are_refused(texts: FakeTexts) -> None:
     class FakeKeys(FakeLabels):
-        def encode(self, embeddings: NDArray[np.float32]) -> LabelVectors:
-            return LabelVectors(embeddings, np.array([[1], [np.inf]], np.float32))
+        def encode(
+            self, embeddings: NDArray[np.float32], *, with_keys: bool = True
+        ) -> LabelVectors:
+            assert with_keys
+            return LabelVectors(embeddings, {"readouts": np.array([[1], [np.inf]], np.float32)})
 
     encoding = make_encoding(texts, labels=FakeKeys())
     with pytest.raises(InvalidLabelSet, match="Embedding 2 of 2"):

@@ -15,6 +15,7 @@ from service.labels.label_set import (
     make_open_set,
     make_trained_set,
 )
+from service.labels.question import Threshold
 from tests.support.tiny_bundle import SPACE
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
@@ -78,29 +79,70 @@ def test_queries_are_writable_only_if_used_once(origin: Origin, *, writable: boo
     assert queries.flags.writeable is writable
 
 
+def screened_set(calibration: HeadCalibration | None = None) -> LabelSet:
+    keys = {"projected": np.ones((3, 2), np.float32)}
+    head = _head(1.0).model_copy(update={"calibration": calibration})
+    vectors = LabelVectors(np.ones((3, 4), np.float32), keys)
+    return make_open_set(DEFINITION, vectors, head, version="7", origin="store")
+
+
 def test_requests_share_keys_that_they_cannot_change() -> None:
-    vectors = LabelVectors(np.ones((3, 4), np.float32), np.ones((3, 2), np.float32))
-    labels = make_open_set(DEFINITION, vectors, _head(0.3), version="7", origin="store")
-    assert labels.keys is vectors.keys
+    labels = screened_set()
     assert labels.keys is not None
-    assert not labels.keys.flags.writeable
+    assert not labels.keys["projected"].flags.writeable
     assert open_set().keys is None
 
 
-def test_floors_are_the_logits_of_the_thresholds() -> None:
-    floors = open_set(fallback=1.0).floors
-    assert floors.dtype == np.float32
-    assert floors.tolist() == pytest.approx([-np.inf, np.inf, np.log(9)])
+@pytest.mark.parametrize(
+    ("threshold", "shift"),
+    [
+        (None, [0, 0, 0]),
+        ("calibrated", [1e6, -1e6, -np.log(9)]),
+        (0.2, [np.log(4)] * 3),
+    ],
+)
+def test_screened_labels_reach_their_thresholds_from_rank_0(
+    threshold: Threshold | None, shift: list[float]
+) -> None:
+    labels = screened_set()
+    found = labels.screen(threshold, 10, labels.everything)
+    assert found.wanted == 10
+    assert found.scale.tolist() == [1, 1, 1]
+    np.testing.assert_allclose(found.shift, shift, rtol=1e-6)
+    assert found.scale.dtype == found.shift.dtype == np.float32
 
 
-def test_scales_and_shifts_are_the_calibrations() -> None:
-    head = _head(None).model_copy(update={"calibration": PAIR})
-    vectors = LabelVectors(np.ones((3, 4), np.float32))
-    labels = make_open_set(DEFINITION, vectors, head, version="7", origin="store")
-    assert labels.scales is not None
-    assert labels.shifts is not None
-    assert (labels.scales.tolist(), labels.shifts.tolist()) == ([0.5] * 3, [-2.0] * 3)
-    assert (open_set().scales, open_set().shifts) == (None, None)
+def test_screened_labels_are_ranked_by_their_calibration() -> None:
+    labels = screened_set(PAIR)
+    found = labels.screen(0.2, 10, labels.everything)
+    assert found.scale.tolist() == [0.5] * 3
+    np.testing.assert_allclose(found.shift, [np.log(4) - 2] * 3, rtol=1e-6)
+
+
+def test_larger_scale_raises_the_rank_for_the_errors_of_estimates() -> None:
+    labels = screened_set(PAIR)
+    assert labels.calibration is not None
+    labels.calibration[:, 2] = (0.75, -1.0)
+    found = labels.screen(None, 10, labels.everything)
+    np.testing.assert_allclose(found.shift, [-2, -2, -1 + 4 * 0.25], rtol=1e-6)
+
+
+def test_labels_that_are_not_chosen_rank_last() -> None:
+    labels = screened_set()
+    found = labels.screen(None, 10, np.array([0, 2]))
+    assert found.shift.tolist() == [0, -1e6, 0]
+
+
+def test_equal_questions_share_the_screened_labels() -> None:
+    labels = screened_set()
+    first = labels.screen(0.25, 10, np.array([0, 2]))
+    assert labels.screen(0.25, 10, np.array([0, 2])) is first
+    assert labels.screen(0.5, 10, np.array([0, 2])) is not first
+    assert labels.screen(0.25, 11, np.array([0, 2])) is not first
+    assert labels.screen(0.25, 10, np.array([1, 2])) is not first
+    for wanted in range(100, 116):  # evicts the least recently used
+        labels.screen(None, wanted, labels.everything)
+    assert labels.screen(0.25, 10, np.array([0, 2])) is not first
 
 
 def test_positions_are_the_indices_of_the_names() -> None:

@@ -22,7 +22,7 @@ def test_open_bundle_has_engine_and_encoders(open_bundle: Bundle) -> None:
     assert encoding.encodes_text
     contract = graphs.bundle.card.input
     black = np.zeros((1, contract.height, contract.width, 3), np.uint8)
-    queries = np.zeros((2, encoding.query_width), np.float32)
+    queries = encoding.make_blank(2).queries
     (found,) = graphs.engine.run(black, [[None, queries]])
     assert [len(logits) for logits in found.logits] == [len(open_bundle.labels), 2]
 
@@ -73,4 +73,5 @@ def test_engine_that_does_not_run_stops_the_start(
     with pytest.raises(BundleError, match="wrong shape"):
         open_graphs(make_settings(open_bundle))
     assert good.encoding is not None
-    fail.assert_called_once_with(good.encoding.query_width, None)
+    (given,) = fail.call_args.args
+    assert given(3).queries.shape == good.encoding.make_blank(3).queries.shape

@@ -1,0 +1,185 @@
+"""Fits the screen of an open head to photos and nouns, and measures its recall on others."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from timm.data import ImageNetInfo
+from torch import Tensor
+
+from export.graphs import trace
+from export.graphs.graph import FloatArray, Graphs, open_session
+from export.graphs.optimise import compact_weights, optimise
+from export.graphs.text import EmbedTexts
+from export.graphs.verify import FP32_TOLERANCE, VerificationError
+from export.sources.photos import LabelledPhotos, Splits, read_batches
+from models.heads.maps import find_grid
+from models.heads.screen import FIRST, SECOND, Screen
+from models.heads.zero_shot import ZeroShotMLDecoder
+from service.bundle import card
+from service.bundle.manifest import GraphName
+from service.bundle.writer import BundleDraft
+from service.engine.heads import LABELS_PER_RUN
+from service.labels.label_set import FALLBACK_THRESHOLD
+
+_NOUNS = "imagenet22k"  # timm's list of WordNet's nouns (WordNet 3.0 licence)
+_PHOTOS = 128  # to fit to, and to measure on
+_BATCH_SIZE = 8
+_BEST = 20
+_WANTED_RECALL = 0.9995  # of the 20 best while fitting: other photos and names lose a little
+_BELOW = -30.0  # a shift with which no label counts for its rank alone
+_FACTORS = tuple(1.25**step for step in range(-3, 8))  # of the labels that the stages keep
+
+_log = logging.getLogger(__name__)
+
+
+def read_nouns() -> tuple[str, ...]:
+    """Returns about 20,000 plain nouns."""
+    described = ImageNetInfo(_NOUNS).label_descriptions()
+    return tuple(dict.fromkeys(each.split(",")[0].strip() for each in described))
+
+
+def add_screen(  # noqa: PLR0913 - the parts of a bundle
+    draft: BundleDraft,
+    head: ZeroShotMLDecoder,
+    graphs: Graphs,
+    splits: Splits,
+    embed: EmbedTexts,
+    *,
+    compact: bool,
+) -> BundleDraft:
+    """Adds a screen to a draft that has a calibrated open head; `graphs` are those of a CPU.
+
+    It is fitted to training photos and half of the nouns, and measured on test photos and the other
+    half. There is none if the tokens are no grid, or if it would find too few of the best labels.
+    """
+    opened, contract = draft.card.open_head, draft.card.input
+    assert opened is not None
+    fitted, others = (_encode(graphs, photos, draft) for photos in (splits.train, splits.test))
+    grid = find_grid(fitted.shape[1], contract.height, contract.width)
+    if grid is None:
+        _log.info("screen: none, the tokens are no grid")
+        return draft
+    space = opened.embedding_space
+    nouns = embed([card.write_prompt(space.template, noun) for noun in read_nouns()])
+    screen = fit_screen(head, grid, torch.from_numpy(fitted), torch.from_numpy(nouns[::2]))
+    if screen is None:
+        _log.info("screen: none finds %.2f %% of the %d best labels", 100 * _WANTED_RECALL, _BEST)
+        return draft
+    made: dict[GraphName, onnx.ModelProto] = {
+        "label_encoder": optimise(trace.trace_label_encoder(head, screen)),
+        "screened_head": optimise(trace.trace_screened_head(screen)),
+    }
+    if compact:
+        made = {name: compact_weights(model) for name, model in made.items()}
+    for model in made.values():
+        model.metadata_props.extend(graphs["open_head"].metadata_props)
+    measured = measure_screen({**graphs, **made}, opened, others, nouns[1::2], splits.test.dataset)
+    _log.info(
+        "screen: scores %.0f of %d labels and finds %.2f %% of the %d best, %.2f %% of those above "
+        "their thresholds, on %d photos of %s",
+        *(measured.scored, measured.names, 100 * measured.best_found, _BEST),
+        *(100 * measured.above_found, measured.images, measured.dataset),
+    )
+    opened = opened.model_copy(update={"screen": measured})
+    return replace(
+        draft,
+        card=draft.card.model_copy(update={"open_head": opened}),
+        graphs={
+            **draft.graphs,
+            **{name: {"fp32": model.SerializeToString()} for name, model in made.items()},
+        },
+    )
+
+
+def _encode(graphs: Graphs, photos: LabelledPhotos, draft: BundleDraft) -> FloatArray:
+    session = open_session(graphs["encoder"])
+    batches = read_batches(photos.sample(_PHOTOS), draft.card.input, _BATCH_SIZE)
+    found = [session.run(["tokens"], {"images": pixels})[0] for pixels in batches]
+    return np.concatenate(found)
+
+
+@torch.no_grad()
+def fit_screen(
+    head: ZeroShotMLDecoder, grid: tuple[int, int], tokens: Tensor, embeddings: Tensor
+) -> Screen | None:
+    """Returns the cheapest screen that finds enough of the best labels on photos, if there is one.
+
+    `tokens` are [n, S, C], `embeddings` [L, E].
+    """
+    queries = torch.cat([head.encode_labels(some) for some in embeddings.split(1024)])
+    best = [
+        torch.cat([head.score(photo, some) for some in queries.split(1024)], dim=1)
+        .topk(_BEST)
+        .indices
+        for photo in tokens.split(1)
+    ]
+    for factor in _FACTORS:
+        first, second = (stage._replace(factor=factor * stage.factor) for stage in (FIRST, SECOND))
+        screen = Screen(head, grid, first, second).eval()
+        screen.center(tokens)
+        keys = screen.describe(queries)
+        scale, wanted = torch.ones(len(queries)), torch.tensor([_BEST])
+        found = [
+            np.isin(each, screen(photo, queries, scale, scale * _BELOW, wanted, **keys)[1])
+            for photo, each in zip(tokens.split(1), best, strict=True)
+        ]
+        recall = float(np.mean(found))
+        _log.info("screen: factor %.2f finds %.3f %% of the best", factor, 100 * recall)
+        if recall >= _WANTED_RECALL:
+            return screen
+    return None
+
+
+def measure_screen(
+    graphs: Graphs, head: card.OpenHead, tokens: FloatArray, embeddings: FloatArray, dataset: str
+) -> card.Screen:
+    """Compares a screen with the open head, on tokens [n, S, C] and names [L, E].
+
+    Raises VerificationError if the screened head gives another logit than the open head.
+    """
+    encoder, full, screened = (
+        open_session(graphs[name]) for name in ("label_encoder", "open_head", "screened_head")
+    )
+    outputs = [output.name for output in encoder.get_outputs()]
+    labels = dict(zip(outputs, encoder.run(outputs, {"embeddings": embeddings}), strict=True))
+    chunks = np.array_split(labels["queries"], math.ceil(len(embeddings) / LABELS_PER_RUN))
+    fit = head.calibration or card.Calibration(scale=1.0, shift=0.0)
+    threshold = FALLBACK_THRESHOLD if head.threshold is None else head.threshold
+    floor = math.log(threshold) - math.log1p(-threshold)
+
+    def keep(photo: FloatArray, scale: float, shift: float) -> list[NDArray[np.generic]]:
+        feeds = {"tokens": photo, "wanted": np.array([_BEST]), **labels}
+        ranks = (np.full(len(embeddings), x, np.float32) for x in (scale, shift))
+        feeds |= zip(("scale", "shift"), ranks, strict=True)
+        logits, positions = screened.run(["logits", "positions"], feeds)
+        return [logits[0], positions[0]]
+
+    best_found, above_found, scored, worst = [], [], [], 0.0
+    for photo in np.split(tokens, len(tokens)):
+        runs = [full.run(["logits"], {"tokens": photo, "queries": some})[0][0] for some in chunks]
+        wanted = np.concatenate(runs)
+        logits, positions = keep(photo, 1.0, _BELOW)
+        worst = max(worst, float(np.abs(logits - wanted[positions]).max()))
+        scored.append(len(positions))
+        best_found.append(np.isin(wanted.argsort()[-_BEST:], positions))
+        _, positions = keep(photo, fit.scale, fit.shift - floor)
+        above = np.flatnonzero(fit.scale * wanted + fit.shift >= floor)
+        above_found.append(np.isin(above, positions))
+    if not worst <= FP32_TOLERANCE * float(np.abs(wanted).max()):
+        raise VerificationError(f"logits of the screened head deviate by {worst:.1e}")
+    above_all = np.concatenate(above_found)
+    return card.Screen(
+        dataset=dataset,
+        images=len(tokens),
+        names=len(embeddings),
+        scored=float(np.mean(scored)),
+        best_found=float(np.mean(best_found)),
+        above_found=float(above_all.mean()) if len(above_all) else 1.0,
+    )

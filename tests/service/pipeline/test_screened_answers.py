@@ -1,0 +1,136 @@
+"""Answers with a screen equal those without one; what needs all labels does not take it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.bundle.reader import Bundle
+from service.engine.heads import ScreenedQueries, SomeQueries
+from service.labels.definition import Definition
+from service.labels.question import Question
+from service.pipeline.pipeline import Pipeline
+from tests.service.pipeline.conftest import running
+from tests.support.photos import make_photo
+from tests.support.tiny_bundle import EMBEDDING_WIDTH, write_screened_bundle
+
+pytestmark = pytest.mark.anyio
+
+LABELS = 300
+NAMES = tuple(f"label {i}" for i in range(LABELS))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_screened_bundle(tmp_path_factory.mktemp("screened"))
+
+
+@pytest.fixture
+async def pipelines(bundle: Bundle) -> AsyncIterator[tuple[Pipeline, Pipeline]]:
+    """Yields a pipeline with the screen and one without, with the same labels."""
+    random = np.random.default_rng(0)
+    definition = Definition(
+        name="many",
+        names=NAMES,
+        prompts=(None,) * LABELS,
+        thresholds=tuple(0.3 if i % 3 else None for i in range(LABELS)),
+        given=tuple(range(LABELS)),
+        embeddings=random.normal(size=(LABELS, EMBEDDING_WIDTH)).astype(np.float32),
+    )
+    async with running(bundle) as screened, running(bundle, screen=False) as full:
+        for pipeline in (screened, full):
+            await pipeline.catalogue.register(definition)
+        yield screened, full
+
+
+QUESTIONS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 3},
+    {"top_k": 50},
+    {"threshold": 0.9},
+    {"threshold": 0.999999},
+    {"threshold": "calibrated", "top_k": 5},
+    {"threshold": 0.01, "top_k": 70},
+    {"exclude": list(NAMES[:20])},
+    {"exclude": list(NAMES[100:120]), "top_k": 30},
+    {"label_set": ("trained", "many"), "top_k": 12},
+]
+
+
+@pytest.mark.parametrize("values", QUESTIONS, ids=str)
+async def test_answer_equals_that_of_the_full_way(
+    pipelines: tuple[Pipeline, Pipeline], values: dict[str, Any]
+) -> None:
+    question = Question(**{"label_set": ("many",), **values})
+    answers = []
+    for pipeline in pipelines:
+        selection = await pipeline.select(question)
+        heads = [type(part.head) for part in selection.parts if part.labels.name == "many"]
+        assert (heads == [ScreenedQueries]) == (pipeline is pipelines[0])
+        photos = [pipeline.predict(make_photo(seed), selection) for seed in range(6)]
+        answers.append(await asyncio.gather(*photos))
+    for found, wanted in zip(*answers, strict=True):
+        assert [label.label for label in found.labels] == [label.label for label in wanted.labels]
+        for one, other in zip(found.labels, wanted.labels, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-6)
+            assert (one.threshold, one.calibrated) == (other.threshold, other.calibrated)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"threshold": 0.0},
+        {"top_k": LABELS},
+        {"top_k": 61},
+        {"include": list(NAMES[:200])},
+        {"include": list(NAMES[:3])},
+        {"exclude": list(NAMES[:110])},
+    ],
+    ids=["threshold 0", "all", "a fifth", "most", "few", "some left"],
+)
+async def test_question_that_may_need_most_labels_takes_the_full_way(
+    pipelines: tuple[Pipeline, Pipeline], values: dict[str, Any]
+) -> None:
+    selection = await pipelines[0].select(Question(label_set=("many",), **values))
+    assert not isinstance(selection.heads[0], ScreenedQueries)
+    answer = await pipelines[0].predict(make_photo(0), selection)
+    assert len(answer.labels) >= 3
+
+
+async def test_small_sets_and_candidates_take_the_full_way(
+    pipelines: tuple[Pipeline, Pipeline],
+) -> None:
+    for question in (Question(candidate_labels=["cat", "dog"]), Question(label_set=("trained",))):
+        selection = await pipelines[0].select(question)
+        assert not isinstance(selection.heads[0], ScreenedQueries | SomeQueries)
+
+
+async def test_screened_answer_has_maps(pipelines: tuple[Pipeline, Pipeline]) -> None:
+    question = Question(label_set=("many",), top_k=4, explain=True)
+    found, wanted = [
+        await pipeline.predict(make_photo(0), await pipeline.select(question))
+        for pipeline in pipelines
+    ]
+    for one, other in zip(found.explanations, wanted.explanations, strict=True):
+        np.testing.assert_allclose(one.map, other.map, atol=1e-5)
+
+
+async def test_two_replicas_of_one_store_need_no_keys_in_it(tmp_path: Path, bundle: Bundle) -> None:
+    url = str(tmp_path / "labels.db")
+    async with running(bundle, label_store=url, screen=False) as old:
+        await old.catalogue.register(
+            Definition(
+                name="many",
+                names=NAMES,
+                prompts=(None,) * LABELS,
+                thresholds=(None,) * LABELS,
+                given=tuple(range(LABELS)),
+                embeddings=np.ones((LABELS, EMBEDDING_WIDTH), np.float32),
+            )
+        )
+    async with running(bundle, label_store=url) as new:
+        selection = await new.select(Question(label_set=("many",)))
+        assert isinstance(selection.heads[0], ScreenedQueries)
