@@ -53,6 +53,7 @@ def test_page_that_found_nothing_fits_a_phone_and_passes_axe(visit: Visit, schem
     page = visit.open()
     page.get_by_label("Any words").fill("a label that is rather long, yak")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    page.check("[value=number]")
     page.get_by_label("Threshold for every label").fill("1")
     page.locator(".nothing").wait_for()
     page.locator(".maybe").wait_for()

@@ -42,6 +42,11 @@ def show_best(page: Page, top_k: int = 10) -> None:
     page.fill("#top-k", str(top_k))
 
 
+def show_from(page: Page, threshold: float) -> None:
+    page.check("[value=number]")
+    page.get_by_label("Threshold for every label").fill(str(threshold))
+
+
 def open_mapped(visit: Visit, maps: list[list[float]] = MAP) -> Page:
     """Opens the page with the best labels and maps of open labels."""
     visit.maps = maps
@@ -89,14 +94,61 @@ def test_page_shows_the_labels_of_the_first_sample(visit: Visit, samples: Path) 
 def test_slider_and_limit_send_no_request(visit: Visit, samples: Path) -> None:
     page = visit.open()
     before = len(visit.asked)
-    slider = page.get_by_label("Threshold for every label")
-    for value in ("0", "0.5", "0.52"):
-        slider.fill(value)
+    for value in (0, 0.5, 0.52):
+        show_from(page, value)
         found = ask(visit.url, samples / "chelsea.jpg", threshold=value, top_k=10)
         assert rows(page, part=".found") == found
     page.fill("#top-k", "2")
     assert len(rows(page, part=".found")) <= 2
     assert len(visit.asked) == before
+
+
+def test_slider_is_shown_when_it_counts(visit: Visit) -> None:
+    page = visit.open()
+    slider = page.get_by_label("Threshold for every label")
+    for mode in ("calibrated", "number", "best"):
+        page.check(f"[value={mode}]")
+        expect(slider).to_be_visible(visible=mode == "number")
+
+
+def test_sets_say_what_they_mean(visit: Visit) -> None:
+    page = visit.open()
+    sets = page.get_by_role("group", name="Label sets")
+    expect(sets).to_contain_text("5 labels, learnt from labelled photos")
+    expect(sets).to_contain_text("3 labels, part of the model, scored by the meaning")
+
+
+def open_long_list(visit: Visit, width: int, height: int) -> Page:
+    """Opens the page with more labels with maps than its height has room for."""
+    visit.page.set_viewport_size({"width": width, "height": height})
+    page = open_mapped(visit)
+    page.get_by_label("Any words").fill(", ".join(f"label {number}" for number in range(20)))
+    page.get_by_role("heading", name="your own").wait_for()
+    return page
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 500), (390, 700)])
+def test_map_stays_in_view_beside_the_last_label(visit: Visit, width: int, height: int) -> None:
+    page = open_long_list(visit, width, height)
+    last = page.locator("button.label").last
+    last.click()
+    expect(page.locator("#map-caption")).not_to_be_empty()
+    for part in (page.locator("#map"), page.locator("#map-caption"), last):
+        box = part.bounding_box()
+        assert box is not None
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height
+
+
+def test_focused_label_is_not_behind_the_photo_on_a_phone(visit: Visit) -> None:
+    page = open_long_list(visit, 390, 700)
+    page.locator("button.label").last.focus()
+    for _ in range(20):
+        page.keyboard.press("Shift+Tab")
+        focused, photo = (page.locator(part).bounding_box() for part in (":focus", "#photo-side"))
+        assert focused is not None
+        assert photo is not None
+        assert focused["y"] >= photo["y"] + photo["height"]
 
 
 def test_maybes_are_the_three_best_labels_from_half_of_their_threshold_and_a_fifth_on(
@@ -110,7 +162,7 @@ def test_maybes_are_the_three_best_labels_from_half_of_their_threshold_and_a_fif
     ).json()["labels"]
     most = 0
     for value in (0.25, 0.7, 0.85, 1):
-        page.get_by_label("Threshold for every label").fill(str(value))
+        show_from(page, value)
         found = [la["label"] for la in labels if la["score"] >= value]
         maybe = [la["label"] for la in labels if value > la["score"] >= max(value / 2, 0.2)]
         assert list(rows(page, part=".found")) == found
@@ -130,7 +182,7 @@ def test_nothing_found_offers_the_next_step_and_keeps_own_labels(visit: Visit) -
         page.get_by_role("checkbox", name="herd").check()
         page.get_by_label("Any words").fill("newt")
         expect(page.locator(".column h3")).to_have_text("your own + trained + everyday + herd")
-        page.get_by_label("Threshold for every label").fill("1")
+        show_from(page, 1)
         expect(page.locator("#summary")).to_contain_text("Nothing found")
         assert set(rows(page, part=".own")) == {"yak", "newt"}
         page.get_by_role("button", name="Add labels of your own").click()
@@ -158,9 +210,9 @@ CALIBRATION = {
 def test_calibrated_scores_have_a_meaning_and_a_table_in_the_card(visit: Visit) -> None:
     visit.calibration = CALIBRATION
     page = visit.open()
-    meaning, slider = page.locator("#threshold-meaning"), page.get_by_label("Threshold for every")
+    meaning = page.locator("#threshold-meaning")
     expect(meaning).to_have_text("0.50: more likely than not")
-    slider.fill("0.8")
+    show_from(page, 0.8)
     expect(meaning).to_have_text("0.80: right at least 80 times in 100")
     page.get_by_role("button", name="Model card").click()
     card = page.get_by_role("dialog", name="Model card")
@@ -358,9 +410,11 @@ def test_only_labels_of_a_head_with_maps_are_buttons(visit: Visit) -> None:
     page = open_mapped(visit)
     expect(page.locator(".column h3")).to_have_text("trained + everyday")
     assert set(page.locator("button.label .name").all_inner_texts()) == {"lamp", "table", "chair"}
+    expect(page.locator("#map-hint")).to_be_visible()
     visit.maps = None
     visit.open()
     show_best(page)
+    expect(page.locator("#map-hint")).to_be_hidden()
     expect(page.locator("button.label")).to_have_count(0)
     assert rows(page)
 
@@ -463,7 +517,7 @@ def test_copied_python_prints_the_shown_labels(visit: Visit, tmp_path: Path, mod
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     choose(page, tmp_path / "own.png", make_photo(3))
     settle(page, visit, 2)
-    page.get_by_label("Threshold for every label").fill("0.45")
+    show_from(page, 0.45)
     page.check(f"[value={mode}]")
     page.fill("#top-k", "4")
     shown = rows(page, part="" if mode == "best" else ".found")
@@ -584,10 +638,18 @@ def test_typed_key_is_sent_when_the_service_asks_for_one(visit: Visit) -> None:
         ),
     )
     page.goto(visit.url)
-    expect(page.get_by_role("alert")).to_have_text("An API key is needed")
-    expect(page.get_by_role("textbox", name="API key")).to_be_focused()
-    page.keyboard.type("sesame")
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_text("An API key is needed: type it into the field “API key”.")
+    field = page.get_by_role("textbox", name="API key")
+    expect(field).to_be_focused()
+    page.keyboard.type("barley")
     page.keyboard.press("Enter")
+    expect(alert).to_have_text("An API key is needed: type another one into the field “API key”.")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    field.fill("sesame")
+    page.keyboard.press("Enter")
+    expect(alert).to_be_hidden()
+    expect(field).to_be_hidden()
     page.get_by_role("button", name="Sample: cat").click()
     show_best(page)
     expect(page.locator(".label").first).to_be_visible()

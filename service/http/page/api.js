@@ -15,6 +15,7 @@ export class Problem extends Error {
     const values = (body.errors ?? []).map((value) => `${value.name}: ${value.reason}`);
     const reason = values.join("; ") || body.detail;
     super([body.title, reason].filter(Boolean).join(": "));
+    this.title = body.title;
     this.status = status;
     this.code = body.code ?? "";
   }

@@ -50,7 +50,7 @@ function start() {
   for (const radio of document.querySelectorAll("[name=mode]")) {
     radio.addEventListener("change", render);
   }
-  byId("threshold").addEventListener("input", () => chooseMode("number"));
+  byId("threshold").addEventListener("input", render);
   byId("card-open").addEventListener("click", () => byId("card").showModal());
   byId("card-close").addEventListener("click", () => byId("card").close());
   document.addEventListener("keydown", (event) => {
@@ -124,6 +124,7 @@ function forgetAnswer() {
   shown.columns = [];
   hideMap();
   clearTimeout(speaking);
+  byId("map-hint").hidden = true;
   const ids = ["results", "summary", "curl", "python", "shorter"];
   for (const id of ids) byId(id).replaceChildren();
 }
@@ -191,10 +192,12 @@ function chooseMode(mode) {
 /** Redraws the page without a request. */
 function render() {
   const controls = readControls();
+  byId("number").hidden = controls.mode !== "number";
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
   const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
   byId("threshold-meaning").textContent = meaning;
   if (shown.columns.length === 0) return;
+  byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
   const focused = document.activeElement;
   const { children } = byId("results");
@@ -288,6 +291,7 @@ function startKey() {
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     writeKey(byId("key").value.trim());
+    byId("key").removeAttribute("aria-invalid");
     openKey(false);
     greet().then(ask, showProblem);
   });
@@ -302,9 +306,13 @@ function openKey(isOpen) {
 
 function showProblem(error) {
   shown.hasMapProblem = false;
-  byId("alert").textContent = error.message;
+  const another = readKey() ? "another one" : "it";
+  byId("alert").textContent =
+    error.status === 401 ? `${error.title}: type ${another} into the field “API key”.` : error.message;
   byId("alert").hidden = false;
-  if (error.needsKey) openKey(true);
+  if (!error.needsKey) return;
+  byId("key").setAttribute("aria-invalid", "true");
+  openKey(true);
 }
 
 start();

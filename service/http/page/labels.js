@@ -5,6 +5,13 @@
 import { deleteLabelSet, keepLabelSet, listLabelSets, readLabelSet } from "./api.js";
 import { MOST_LABELS, dropLabels, splitLabels } from "./scores.js";
 
+const ORIGINS = {
+  model: "learnt from labelled photos",
+  bundle: "part of the model, scored by the meaning of their names",
+  folder: "from a file of the service, scored by the meaning of their names",
+  store: "kept by users, scored by the meaning of their names",
+};
+
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
 let listed = []; // the sets as the service lists them
@@ -185,7 +192,7 @@ function makeChoice(set, isChosen) {
   name.textContent = set.name;
   const count = document.createElement("span");
   count.className = "quiet";
-  count.textContent = countLabels(set);
+  count.textContent = [countLabels(set), ORIGINS[set.origin]].join(", ");
   label.append(box, name, count);
   return label;
 }
