@@ -4,7 +4,7 @@ import os
 
 from models.commands import need_extra
 
-need_extra("pip install 'ml-decoder-serve[export]'", "onnx", "onnxruntime", "onnxscript")
+need_extra("pip install -e '.[export]' in the checkout", "onnx", "onnxruntime", "onnxscript")
 
 # Official builds of ONNX Runtime send telemetry unless this is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -2,4 +2,4 @@
 
 from models.commands import need_extra
 
-need_extra("pip install 'ml-decoder-serve[export]', or [train] to train", "torch", "timm")
+need_extra("pip install -e '.[export]' in the checkout, or '.[train]' to train", "torch", "timm")

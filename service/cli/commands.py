@@ -195,7 +195,7 @@ def info(
 def export(context: typer.Context) -> None:
     """Make a bundle from a checkpoint; `--help` shows the options of `python -m export`."""
     if any(importlib.util.find_spec(module) is None for module in ("torch", "onnx", "export")):
-        raise StartError("export needs torch and onnx: pip install 'ml-decoder-serve[export]'")
+        raise StartError("export needs torch and onnx: pip install -e '.[export]' in the checkout")
     # By name: the service must not import modules that need torch.
     sys.argv = ["ml-decoder export", *context.args]
     runpy.run_module("export", run_name="__main__", alter_sys=True)
@@ -253,7 +253,7 @@ def _find_photos(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Pat
 def _name_extra(error: ModuleNotFoundError) -> str:
     if error.name != "onnxruntime":
         raise error
-    return "ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
+    return "ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'"
 
 
 def _describe(error: ServiceError) -> str:

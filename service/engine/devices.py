@@ -49,7 +49,10 @@ def check_device(device: Device) -> None:
     """Raises `StartError` if this environment lacks the packages or the provider of a device."""
     if device == "openvino":
         if not has_openvino():
-            raise StartError("device openvino: the extra `openvino` is not installed")
+            raise StartError(
+                "device openvino: the extra `openvino` is not installed: "
+                "pip install -e '.[openvino]' in the checkout"
+            )
         _find_openvino_cpu()
         return
     if device not in CPU_DEVICES:

@@ -99,7 +99,7 @@ def _open_traces(settings: Settings, provider: TracerProvider | None) -> Traces 
     try:
         from service.http.telemetry.traces import Traces, open_provider
     except ImportError as error:
-        message = "traces need OpenTelemetry: pip install 'ml-decoder-serve[otel]'"
+        message = "traces need OpenTelemetry: pip install -e '.[otel]' in the checkout"
         raise StartError(message) from error
     return Traces(provider or open_provider())
 

@@ -86,7 +86,7 @@ def bulk(  # noqa: PLR0913 - a command has a parameter for each flag
 
 def _require(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise StartError(f"bulk needs {package}: pip install 'ml-decoder-serve[{extra}]'")
+        raise StartError(f"bulk needs {package}: pip install -e '.[{extra}]' in the checkout")
 
 
 def _show_totals(totals: Totals) -> None:

@@ -148,7 +148,7 @@ def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
         )
     except ImportError as error:
         raise StartError(
-            "label_store: PostgreSQL needs a driver: pip install 'ml-decoder-serve[postgres]'"
+            "label_store: PostgreSQL needs a driver: pip install -e '.[postgres]' in the checkout"
         ) from error
 
 

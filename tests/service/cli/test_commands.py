@@ -51,7 +51,7 @@ def test_export_names_the_extra_if_torch_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _name: None)
-    assert_refused(run, "ml-decoder-serve[export]", "export", "--out", "x")
+    assert_refused(run, "'.[export]' in the checkout", "export", "--out", "x")
 
 
 def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,8 @@ def test_export_passes_its_arguments_on(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_command_names_the_extra_if_onnx_runtime_is_missing(command: list[str]) -> None:
     found = run_without_onnx_runtime(*command)
     assert found.returncode == 2
-    reason = "ml-decoder: ONNX Runtime is missing: pip install 'ml-decoder-serve[cpu]', or [gpu]"
-    assert found.stderr.splitlines()[-1] == reason
+    reason = "ONNX Runtime is missing: pip install -e '.[cpu]' in the checkout, or '.[gpu]'"
+    assert found.stderr.splitlines()[-1] == f"ml-decoder: {reason}"
     assert "Traceback" not in found.stderr
 
 

@@ -122,7 +122,7 @@ def test_bulk_names_the_extra_of_a_missing_package(
         patch.setattr(command.importlib.util, "find_spec", found.__getitem__)
         code, _, err = run(photos, tmp_path / "out", *flags)
     assert code == 2
-    assert err == f"ml-decoder: bulk needs {missing}: pip install 'ml-decoder-serve[{extra}]'\n"
+    assert err == f"ml-decoder: bulk needs {missing}: pip install -e '.[{extra}]' in the checkout\n"
     assert run(photos, tmp_path / "out")[0] == 0
 
 

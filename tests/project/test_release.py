@@ -1,0 +1,95 @@
+"""Files of a release match their schemas; versions, hints and workflow match the code."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.bundle.manifest import SCHEMA_VERSION
+from tests.project.dockerfile import parse_dockerfile
+
+ROOT = Path(__file__).parents[2]
+SCHEMAS = {
+    ".github/workflows/ci.yml": "github-workflows",
+    ".github/ISSUE_TEMPLATE/bug.yml": "github-issue-forms",
+    ".github/ISSUE_TEMPLATE/feature.yml": "github-issue-forms",
+    ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    "CITATION.cff": "citation-file-format",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+
+
+def check_schema(file: Path, schema: str) -> subprocess.CompletedProcess[str]:
+    """Checks against a schema that the package brings: nothing is fetched."""
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command = [str(checker), "--builtin-schema", f"vendor.{schema}", str(file)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("file", SCHEMAS)
+def test_file_matches_its_schema(file: str) -> None:
+    done = check_schema(ROOT / file, SCHEMAS[file])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_misspelt_key_of_the_workflow_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    (tmp_path / "ci.yml").write_text(text.replace("runs-on:", "run-on:"))
+    assert check_schema(tmp_path / "ci.yml", "github-workflows").returncode == 1
+
+
+def test_every_github_file_has_a_schema() -> None:
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / ".github").rglob("*.yml")}
+    assert found == {name for name in SCHEMAS if name.startswith(".github")}
+
+
+def test_versions_agree() -> None:
+    client = tomllib.loads((ROOT / "client/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert client["version"] == citation["version"] == PROJECT["version"]
+    releases = re.findall(r"^## \[(\d\S*)\] - (\S+)$", CHANGELOG, re.MULTILINE)
+    assert releases[0] == (citation["version"], str(citation["date-released"]))
+
+
+def test_stability_page_names_the_schemas_that_are_read() -> None:
+    page = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    assert f"`schema_version` 1 to {SCHEMA_VERSION} today" in page
+
+
+def test_workflow_builds_every_image_and_publishes_tags_only_after_the_tests() -> None:
+    jobs = WORKFLOW["jobs"]
+    stages = {stage.name for stage in parse_dockerfile((ROOT / "Dockerfile").read_text())}
+    targets = set(jobs["images"]["strategy"]["matrix"]["target"])
+    assert targets == {"cpu", "openvino", "gpu"} <= stages
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert jobs["test"]["strategy"]["matrix"]["python"] == pythons
+    assert {"run": ".ci/run"} in jobs["test"]["steps"]
+    assert (jobs["publish"]["if"], jobs["images"]["needs"]) == ("github.ref_type == 'tag'", "test")
+    assert set(jobs["publish"]["needs"]) == jobs.keys() - {"publish"}
+    pushes = [step for step in jobs["images"]["steps"] if "docker push" in step.get("run", "")]
+    assert [step["if"] for step in pushes] == ["github.ref_type == 'tag'"]
+
+
+def test_only_publishing_jobs_may_write() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    jobs = WORKFLOW["jobs"]
+    assert {name for name, job in jobs.items() if "permissions" in job} == {"images", "publish"}
+
+
+def test_hints_install_existing_extras_from_the_checkout() -> None:
+    hints: list[str] = []
+    for folder in ("service", "models", "export"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert f"{PROJECT['name']}[" not in text, path
+            hints += re.findall(r"'\.\[([^]]+)\]'", text)
+    hints.remove("{extra}")  # `bulk` or `ray`
+    assert hints
+    assert set(hints) <= PROJECT["optional-dependencies"].keys()
