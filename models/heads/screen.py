@@ -38,11 +38,7 @@ SECOND = Stage(4.5, 2 / 3, 1 / 5)
 
 
 class Screen(nn.Module):
-    """Scores those labels of a head that may be wanted.
-
-    Two stages choose them. The first estimates all logits from the photo's mean value, the second
-    those of the labels left, from each label's attention to pooled tokens.
-    """
+    """Scores those labels of a head that may be wanted; two stages of estimates choose them."""
 
     reference: Tensor  # mean value of photos, [D]; see `center`
 
@@ -119,15 +115,13 @@ class Screen(nn.Module):
         many of them each photo needs, int64 [B], more than k if that is over `MAX_SCORED`; and the
         memory [B, S, D].
         """
-        head, attention, width = (
-            self.head,
-            self.head.layer.attention,
-            self.head.config.decoder_width,
-        )
+        head, attention = self.head, self.head.layer.attention
+        width = head.config.decoder_width
         memory = head.remember(to_tokens(tokens))
         places, values = attention.key(memory), attention.value(memory)
         size = torch.ones_like(shift).sum()  # L as a tensor
 
+        # First stage: the mean value for all labels, and the votes of a few names.
         mean = functional.pad(values.mean(dim=1), (0, 1), value=1.0)
         logits = mean @ readouts.T  # [B, L]
         voted = torch.zeros_like(logits)
@@ -139,13 +133,17 @@ class Screen(nn.Module):
         needed = _count(self.first, rank, wanted, size)  # [B]
         left, count = _best(rank, needed, 2 * MAX_SCORED)  # [B, count]
 
-        queried = split_heads(functional.embedding(left, projected), attention.num_heads)
-        weights = queried @ split_heads(self._pool(places), attention.num_heads).transpose(-2, -1)
-        read = functional.embedding(left, readouts)
-        worth = split_heads(read[..., :width], attention.num_heads) @ split_heads(
-            self._pool(values), attention.num_heads
-        ).transpose(-2, -1)  # [B, heads, count, T]
-        logits = (weights.softmax(dim=-1) * worth).sum(dim=(1, 3)) + read[..., width]
+        # Second stage: the values that each label left attends to, in pooled tokens.
+        projections, read = (
+            functional.embedding(left, projected),
+            functional.embedding(left, readouts),
+        )
+        queried, worth = (
+            split_heads(labels, attention.num_heads)
+            @ split_heads(self._pool(photo), attention.num_heads).transpose(-2, -1)
+            for labels, photo in ((projections, places), (read[..., :width], values))
+        )  # [B, heads, count, T]
+        logits = (queried.softmax(dim=-1) * worth).sum(dim=(1, 3)) + read[..., width]
         scales, shifts = (
             functional.embedding(left, x.unsqueeze(-1)).squeeze(-1) for x in (scale, shift)
         )
@@ -156,6 +154,7 @@ class Screen(nn.Module):
         needed = torch.minimum(_count(self.second, rank, wanted, size), needed)
         best, _ = _best(rank, needed, MAX_SCORED)
 
+        # The head itself, for the labels that are left.
         positions = left.gather(1, best)
         rows = functional.embedding(positions, queries)
         decoded = head.layer.decode(rows[..., :width], rows[..., width : 2 * width], memory)
