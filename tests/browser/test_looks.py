@@ -9,8 +9,10 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from tests.browser.conftest import MAP, Visit
+from tests.support.photos import make_photo
 
 Scheme = Literal["light", "dark"]
 
@@ -59,6 +61,24 @@ def test_page_that_found_nothing_fits_a_phone_and_passes_axe(visit: Visit, schem
     page.locator(".maybe").wait_for()
     keep_screenshot(visit, f"nothing-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    assert_accessible(visit)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_page_with_own_photos_passes_axe(
+    visit: Visit, tmp_path: Path, scheme: Scheme, width: int
+) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 844})
+    visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page = visit.open()
+    for i, content in enumerate((make_photo(1), b"junk", make_photo(2))):
+        (tmp_path / f"holiday-in-the-mountains-{i}.png").write_bytes(content)
+    page.get_by_label("Choose photos").set_input_files(sorted(tmp_path.iterdir()))
+    expect(page.locator("#downloads-status")).to_have_text("3 of 3 photos labelled")
+    page.get_by_text("The answer as JSON").click()
+    keep_screenshot(visit, f"photos-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert_accessible(visit)
 
 

@@ -1,5 +1,7 @@
 """The playground in a real browser."""
 
+import csv
+import json
 import re
 import shlex
 import subprocess
@@ -138,6 +140,17 @@ def test_map_stays_in_view_beside_the_last_label(visit: Visit, width: int, heigh
         assert box is not None
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= height
+
+
+def test_photo_does_not_cover_the_request_at_the_end_of_the_page(visit: Visit) -> None:
+    page = open_long_list(visit, 1280, 700)
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    photos, request = (
+        page.locator(part).bounding_box() for part in ("#photo-column", "#request-side")
+    )
+    assert photos is not None
+    assert request is not None
+    assert photos["y"] + photos["height"] <= request["y"]
 
 
 def test_focused_label_is_not_behind_the_photo_on_a_phone(visit: Visit) -> None:
@@ -428,9 +441,11 @@ def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Pat
     page.get_by_label("Choose photos").set_input_files(
         [tmp_path / "own0.png", tmp_path / "own1.png"]
     )
-    expect(page.get_by_role("button", name="own0.png")).to_have_attribute("aria-current", "true")
-    expect(page.get_by_role("button", name="own1.png")).to_be_visible()
-    settle(page, visit, 2)
+    expect(page.get_by_role("button", name="own0.png", exact=True)).to_have_attribute(
+        "aria-current", "true"
+    )
+    expect(page.get_by_role("button", name="own1.png", exact=True)).to_be_visible()
+    settle(page, visit, 3)  # both
     assert rows(page) == ask(visit.url, tmp_path / "own0.png", top_k=10)
     seen.append(rows(page))
     for i, (event, field) in enumerate((("drop", "dataTransfer"), ("paste", "clipboardData"))):
@@ -444,10 +459,95 @@ def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Pat
             }""",
             [event, field, list(make_photo(5 + i))],
         )
-        settle(page, visit, 3 + i)
+        settle(page, visit, 4 + i)
         assert rows(page) == ask(visit.url, tmp_path / "given.png", top_k=10)
         assert rows(page) not in seen
         seen.append(rows(page))
+
+
+def take_photos(page: Page, tmp_path: Path) -> None:
+    """Chooses two photos and a broken one, and waits until they are labelled."""
+    for i, content in enumerate((make_photo(1), b"junk", make_photo(2))):
+        (tmp_path / f"own{i}.png").write_bytes(content)
+    files = [tmp_path / f"own{i}.png" for i in range(3)]
+    page.get_by_label("Choose photos").set_input_files(files)
+    expect(page.locator("#downloads-status")).to_have_text("3 of 3 photos labelled")
+
+
+def test_several_photos_are_a_grid_with_names_and_labels(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    take_photos(page, tmp_path)
+    for i in (0, 2):
+        found = ask(visit.url, tmp_path / f"own{i}.png")
+        tile = page.locator("#thumbs li").nth(i)
+        expect(tile.locator("span")).to_have_text(f"own{i}.png")
+        expect(tile.locator("p")).to_have_text(", ".join(list(found)[:3]))
+    page.get_by_label("Any words").fill("yak")
+    show_from(page, 0)
+    wanted = ask(visit.url, tmp_path / "own2.png", top_k=9, candidate_labels=["yak"])
+    expect(page.locator("#downloads-status")).to_have_text("3 of 3 photos labelled")
+    assert wanted
+    with page.expect_download() as event:
+        page.get_by_role("button", name="Download CSV").click()
+    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
+    own2 = {
+        row["label"]: round(float(row["score"]), 3) for row in table if row["photo"] == "own2.png"
+    }
+    assert wanted.items() <= own2.items()
+
+
+def test_downloads_have_the_found_labels_and_the_broken_photo(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    take_photos(page, tmp_path)
+    with page.expect_download() as event:
+        page.get_by_role("button", name="Download JSON").click()
+    answers = json.loads(event.value.path().read_text())
+    assert [answer["photo"] for answer in answers] == ["own0.png", "own1.png", "own2.png"]
+    assert answers[1] == {
+        "photo": "own1.png",
+        "problem": "The file is damaged or is not an image",
+    }
+    found = {label["label"]: round(label["score"], 3) for label in answers[2]["labels"]}
+    assert found == ask(visit.url, tmp_path / "own2.png")
+    with page.expect_download() as event:
+        page.get_by_role("button", name="Download CSV").click()
+    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
+    assert event.value.suggested_filename == "labels.csv"
+    assert {
+        r["label"]: round(float(r["score"]), 3) for r in table if r["photo"] == "own2.png"
+    } == found
+    failures = [row["error"] for row in table if row["photo"] == "own1.png"]
+    assert failures == ["The file is damaged or is not an image"]
+
+
+def test_broken_photo_is_named_and_can_be_removed(visit: Visit, tmp_path: Path) -> None:
+    page = visit.open()
+    take_photos(page, tmp_path)
+    broken = page.locator("#thumbs li").nth(1)
+    expect(broken.locator(".problem")).to_have_text("The file is damaged or is not an image")
+    page.get_by_role("button", name="own1.png", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("own1.png: The file is damaged")
+    page.get_by_role("button", name="Remove own1.png").click()
+    expect(page.get_by_role("button", name="own2.png", exact=True)).to_be_focused()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("own2.png")
+    for i in (0, 2):
+        page.get_by_role("button", name=f"Remove own{i}.png").click()
+    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
+    expect(page.locator("#downloads")).to_be_hidden()
+
+
+def test_answer_is_shown_as_json(visit: Visit) -> None:
+    page = visit.open()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_text("The answer as JSON").click()
+    page.get_by_role("button", name="Copy the answer").click()
+    expect(page.locator("#copied")).to_have_text("Copied the answer.")
+    answer = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert {la["label"]: round(la["score"], 3) for la in answer["labels"]} == ask(
+        visit.url, SAMPLE, top_k=99
+    )
+    assert answer["label_sets"]
 
 
 def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit) -> None:
@@ -551,7 +651,9 @@ def test_broken_photo_shows_an_error_and_the_next_one_is_labelled(
 ) -> None:
     page = visit.open()
     choose(page, tmp_path / "broken.png", b"junk")
-    expect(page.get_by_role("alert")).to_have_text("The file is damaged or is not an image")
+    expect(page.get_by_role("alert")).to_have_text(
+        "broken.png: The file is damaged or is not an image"
+    )
     page.get_by_role("button", name="Sample: rocket at night").click()
     expect(page.get_by_role("alert")).to_be_hidden()
     show_best(page)
@@ -572,8 +674,10 @@ def test_deleted_photo_shows_an_error(visit: Visit, tmp_path: Path) -> None:
     choose(page, tmp_path / "own.png", make_photo())
     settle(page, visit, 2)
     (tmp_path / "own.png").unlink()
-    page.get_by_role("button", name="own.png").click()
-    expect(page.get_by_role("alert")).to_have_text("The photo cannot be read: choose it again.")
+    page.get_by_role("button", name="own.png", exact=True).click()
+    expect(page.get_by_role("alert")).to_have_text(
+        "own.png: The photo cannot be read: choose it again."
+    )
     page.get_by_role("button", name="Sample: cat").click()
     expect(page.get_by_role("alert")).to_be_hidden()
 
@@ -686,7 +790,7 @@ def test_model_card_opens_and_closes(visit: Visit) -> None:
 
 
 _FOCUSED = """(e => e === document.body ? '' :
-    e.id || e.ariaLabel || e.title || e.dataset.label || e.value || e.innerText
+    e.id || e.ariaLabel || e.firstElementChild?.alt || e.dataset.label || e.value || e.innerText
 )(document.activeElement)"""
 
 

@@ -20,6 +20,11 @@ export class Problem extends Error {
     this.code = body.code ?? "";
   }
 
+  /** Whether the photo is the reason, and not the service or the other parameters. */
+  get isOfPhoto() {
+    return /_image$|^too_many_pixels$|^body_too_large$/.test(this.code);
+  }
+
   get needsKey() {
     return this.status === 401 || this.status === 403;
   }
@@ -47,7 +52,7 @@ export async function predict(photo, query, signal) {
 /** Throws if the file is gone or a folder; fetch would report it as an unreachable service. */
 async function checkReadable(file) {
   await file.slice(0, 1).arrayBuffer().catch(() => {
-    throw new Problem(0, { title: "The photo cannot be read: choose it again." });
+    throw new Problem(0, { title: "The photo cannot be read: choose it again.", code: "unreadable_image" });
   });
 }
 

@@ -2,10 +2,11 @@
 //
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
 // sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
-// request as curl and Python. This file owns the page's state.
+// request as curl and Python; `downloads.js` writes files of all photos. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { fillCard } from "./card.js";
+import { download, writeCsv, writeJson } from "./downloads.js";
 import {
   chosenSets,
   comparedSet,
@@ -16,7 +17,7 @@ import {
   typedLabels,
 } from "./labels.js";
 import { describePeak, drawMap } from "./map.js";
-import { startPhotos } from "./photos.js";
+import { listOwnPhotos, showBelow, startPhotos } from "./photos.js";
 import { makeColumn } from "./results.js";
 import {
   MOST_LABELS,
@@ -28,6 +29,7 @@ import {
 } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
 
+const PARALLEL = 2; // requests for the photos that are not shown
 const QUIET_MS = 400; // pause before a screen reader announces a moving slider
 
 const TITLES = { candidate_labels: "your own" };
@@ -37,7 +39,9 @@ const shown = {
   photo: null,
   info: null,
   columns: [], // { photo, choice, query, typed, kept, answer }, one or two
+  others: new Map(), // own photo -> { key, answer, problem }, by the choice of labels that was asked
   pressed: null, // { column, label }
+  written: null, // the answer that is shown as JSON
   hasMapProblem: false, // whether the alert is about a map
 };
 let asking = new AbortController();
@@ -60,7 +64,13 @@ function start() {
     button.addEventListener("click", () => copy(button.dataset.copy));
   }
   startKey();
-  startPhotos(choosePhoto, showProblem).chooseFirst();
+  byId("download-csv").addEventListener("click", () => {
+    download("labels.csv", "text/csv", writeCsv(listDownloads()));
+  });
+  byId("download-json").addEventListener("click", () => {
+    download("labels.json", "application/json", writeJson(listDownloads()));
+  });
+  startPhotos(choosePhoto, render, showProblem).chooseFirst();
 }
 
 /** Reads the model card and the label sets. */
@@ -101,11 +111,18 @@ async function ask() {
     }
     shown.columns = columns;
     byId("alert").hidden = true;
+    note(shown.photo, columns[0].choice, { answer: columns[0].answer });
     hideMap();
+    askOthers(signal);
   } catch (error) {
     if (signal.aborted) return;
     if (shown.columns[0]?.photo !== shown.photo) forgetAnswer();
     showProblem(error);
+    if (!error.isOfPhoto) return;
+    byId("alert").textContent = `${shown.photo.name}: ${error.message}`;
+    note(shown.photo, readChoice(), { problem: error.message });
+    render();
+    askOthers(signal);
   } finally {
     if (!signal.aborted) byId("result-side").setAttribute("aria-busy", "false");
   }
@@ -119,13 +136,81 @@ async function askColumn({ sets, candidates }, signal) {
   return { photo, choice, query, typed: new Set(candidates), kept: new Set(kept), answer };
 }
 
+function readChoice() {
+  return choiceParameters(chosenSets(), typedLabels());
+}
+
+function note(photo, choice, found) {
+  shown.others.set(photo, { key: JSON.stringify(choice), ...found });
+}
+
+/** The answer or problem of a photo for the labels that are chosen now. */
+function recall(photo) {
+  const found = shown.others.get(photo);
+  return found?.key === JSON.stringify(readChoice()) ? found : null;
+}
+
+/** Asks for the labels of the user's other photos, one after the other. */
+async function askOthers(signal) {
+  const choice = readChoice();
+  const waiting = listOwnPhotos().filter((photo) => !recall(photo));
+  const work = async () => {
+    while (waiting.length > 0 && !signal.aborted) {
+      const photo = waiting.shift();
+      try {
+        note(photo, choice, { answer: await predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal) });
+      } catch (error) {
+        if (signal.aborted) return;
+        note(photo, choice, { problem: error.message });
+        if (!error.isOfPhoto) {
+          waiting.length = 0; // the service would refuse the rest too
+          showProblem(error);
+        }
+      }
+      if (!signal.aborted) renderTiles(readControls());
+    }
+  };
+  await Promise.all(Array.from({ length: PARALLEL }, work));
+}
+
+/** Labels of an answer by the controls, best first. */
+function findLabels(answer, controls) {
+  const { found, maybe } = groupLabels(answer.labels, controls, { typed: new Set(), kept: new Set() });
+  return controls.mode === "best" ? [...found, ...maybe].sort((a, b) => b.score - a.score) : found;
+}
+
+function listDownloads() {
+  const controls = readControls();
+  return listOwnPhotos().map((photo) => {
+    const { answer, problem } = recall(photo) ?? {};
+    return { photo: photo.name, problem, answer: answer && { ...answer, labels: findLabels(answer, controls) } };
+  });
+}
+
+/** Writes the labels or the problem below each of the user's photos. */
+function renderTiles(controls) {
+  const photos = listOwnPhotos();
+  const known = photos.filter(recall);
+  for (const photo of photos) {
+    const { answer, problem } = recall(photo) ?? {};
+    const labels = answer && findLabels(answer, controls).map((label) => label.label);
+    const text = labels && (labels.slice(0, 3).join(", ") || "nothing found");
+    showBelow(photo, problem ?? text ?? "", Boolean(problem));
+  }
+  byId("downloads").hidden = photos.length === 0;
+  const isDone = known.length === photos.length;
+  for (const id of ["download-csv", "download-json"]) byId(id).disabled = !isDone;
+  byId("downloads-status").textContent = `${known.length} of ${photos.length} photos labelled`;
+}
+
 /** Clears the results of the previous photo. */
 function forgetAnswer() {
   shown.columns = [];
   hideMap();
   clearTimeout(speaking);
+  shown.written = null;
   byId("map-hint").hidden = true;
-  const ids = ["results", "summary", "curl", "python", "shorter"];
+  const ids = ["results", "summary", "curl", "python", "shorter", "answer"];
   for (const id of ids) byId(id).replaceChildren();
 }
 
@@ -196,6 +281,7 @@ function render() {
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
   const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
   byId("threshold-meaning").textContent = meaning;
+  renderTiles(controls);
   if (shown.columns.length === 0) return;
   byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
@@ -251,11 +337,13 @@ function listNextSteps(best) {
 
 /** Shows the request of the first column as it was sent. */
 function showSnippets(controls) {
-  const [{ photo, query }] = shown.columns;
+  const [{ photo, query, answer }] = shown.columns;
   const url = new URL(".", document.baseURI).href;
   const hasKey = readKey() !== "";
   byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);
   byId("python").textContent = makePython(url, photo.name, query, controls, hasKey);
+  if (shown.written !== answer) byId("answer").textContent = JSON.stringify(answer, null, 2);
+  shown.written = answer;
   const shorter = listFields(showParameters(controls)).map(([name, value]) => `${name}=${value}`);
   byId("shorter").textContent =
     `It asks for all labels, so that the controls need no other request. In place of top_k=${MOST_LABELS}, ` +
@@ -276,7 +364,7 @@ async function copy(id) {
   const element = byId(id);
   try {
     await navigator.clipboard.writeText(element.textContent);
-    byId("copied").textContent = `Copied the ${id} request.`;
+    byId("copied").textContent = id === "answer" ? "Copied the answer." : `Copied the ${id} request.`;
   } catch {
     // Browsers offer no clipboard to plain-http pages of other hosts.
     getSelection().selectAllChildren(element);

@@ -1,5 +1,5 @@
-// Photos: dropped, pasted, picked or bundled samples. `startPhotos` passes the chosen one to its
-// callback as `{ name, file, url }`.
+// Photos: dropped, pasted, picked or bundled samples, as tiles with names. `startPhotos` passes the
+// chosen one to its callback as `{ name, title, file, url, isOwn }`.
 
 import { readSample } from "./api.js";
 
@@ -10,16 +10,32 @@ const SAMPLES = {
   "rocket.jpg": "rocket at night",
 };
 
-let pressed = null; // the thumb that was pressed last
+const tiles = new Map(); // photo -> its element, the user's own ones first
+let pressed = null; // the photo that was pressed last
 
-/** Fills the strip of samples and adds listeners; calls `onChoose` with each chosen photo. */
-export function startPhotos(onChoose, onProblem) {
-  const make = (photo, title) => makeThumb(photo, title, onChoose, onProblem);
-  const strip = document.getElementById("thumbs");
+/** The user's own photos, as the page shows them. */
+export function listOwnPhotos() {
+  return [...tiles.keys()].filter((photo) => photo.isOwn);
+}
+
+/** Shows a line below the name of a photo: its labels, or why it has none. */
+export function showBelow(photo, text, isProblem) {
+  const line = tiles.get(photo).querySelector("p");
+  line.textContent = text;
+  line.classList.toggle("problem", isProblem);
+}
+
+/**
+ * Fills the samples and adds listeners; calls `onChoose` with each chosen photo, and `onRemove` after
+ * photos were removed.
+ */
+export function startPhotos(onChoose, onRemove, onProblem) {
+  const choose = (photo) => choosePhoto(photo, onChoose, onProblem);
   for (const [name, title] of Object.entries(SAMPLES)) {
-    strip.append(make({ name, url: `page/samples/${name}` }, `Sample: ${title}`));
+    const photo = { name, caption: title, title: `Sample: ${title}`, url: `page/samples/${name}` };
+    addTile(photo, choose, onRemove);
   }
-  const take = (files) => takeFiles(files, strip, make);
+  const take = (files) => takeFiles(files, choose, onRemove);
   const input = document.getElementById("files");
   input.addEventListener("change", () => {
     take(input.files);
@@ -32,16 +48,37 @@ export function startPhotos(onChoose, onProblem) {
     if (!isText) take(files);
   });
   listenForDrops(take);
-  return { chooseFirst: () => strip.querySelector("button").click() };
+  return { chooseFirst: () => choose([...tiles.keys()][0]) };
 }
 
-function takeFiles(files, strip, make) {
-  const thumbs = [...files].map((file, i) => {
+function takeFiles(files, choose, onRemove) {
+  const photos = [...files].map((file, i) => {
     const name = file.name || `pasted-${i + 1}.png`;
-    return make({ name, file, url: URL.createObjectURL(file) }, name);
+    return { name, caption: name, title: name, file, url: URL.createObjectURL(file), isOwn: true };
   });
-  strip.prepend(...thumbs);
-  thumbs[0]?.querySelector("button").click();
+  const others = [...tiles];
+  tiles.clear();
+  for (const photo of photos) addTile(photo, choose, onRemove);
+  for (const [photo, tile] of others) {
+    tiles.set(photo, tile);
+    document.getElementById("thumbs").append(tile);
+  }
+  if (photos.length > 0) choose(photos[0]);
+}
+
+async function choosePhoto(photo, onChoose, onProblem) {
+  pressed = photo;
+  try {
+    photo.file ??= await readSample(photo.url);
+  } catch (error) {
+    if (pressed === photo) onProblem(error);
+    return;
+  }
+  // The user may have chosen another photo during the download.
+  if (pressed !== photo) return;
+  for (const tile of tiles.values()) tile.querySelector("button").removeAttribute("aria-current");
+  tiles.get(photo).querySelector("button").setAttribute("aria-current", "true");
+  onChoose(photo);
 }
 
 function listenForDrops(take) {
@@ -63,31 +100,44 @@ function listenForDrops(take) {
   });
 }
 
-function makeThumb(photo, title, onChoose, onProblem) {
+function addTile(photo, choose, onRemove) {
+  const button = makeButton("", () => choose(photo));
+  const image = document.createElement("img");
+  image.loading = "lazy";
+  image.src = photo.url;
+  image.alt = photo.title;
+  image.addEventListener("error", () => image.classList.add("broken"));
+  const caption = document.createElement("span");
+  caption.textContent = photo.caption;
+  caption.setAttribute("aria-hidden", "true"); // the picture's text is the same
+  button.append(image, caption);
+  const tile = document.createElement("li");
+  tile.append(button, document.createElement("p"));
+  if (photo.isOwn) {
+    const remove = makeButton("Remove", () => removePhoto(photo, choose, onRemove));
+    remove.setAttribute("aria-label", `Remove ${photo.title}`);
+    tile.append(remove);
+  }
+  tiles.set(photo, tile);
+  document.getElementById("thumbs").append(tile);
+}
+
+/** Removes a photo; the focus, and the choice if it was the chosen one, go to the next. */
+function removePhoto(photo, choose, onRemove) {
+  const photos = [...tiles.keys()];
+  const next = photos[photos.indexOf(photo) + 1]; // samples are never removed and come last
+  tiles.get(photo).remove();
+  tiles.delete(photo);
+  URL.revokeObjectURL(photo.url);
+  tiles.get(next).querySelector("button").focus();
+  if (pressed === photo) choose(next);
+  onRemove();
+}
+
+function makeButton(text, act) {
   const button = document.createElement("button");
   button.type = "button";
-  button.title = title;
-  const image = document.createElement("img");
-  image.src = photo.url;
-  image.alt = title;
-  button.append(image);
-  button.addEventListener("click", async () => {
-    pressed = button;
-    try {
-      photo.file ??= await readSample(photo.url);
-    } catch (error) {
-      if (pressed === button) onProblem(error);
-      return;
-    }
-    // The user may have chosen another photo during the download.
-    if (pressed !== button) return;
-    for (const other of document.querySelectorAll("#thumbs [aria-current]")) {
-      other.removeAttribute("aria-current");
-    }
-    button.setAttribute("aria-current", "true");
-    onChoose({ title, ...photo });
-  });
-  const item = document.createElement("li");
-  item.append(button);
-  return item;
+  button.textContent = text;
+  button.addEventListener("click", act);
+  return button;
 }

@@ -1,0 +1,32 @@
+// The found labels of several photos as files: CSV with the columns of `ml-decoder predict`, or JSON.
+
+const COLUMNS = ["photo", "label", "score", "threshold", "source", "calibrated", "error"];
+
+/** `answers`: `{ photo, answer, problem }`, where `answer` is the service's, with the found labels. */
+export function writeCsv(answers) {
+  const rows = answers.flatMap(({ photo, answer, problem }) => {
+    const labels = answer?.labels ?? [];
+    if (labels.length === 0) return [[photo, "", "", "", "", "", problem ?? ""]];
+    return labels.map((label) => [
+      photo, label.label, label.score.toFixed(6), label.threshold.toFixed(6), label.source, label.calibrated, "",
+    ]);
+  });
+  return [COLUMNS, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("");
+}
+
+export function writeJson(answers) {
+  return JSON.stringify(answers.map(({ photo, answer, problem }) => ({ photo, ...(answer ?? { problem }) })), null, 2);
+}
+
+export function download(name, type, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href)); // the download has begun
+}
+
+function quote(value) {
+  const text = String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
