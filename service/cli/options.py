@@ -29,8 +29,10 @@ _QUESTION_FLAGS: dict[str, Any] = {
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
     "label_set": Annotated[_Texts, typer.Option(help="Labels of this set; repeatable.")],
     "candidate_labels": Annotated[
-        _Texts, typer.Option("--candidate-label", help="A label for this run only; repeatable.")
+        _Texts, typer.Option(help="A label for this run only; repeatable.")
     ],
+    # The former name.
+    "candidate_label": Annotated[_Texts, typer.Option(hidden=True)],
 }
 
 
@@ -103,10 +105,12 @@ ExcludedPaths = Annotated[
 ]
 
 
-def _make_question(asked: Mapping[str, object]) -> Question:
+def _make_question(asked: Mapping[str, Any]) -> Question:
     from service.labels.question import check_question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
+    if formerly := given.pop("candidate_label", None):
+        given["candidate_labels"] = [*given.get("candidate_labels", ()), *formerly]
     return check_question(given, "command line")
 
 

@@ -43,6 +43,14 @@ _DESCRIPTION = """Multi-label tags for photos, by ML-Decoder.
 Errors are RFC 9457 `application/problem+json` with a stable `code`. Images are JPEG, PNG,
 WebP, GIF or BMP, recognised by content; the first frame counts; transparency lies on
 white; the EXIF orientation is applied."""
+# In the order of `/docs`.
+_TAGS = [
+    {"name": "predict", "description": "Labels of images."},
+    {"name": "labels", "description": "Label sets of your own: register, change, delete."},
+    {"name": "model", "description": "The model card."},
+    {"name": "health", "description": "Liveness, readiness and metrics."},
+    {"name": "open inference protocol", "description": "The same model for clients of KServe."},
+]
 
 
 class ProxiedApp(DocumentedApp):
@@ -71,6 +79,7 @@ def create_app(
         host.settings,
         title="ML-Decoder",
         description=_DESCRIPTION,
+        openapi_tags=_TAGS,
         version=_find_version(),
         docs_url=None,  # `routes/page.py` has one that loads nothing from other hosts
         redoc_url=None,
@@ -87,8 +96,11 @@ def create_app(
     _add_metrics(app, host)
     # For the OpenAPI document and for 405; else `DirectRouter` calls them.
     app.router.routes.extend(predict.ROUTES)
-    for routes in (labels, status, open_inference, page):
-        app.include_router(routes.router)
+    routers = [labels.router, status.router, open_inference.router, page.router]
+    if host.settings.metrics_port is None:
+        routers.insert(2, status.metrics_router)
+    for router in routers:
+        app.include_router(router)
     return app
 
 
@@ -122,7 +134,6 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     app.add_middleware(Access, metrics=app.state.metrics, host=host)
     if host.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)
-        app.include_router(status.metrics_router)
 
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:

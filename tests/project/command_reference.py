@@ -60,8 +60,9 @@ def _write_command(name: str, command: Any) -> Iterator[str]:
 def _list_options(name: str, command: Any) -> Iterator[tuple[str, str]]:
     context = typer.Context(command, info_name=name)
     for parameter in command.get_params(context):
-        flags, meaning = parameter.get_help_record(context)
-        if flags != "--help":
+        record = parameter.get_help_record(context)
+        if record and record[0] != "--help":  # hidden ones have none
+            flags, meaning = record
             # Brackets would be links.
             yield flags, re.sub(r" *\[(.*?)\]", r" (\1)", meaning)
 

@@ -122,19 +122,23 @@ async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) 
 router = APIRouter(tags=["open inference protocol"])
 
 
-@router.get(PREFIX)
+@router.get(PREFIX, summary="Name, version and extensions of the server")
 async def server(request: Request) -> ServerAnswer:
     """Describes the server."""
     return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
 
 
-@router.get(f"{PREFIX}/health/live")
+@router.get(f"{PREFIX}/health/live", summary="Liveness: the process answers")
 async def live() -> LiveAnswer:
     """Returns 200 while the process answers, ready or not."""
     return LiveAnswer()
 
 
-@router.get(f"{PREFIX}/health/ready", responses=document_errors(*_UNAVAILABLE))
+@router.get(
+    f"{PREFIX}/health/ready",
+    summary="Readiness: predictions are answered",
+    responses=document_errors(*_UNAVAILABLE),
+)
 async def ready(host: Host) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
     host.check_ready()
@@ -146,10 +150,15 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     depends = [Depends(check) for check in (find_model, *checks)]
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=depends)
     documented = document_errors(*_MODEL_ERRORS, errors.Unauthorized)
-    of_model.get("", responses=documented, dependencies=[*PREDICT])(model)
-    of_model.get("/ready", responses=document_errors(*_MODEL_ERRORS))(model_ready)
+    of_model.get("", summary="Inputs and outputs", responses=documented, dependencies=[*PREDICT])(
+        model
+    )
+    of_model.get(
+        "/ready", summary="Readiness of the model", responses=document_errors(*_MODEL_ERRORS)
+    )(model_ready)
     of_model.post(
         "/infer",
+        summary="Scores of photos or pixels",
         response_class=Response,
         responses={**_ANSWERS, **document_errors(*_INFER_ERRORS)},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),

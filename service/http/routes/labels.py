@@ -104,7 +104,12 @@ _READING = [*PREDICT, LIMITED]
 _WRITING = [*ADMINISTRATE, LIMITED]
 
 
-@router.get("", dependencies=_READING, responses=document_problems(*_READ_PROBLEMS))
+@router.get(
+    "",
+    summary="List label sets",
+    dependencies=_READING,
+    responses=document_problems(*_READ_PROBLEMS),
+)
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
     found = host.pipeline.catalogue.list_sets()
@@ -113,6 +118,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
 
 @router.post(
     "",
+    summary="Register a label set",
     status_code=HTTPStatus.CREATED,
     dependencies=_WRITING,
     response_model=LabelSetAnswer,
@@ -144,6 +150,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
 
 @router.get(
     "/{name}",
+    summary="Read a label set and its labels",
     response_model=LabelSetAnswer,
     dependencies=_READING,
     responses={
@@ -163,6 +170,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 
 @router.put(
     "/{name}",
+    summary="Register or replace a label set",
     response_model=LabelSetAnswer,
     dependencies=_WRITING,
     responses={
@@ -197,6 +205,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
 
 @router.delete(
     "/{name}",
+    summary="Delete a label set",
     status_code=HTTPStatus.NO_CONTENT,
     dependencies=_WRITING,
     responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),

@@ -74,6 +74,7 @@ router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PRE
 
 @router.post(
     "/predict",
+    summary="Label one image",
     response_model=PredictAnswer,
     responses=document_problems(*REQUEST_PROBLEMS, *_URL_PROBLEMS, *IMAGE_PROBLEMS),
     openapi_extra=document_predict(_ONE_IMAGE),
@@ -95,6 +96,7 @@ async def predict(request: Request) -> Response:
 
 @router.post(
     "/predict/batch",
+    summary="Label up to 16 images",
     response_model=BatchAnswer,
     responses=document_problems(*REQUEST_PROBLEMS),
     openapi_extra=document_predict(UploadShape(MAX_BATCH_IMAGES, batch=True)),

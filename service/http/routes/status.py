@@ -17,6 +17,7 @@ metrics_router = APIRouter()
 
 @router.get(
     "/info",
+    summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
     dependencies=[*PREDICT],
     responses=document_problems(NotReady, Draining, Unauthorized),
@@ -27,14 +28,19 @@ async def info(host: Host) -> InfoAnswer:
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", tags=["health"])
+@router.get("/livez", summary="Liveness: the process answers", tags=["health"])
 async def live() -> HealthAnswer:
     """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", tags=["health"], responses=document_problems(NotReady, Draining))
+@router.get(
+    "/readyz",
+    summary="Readiness: predictions are answered",
+    tags=["health"],
+    responses=document_problems(NotReady, Draining),
+)
 async def ready(host: Host) -> HealthAnswer:
     """Returns 200 if predictions are answered now."""
     host.check_ready()
@@ -44,6 +50,7 @@ async def ready(host: Host) -> HealthAnswer:
 # Not async: with several workers it reads many files, which would block the event loop.
 @metrics_router.get(
     "/metrics",
+    summary="Metrics for Prometheus",
     tags=["health"],
     response_class=Response,
     responses=document_answer("Prometheus' text format.", "text/plain"),

@@ -50,7 +50,7 @@ def test_added_set_is_listed_used_and_removed(run: Run, photo: Path) -> None:
 
 
 def test_predict_takes_candidate_labels(run: Run, photo: Path) -> None:
-    _, out, _ = run("predict", photo, "--candidate-label", "yak", "--top-k", 9, "--json")
+    _, out, _ = run("predict", photo, "--candidate-labels", "yak", "--top-k", 9, "--json")
     assert [label["label"] for label in json.loads(out)["labels"]] == ["yak"]
 
 

@@ -1,12 +1,15 @@
 """Flags of settings and paths."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from ml_decoder_client.calls import Question as ClientQuestion
 from service.bundle.reader import Bundle
 from service.cli import serve as serving
 from service.cli.options import name_flag, name_variable
+from service.labels.question import Question
 from service.settings import Settings
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo
@@ -16,6 +19,30 @@ def test_serve_refuses_a_variable_out_of_range(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setenv("ML_DECODER_PORT", "70000")
     says = "Input should be less than or equal to 65535; it is '70000'"
     assert_refused(run, f"ml-decoder: --port or ML_DECODER_PORT: {says}", "serve")
+
+
+# Of `predict`, a flag without a value; of a version, the store here has the last one.
+_NO_OPTION = {"explain", "min_version"}
+
+
+@pytest.mark.parametrize("command", ["predict", "bulk"])
+def test_parameters_of_a_prediction_have_one_name_everywhere(run: Run, command: str) -> None:
+    assert ClientQuestion.__annotations__.keys() == Question.model_fields.keys()
+    _, out, _ = run(command, "--help")
+    for name in Question.model_fields.keys() - _NO_OPTION:
+        assert f"{name_flag(name)} " in out
+    assert "--candidate-label " not in out
+
+
+def test_former_name_of_candidate_labels_adds_to_them(
+    run: Run, open_bundle: Bundle, tmp_path: Path
+) -> None:
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(make_photo())
+    flags = ("--candidate-labels", "yak", "--candidate-label", "gnu, old", "--top-k", 9, "--json")
+    code, out, _ = run("predict", "--bundle", open_bundle.path, photo, *flags)
+    assert code == 0
+    assert {label["label"] for label in json.loads(out)["labels"]} == {"yak", "gnu, old"}
 
 
 def test_serve_has_a_flag_for_each_setting_that_names_its_variable(run: Run) -> None:

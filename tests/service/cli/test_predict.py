@@ -192,7 +192,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_explain_writes_overlays_beside_the_photo(predict_mapped: Run, photo: Path) -> None:
-    flags = ("--explain", "--json", "--top-k", 2, "--candidate-label", "a/b ../c")
+    flags = ("--explain", "--json", "--top-k", 2, "--candidate-labels", "a/b ../c")
     code, out, err = predict_mapped(*flags, photo)
     assert (code, err) == (0, f"1 map written to {photo.parent}\n")
     labels = json.loads(out)["labels"]
@@ -217,7 +217,7 @@ def test_explain_draws_the_photo_as_the_model_sees_it(predict_mapped: Run, tmp_p
     clear = Image.new("RGBA", (48, 32), (0, 0, 0, 0))
     clear.save(tmp_path / "clear.png")
     make_picture(1).save(tmp_path / "turned.jpg", xmp=_SIDEWAYS_IN_XMP)  # which is not looked at
-    flags = ("--explain", "--json", "--candidate-label", "x", "--top-k", 1)
+    flags = ("--explain", "--json", "--candidate-labels", "x", "--top-k", 1)
     code, _, err = predict_mapped(*flags, tmp_path)
     assert (code, err) == (0, f"3 maps written to {tmp_path}\n")
     drawn = {}
@@ -232,7 +232,7 @@ def test_explain_draws_the_photo_as_the_model_sees_it(predict_mapped: Run, tmp_p
 
 def test_explain_ignores_the_overlays_of_an_earlier_run(predict_mapped: Run, photo: Path) -> None:
     (photo.parent / "album.jpg").mkdir()
-    flags = ("--explain", "--json", "--candidate-label", "x")
+    flags = ("--explain", "--json", "--candidate-labels", "x")
     first = predict_mapped(*flags, photo.parent)
     assert len(list(photo.parent.iterdir())) == 3
     second = predict_mapped(*flags, photo.parent)
@@ -270,7 +270,7 @@ def test_explain_reports_a_photo_whose_overlays_cannot_be_written(
     assert (tmp_path / "other.jpg.map-1-cat.jpg").is_file()
 
 
-_EXPLAIN = ("--explain", "--json", "--candidate-label", "x")
+_EXPLAIN = ("--explain", "--json", "--candidate-labels", "x")
 
 
 def test_explain_writes_into_the_folders_of_out(

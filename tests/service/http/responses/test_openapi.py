@@ -20,6 +20,27 @@ def paths() -> dict[str, Any]:
     return found
 
 
+def test_predictions_come_first_and_metrics_after_the_other_routes_of_health() -> None:
+    document = create_app(PipelineHost(Settings())).openapi()
+    used = [
+        tag for path in document["paths"].values() for op in path.values() for tag in op["tags"]
+    ]
+    assert list(dict.fromkeys(used)) == [tag["name"] for tag in document["tags"]]
+    assert used[0] == "predict"
+    assert all(tag["description"] for tag in document["tags"])
+
+
+def test_summaries_are_written_and_tell_the_routes_of_a_tag_apart(paths: dict[str, Any]) -> None:
+    operations = [(method, op) for path in paths.values() for method, op in path.items()]
+    for _, operation in operations:
+        # FastAPI's own summary is the function's name, such as "Predict Batch".
+        assert operation["summary"] != operation["summary"].title()
+    # With a version and without, the routes of a model are the same.
+    kinds = {(op["tags"][0], method, op["summary"]) for method, op in operations}
+    versioned = [path for path in paths if "{version}" in path]
+    assert len(kinds) == len(operations) - len(versioned)
+
+
 def list_answers(paths: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yields path, status and description of every documented answer."""
     for path, operations in paths.items():
