@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana/dashboards/ml-decoder.json").read_text("utf-8"))
 ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))
-DOCUMENT = (ROOT / "docs" / "operate.md").read_text("utf-8")
+GUIDE = (ROOT / "docs" / "operate.md").read_text("utf-8")
+REFERENCE = (ROOT / "docs" / "metrics.md").read_text("utf-8")
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
 ROW = re.compile(r"^\| `(ml_decoder_\w+)` \| (\w+) \|([^|]*)\| .+ \|$", re.MULTILINE)
 
@@ -112,7 +113,7 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
 def test_metrics_table_lists_every_metric() -> None:
     documented = {
         name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
-        for name, kind, labels in ROW.findall(DOCUMENT)
+        for name, kind, labels in ROW.findall(REFERENCE)
     }
     existing = {
         name: (METRICS[name.removesuffix("_total")].type, labels) for name, labels in LABELS.items()
@@ -121,7 +122,7 @@ def test_metrics_table_lists_every_metric() -> None:
 
 
 def test_every_alert_says_what_to_do() -> None:
-    documented = set(re.findall(r"^\| `(MlDecoder\w+)` \| .+ \|$", DOCUMENT, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(MlDecoder\w+)` \| .+ \|$", GUIDE, re.MULTILINE))
     assert {rule["alert"] for rule in list_alerts()} == documented
 
 

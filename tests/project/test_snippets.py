@@ -27,7 +27,7 @@ SNIPPETS = [
     for document in DOCUMENTS
     for snippet in read_snippets(document, str(document.relative_to(ROOT)))
 ]
-RUN = {"console", "python"}
+RUN = {"console", "python", "typescript"}
 PARSED = {"json"}
 DRAWN = {"mermaid", "text"}
 SECONDS = 240
@@ -89,6 +89,10 @@ def run_snippet(snippet: Snippet, desk: Desk) -> str:
     )
     if snippet.language == "python":
         command = [sys.executable, "-c", code]
+    elif snippet.language == "typescript":
+        script = desk.folder / "snippet.mts"
+        script.write_text(code)
+        command = ["node", str(script)]
     else:
         strict = 'set -euo pipefail\ncurl() { command curl --fail-with-body -sS "$@"; }\n'
         command = ["bash", "-c", strict + read_commands(code)]
@@ -106,6 +110,14 @@ def run_snippet(snippet: Snippet, desk: Desk) -> str:
     return done.stdout
 
 
+def runs_typescript() -> bool:
+    if shutil.which("node") is None:
+        return False
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout
+    major, minor, *_ = version.strip().removeprefix("v").split(".")
+    return (int(major), int(minor)) >= (22, 18)
+
+
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
 def test_snippet_prints_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) -> None:
     if snippet.reason is not None:
@@ -118,6 +130,8 @@ def test_snippet_prints_what_it_shows(snippet: Snippet, desks: dict[str, Desk]) 
     assert snippet.language in RUN, f"{snippet.place}: name the language, or what cannot be run"
     if shutil.which("curl") is None and "curl" in snippet.code:
         pytest.skip("no curl")
+    if snippet.language == "typescript" and not runs_typescript():
+        pytest.skip("no Node.js of 22.18 or later")
     printed = run_snippet(snippet, desks[snippet.place.split(":")[0]])
     if snippet.answers is not None:
         assert_same_answer(json.loads(printed), json.loads(snippet.answers))

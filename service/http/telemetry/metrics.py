@@ -1,4 +1,4 @@
-"""Prometheus metrics, and their exposition; `docs/operate.md` lists their names.
+"""Prometheus metrics, and their exposition; `docs/metrics.md` lists their names.
 
 Counting takes a few microseconds a request; gauges are sampled, which costs requests nothing. With
 `PROMETHEUS_MULTIPROC_DIR` set, any worker process answers for all that share this folder.
