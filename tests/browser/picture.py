@@ -17,7 +17,7 @@ SIZE = {"width": 1200, "height": 860}
 
 def arrange(page: Page) -> None:
     page.get_by_role("button", name="Sample: cup of coffee").click()
-    page.get_by_label("Any words").fill("coffee cup, latte art, laptop")
+    page.get_by_label("Any words").fill("cup of coffee, latte art, laptop")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")

@@ -23,7 +23,7 @@ Every error is `application/problem+json` (RFC 9457):
 
 - `code` is stable: programs compare it. `title`, `detail` and the values in `errors` are for
   people and may change.
-- *Retry* says whether the same request can succeed later. `Retry-After` has the seconds to wait.
+- If *retry* is beside the status, repeat the request after the seconds in the header `Retry-After`.
 - `request_id` finds the request in the [log](operate.md#logs).
 - Below `/v2` an error is `{"error": "..."}`, as the Open Inference Protocol demands, and the
   statuses 409, 415 and 422 become 400.
@@ -267,9 +267,9 @@ def _write_rows(found: Iterator[type[ServiceError]] | list[type[ServiceError]]) 
     rows = []
     for error in sorted(found, key=lambda error: (error.status, error.code)):
         cause, remedy = CAUSES[error.code]
-        retry = "yes" if error.retry_after_seconds is not None else "no"
-        rows.append((f"`{error.code}`", str(error.status), error.title, cause, remedy, retry))
-    return write_table(("code", "status", "title", "cause", "remedy", "retry"), rows)
+        retry = "" if error.retry_after_seconds is None else ", retry"
+        rows.append((f"`{error.code}`", f"{error.status}{retry}", error.title, cause, remedy))
+    return write_table(("code", "status", "title", "cause", "remedy"), rows)
 
 
 if __name__ == "__main__":
