@@ -36,6 +36,7 @@ class PipelineHost:
         self.draining = False
         self.waits_for_others = False  # until all workers of a start are ready
         self._open_pipeline = open_pipeline
+        self._loading: Pipeline | None = None
 
     @property
     def pipeline(self) -> Pipeline:
@@ -43,7 +44,7 @@ class PipelineHost:
         if self.draining:
             raise Draining("the service is shutting down")
         if self.opened is None:
-            raise NotReady("the pipeline is loading")
+            raise self._describe_loading()
         return self.opened
 
     @property
@@ -76,6 +77,7 @@ class PipelineHost:
             # Loading and warming up take seconds; the event loop must answer meanwhile.
             pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
             pipeline.watchers.extend(self.watchers)
+            self._loading = pipeline
             await pipeline.start()
         except (StartError, BundleError) as error:
             self.failure = error
@@ -96,6 +98,14 @@ class PipelineHost:
                 "precision": engine.precision,
             }
             logger.info("ready", extra=fields)
+
+    def _describe_loading(self) -> NotReady:
+        error = NotReady("the pipeline is loading")
+        progress = None if self._loading is None else self._loading.catalogue.encoding_again
+        if progress is not None:
+            done, count = progress
+            error.detail = f"Label sets are encoded for this model: {done} of {count} are done."
+        return error
 
     async def drain(self) -> None:
         """Refuses new work and finishes the rest; a second call does nothing."""

@@ -95,6 +95,11 @@ class Catalogue:
         """Whether the last poll of the store succeeded; true without a store."""
         return self._stored is None or self._stored.answers
 
+    @property
+    def encoding_again(self) -> tuple[int, int] | None:
+        """How many of the store's sets are encoded for this bundle, of how many; else None."""
+        return None if self._stored is None else self._stored.encoding_again
+
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
         stored = {} if self._stored is None else self._stored.by_name

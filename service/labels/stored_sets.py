@@ -19,6 +19,7 @@ from service.errors import (
     Draining,
     InvalidLabelSet,
     LabelSetNotFound,
+    ServiceError,
     StartError,
     StoreError,
     StoreIncompatible,
@@ -59,6 +60,8 @@ class StoredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self._failure: str | None = None
         self._stopped = False
+        self.encoding_again: tuple[int, int] | None = None
+        """How many sets of another embedding space are encoded, of how many; None after that."""
 
     @property
     def by_name(self) -> Mapping[str, LabelSet]:
@@ -105,6 +108,8 @@ class StoredSets:
     async def refresh(self) -> None:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
         async with self._changing:
+            if self.revision < 0:
+                await self._encode_others()
             mark, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
             for name, stored in versions.items():
@@ -115,8 +120,6 @@ class StoredSets:
                     loaded[name] = known
             for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
                 _log.warning("label set %s of the store is hidden by a read-only one", name)
-            if self.revision < 0:
-                await self._warn_of_others()
             self._sets, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
@@ -231,14 +234,41 @@ class StoredSets:
         version = str(stored.version)
         return self._encoding.make_set(stored.definition, vectors, version, "store")
 
-    async def _warn_of_others(self) -> None:
-        count = await self._call(self._store.count_others)
-        if count:
-            _log.warning(
-                "%d label set(s) of the store are of another embedding space than the bundle's: "
-                "register them again, or serve the bundle that they are of",
-                count,
+    async def _encode_others(self) -> None:
+        # Replicas of the other bundle go on with their own rows.
+        others = await self._call(self._store.list_others)
+        for number, (name, space) in enumerate(others.items()):
+            self.encoding_again = (number, len(others))
+            _log.info(
+                "label set %s is of another embedding space: encoding it again (%d of %d)",
+                *(name, number + 1, len(others)),
             )
+            try:
+                await self._encode_other(name, space)
+            except StoreError:
+                raise
+            except ServiceError as error:
+                _log.warning(
+                    "label set %s of another embedding space cannot be encoded again: %s: register "
+                    "it again, or serve the bundle that it is of",
+                    *(name, error.describe()),
+                )
+        self.encoding_again = None
+
+    async def _encode_other(self, name: str, space: str) -> None:
+        stored = await self._call(self._store.read, name, space)
+        if stored is None:  # deleted meanwhile
+            return
+        old = stored.definition
+        if old.given:
+            raise InvalidLabelSet("It has embeddings of its own")
+        thresholds = old.thresholds
+        if old.calibration is not None:
+            _log.warning("label set %s has lost its calibration: calibrate it again", name)
+            thresholds = (None,) * len(thresholds)
+        definition = self._encoding.check(Definition(name, old.names, old.prompts, thresholds))
+        embeddings = await self._encoding.embed(definition)
+        await self._call(self._store.write, definition, embeddings, replace=False)
 
     async def _follow(self) -> None:
         while True:

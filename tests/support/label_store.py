@@ -28,6 +28,10 @@ class FlakyStore(LabelStore):
         self._answer()
         return super().read_versions()
 
+    def list_others(self) -> dict[str, str]:
+        self._answer()
+        return super().list_others()
+
     def read_mark(self) -> Mark:
         self._answer()
         return super().read_mark()

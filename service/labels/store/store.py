@@ -55,6 +55,15 @@ _SETS = sa.Table(
     sa.Column("embeddings", sa.LargeBinary, nullable=False),
 )
 
+# Deleted sets that another space still has: a start must not encode them again.
+_DELETED = sa.Table(
+    "deleted_label_sets",
+    _metadata,
+    sa.Column("space", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(100), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+)
+
 
 class Mark(NamedTuple):
     """The state of the store: while it is equal, so are the sets.
@@ -125,17 +134,31 @@ class LabelStore:
             rows = connection.execute(query.where(_SETS.c.space == self._space))
             return mark, {name: Stored(version, digest) for name, version, digest in rows}
 
-    def count_others(self) -> int:
-        """Returns the number of sets of other embedding spaces."""
-        query = sa.select(sa.func.count()).where(_SETS.c.space != self._space)
-        with self._connect() as connection:
-            count: int = connection.execute(query).scalar_one()
-            return count
+    def list_others(self) -> dict[str, str]:
+        """Returns name -> space of sets that only other spaces have; the newest if several do.
 
-    def read(self, name: str) -> StoredSet | None:
-        """Returns a set, or None; raises `InvalidLabelSet` if its row is damaged."""
+        Sets that were deleted here after they were written there are left out.
+        """
+        ours = sa.select(_SETS.c.name).where(_SETS.c.space == self._space)
+        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
+        query = (
+            sa.select(_SETS.c.name, _SETS.c.space)
+            .outerjoin_from(_SETS, _DELETED, deleted)
+            .where(_SETS.c.space != self._space, _SETS.c.name.not_in(ours))
+            .where(_SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0))
+            .order_by(_SETS.c.version)
+        )
         with self._connect() as connection:
-            row = connection.execute(sa.select(_SETS).where(self._is(name))).one_or_none()
+            return {row.name: row.space for row in connection.execute(query)}
+
+    def read(self, name: str, space: str | None = None) -> StoredSet | None:
+        """Returns a set, of another space if given, or None.
+
+        Raises `InvalidLabelSet` if its row is damaged.
+        """
+        query = sa.select(_SETS).where(_SETS.c.space == (space or self._space))
+        with self._connect() as connection:
+            row = connection.execute(query.where(_SETS.c.name == name)).one_or_none()
         return None if row is None else _decode_row(row)
 
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
@@ -189,6 +212,12 @@ class LabelStore:
                 raise LabelSetNotFound(name)
             connection.execute(sa.delete(_SETS).where(self._is(name)))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
+            mine = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == name)
+            connection.execute(sa.delete(_DELETED).where(mine))
+            elsewhere = sa.select(_SETS.c.space).where(_SETS.c.name == name)
+            if connection.execute(elsewhere.limit(1)).first() is not None:
+                row = {"space": self._space, "name": name, "version": previous + 1}
+                connection.execute(sa.insert(_DELETED).values(**row))
             return Written(previous + 1, previous)
 
     def hang_up(self) -> None:

@@ -1,12 +1,17 @@
 """Tests of the host: loading, ready, failed, draining."""
 
+from pathlib import Path
+
 import pytest
 
 from service.bundle.reader import Bundle
+from service.engine.heads import Embeddings
 from service.errors import BundleError, Draining, NotReady, StartError
 from service.http.host import PipelineHost
-from service.pipeline.pipeline import Pipeline
+from service.labels.definition import Definition
+from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.settings import Settings
+from tests.support.label_store import FlakyStore, put
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +29,42 @@ async def test_pipeline_is_available_once_it_is_open(settings: Settings) -> None
     await host.open()
     host.check_ready()
     assert host.pipeline.bundle.card.name == "tiny"
+    await host.drain()
+
+
+async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
+    open_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        bundle=open_bundle.path, device="cpu", label_store=str(tmp_path / "labels.db")
+    )
+    old = FlakyStore(str(settings.label_store), space="0" * 64)
+    for name in ("cars", "pets"):
+        put(old, name, "a", width=3)
+    old.close()
+    told: list[str | None] = []
+
+    def open_watched(settings: Settings) -> Pipeline:
+        pipeline = open_pipeline(settings)
+        encoding = pipeline.catalogue.encoding
+        assert encoding is not None
+        embed = encoding.embed
+
+        async def watch(definition: Definition) -> Embeddings:
+            with pytest.raises(NotReady) as refused:
+                host.check_ready()
+            told.append(refused.value.detail)
+            return await embed(definition)
+
+        monkeypatch.setattr(encoding, "embed", watch)
+        return pipeline
+
+    host = PipelineHost(settings, open_watched)
+    await host.open()
+    host.check_ready()
+    words = "Label sets are encoded for this model: {} of 2 are done."
+    assert told[-2:] == [words.format(0), words.format(1)]
+    assert {"cars", "pets"} <= {each.name for each in host.pipeline.catalogue.list_sets()}
     await host.drain()
 
 

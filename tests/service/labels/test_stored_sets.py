@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from service.bundle.card import Calibration
 from service.bundle.reader import Bundle
 from service.engine.heads import Embeddings
 from service.errors import (
@@ -224,24 +226,98 @@ async def test_version_is_not_reached_while_a_named_set_is_not_there_yet(
     assert set(sets.by_name) == {"pets", "cars"}
 
 
-async def test_sets_of_another_embedding_space_are_logged_once(
-    path: Path,
-    store: FlakyStore,
-    encoding: Encoding,
-    other: FlakyStore,
-    caplog: pytest.LogCaptureFixture,
+@pytest.fixture
+async def old(path: Path) -> AsyncIterator[FlakyStore]:
+    """The same store, in a replica whose bundle has another embedding space."""
+    store = FlakyStore(str(path), space="0" * 64)
+    yield store
+    store.close()
+
+
+async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
+    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompted = Definition("cars", ("van", "bus"), ("a red van", None), (0.7, None))
+    old.write(prompted, np.ones((2, 3), np.float32), replace=False)
+    put(old, "pets", "cat", width=3)
+    before = old.read_versions()[1]
+    caplog.set_level(logging.INFO)
+    async with started(store, encoding) as sets:
+        assert set(sets.by_name) == {"cars", "pets"}
+        cars = sets.by_name["cars"]
+        assert (cars.names, cars.prompts) == (prompted.names, prompted.prompts)
+        assert cars.thresholds[0] == 0.7
+        again, created = await sets.write(prompted, replace=False)
+        assert (again, created) == (cars, False)
+        assert sets.encoding_again is None
+        # Encoded as if it were registered here.
+        await sets.delete("cars", None)
+        fresh, _ = await sets.write(prompted, replace=False)
+        assert fresh.queries is not None
+        assert cars.queries is not None
+        np.testing.assert_array_equal(fresh.queries, cars.queries)
+    assert old.read_versions()[1] == before  # the old replica goes on
+    logged = [record.message for record in caplog.records if "encoding it again" in record.message]
+    assert [line.partition(" again ")[2] for line in logged] == ["(1 of 2)", "(2 of 2)"]
+
+
+async def test_set_that_was_deleted_here_stays_deleted_until_it_is_written_there_again(
+    path: Path, encoding: Encoding, old: FlakyStore
+) -> None:
+    put(old, "pets", "cat", width=3)
+    async with started(FlakyStore(str(path)), encoding) as sets:
+        await sets.delete("pets", None)
+    async with started(FlakyStore(str(path)), encoding) as sets:
+        assert set(sets.by_name) == set()
+    put(old, "pets", "dog", width=3)
+    async with started(FlakyStore(str(path)), encoding) as sets:
+        assert sets.by_name["pets"].names == ("dog",)
+
+
+async def test_own_set_is_kept_if_another_space_has_one_of_its_name(
+    store: FlakyStore, encoding: Encoding, other: FlakyStore, old: FlakyStore
 ) -> None:
     put(other, "pets", "cat")
-    elsewhere = FlakyStore(str(path), space="0" * 64)
-    put(elsewhere, "cars", "van")
-    elsewhere.close()
+    put(old, "pets", "dog", width=3)
+    async with started(store, encoding) as sets:
+        assert sets.by_name["pets"].names == ("cat",)
+
+
+async def test_set_with_embeddings_of_another_space_is_logged_and_costs_only_itself(
+    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = np.ones((1, 3), np.float32)
+    old.write(Definition("own", ("a",), (None,), (None,), (0,), own), own, replace=False)
+    put(old, "pets", "cat", width=3)
     caplog.set_level(logging.WARNING)
     async with started(store, encoding) as sets:
-        put(other, "more", "dog")
-        await sets.refresh()
-        assert set(sets.by_name) == {"pets", "more"}
-    (logged,) = [r.message for r in caplog.records if "embedding space" in r.message]
-    assert logged.startswith("1 label set(s) of the store")
+        assert set(sets.by_name) == {"pets"}
+    (logged,) = caplog.messages
+    assert logged.startswith("label set own of another embedding space cannot be encoded again")
+
+
+async def test_calibration_and_its_thresholds_do_not_follow_to_another_space(
+    store: FlakyStore, encoding: Encoding, old: FlakyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    calibration = Calibration(scale=2.0, shift=1.0)
+    tuned = Definition("pets", ("cat",), (None,), (0.9,), calibration=calibration)
+    old.write(tuned, np.ones((1, 3), np.float32), replace=False)
+    async with started(store, encoding) as sets:
+        pets = sets.by_name["pets"]
+        assert pets.own_calibration is None
+        assert not pets.calibrated.any()
+    assert "label set pets has lost its calibration: calibrate it again" in caplog.messages
+
+
+async def test_start_that_finds_the_store_away_encodes_again_when_it_is_back(
+    path: Path, encoding: Encoding, old: FlakyStore
+) -> None:
+    put(old, "pets", "cat", width=3)
+    store = FlakyStore(str(path))
+    store.away = True
+    async with started(store, encoding, poll_seconds=0.01) as sets:
+        store.away = False
+        await wait_for(store, lambda: "pets" in sets.by_name)
 
 
 async def test_damaged_set_costs_only_itself(
