@@ -195,6 +195,34 @@ def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
     other.close()
 
 
+def test_other_spaces_sets_are_listed_unless_they_are_here_or_were_deleted_here(
+    location: str, store: LabelStore
+) -> None:
+    if location == "memory":
+        pytest.skip("a store in memory has one process")
+    others = [open_store(location, space=letter * 64) for letter in "bc"]
+    for other in others:
+        put(other, "pets", "cat")
+    put(others[0], "cars", "van")
+    put(store, "cars", "bus")
+    assert store.list_others() == {"pets": "c" * 64}  # the newest
+    assert others[1].list_others()["cars"] != "c" * 64
+    found = store.read("cars", "b" * 64)
+    assert found is not None
+    assert found.definition.names == ("van",)
+    put(store, "pets", "cat")
+    for name in ("cars", "pets"):
+        store.delete(name)
+    assert store.list_others() == {}
+    put(others[0], "cars", "lorry")
+    assert store.list_others() == {"cars": "b" * 64}
+    put(store, "cars", "bus")
+    store.delete("cars")  # once more
+    assert store.list_others() == {}
+    for other in others:
+        other.close()
+
+
 def test_writers_at_the_same_time_each_get_a_version_of_their_own(location: str) -> None:
     if location == "memory":
         pytest.skip("a store in memory has one process")
