@@ -142,11 +142,12 @@ def test_map_stays_in_view_beside_the_last_label(visit: Visit, width: int, heigh
         assert box["y"] + box["height"] <= height
 
 
-def test_photo_does_not_cover_the_request_at_the_end_of_the_page(visit: Visit) -> None:
-    page = open_long_list(visit, 1280, 700)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_photo_does_not_cover_the_request_at_the_end_of_the_page(visit: Visit, width: int) -> None:
+    page = open_long_list(visit, width, 700)
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     photos, request = (
-        page.locator(part).bounding_box() for part in ("#photo-column", "#request-side")
+        page.locator(part).bounding_box() for part in ("#photo-side", "#request-side")
     )
     assert photos is not None
     assert request is not None
@@ -272,7 +273,7 @@ def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit, samples: Path)
     assert own.items() <= rows(page).items(), "typed labels show whatever they score"
 
     page.get_by_label("Keep as set").fill("zoo")
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("button", name="Keep", exact=True).click()
     expect(page.locator("#keep-status")).to_contain_text("Kept 2 labels as zoo")
     expect(page.get_by_role("checkbox", name="zoo")).to_be_checked()
     kept = httpx.get(f"{visit.url}/labels/zoo").json()
@@ -280,7 +281,7 @@ def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit, samples: Path)
 
     page.get_by_label("Any words").fill("crow")
     page.get_by_label("Keep as set").fill("zoo")
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("button", name="Keep", exact=True).click()
     expect(page.locator("#keep-status")).to_contain_text("has other labels")
     page.get_by_role("button", name="Replace it").click()
     expect(page.locator("#keep-status")).to_contain_text("Kept 1 labels as zoo")
@@ -295,7 +296,7 @@ def test_text_typed_during_a_save_stays(visit: Visit) -> None:
     name.fill("pond")
     take = hold(page, "**/labels")
     with page.expect_request("**/labels"):
-        page.get_by_role("button", name="Keep").click()
+        page.get_by_role("button", name="Keep", exact=True).click()
     words.fill("yak, newt, crow ")
     name.fill("sky")
     page.unroute("**/labels")
@@ -312,7 +313,7 @@ def test_set_ticked_during_a_save_stays_ticked(visit: Visit) -> None:
     page.get_by_label("Keep as set").fill("herd")
     take = hold(page, "**/labels")
     with page.expect_request("**/labels"):
-        page.get_by_role("button", name="Keep").click()
+        page.get_by_role("button", name="Keep", exact=True).click()
     with page.expect_request("**/labels"):  # the sets are listed again
         take().fallback()
     page.get_by_role("checkbox", name="everyday").check()

@@ -81,6 +81,14 @@ export async function keepLabelSet(name, labels, replace) {
   return (await send(path, sendJson("PUT", { labels }, { "If-Match": tag }))).body;
 }
 
+/** Sets the threshold of one label of `set`, as `readLabelSet` returned it, if it is unchanged. */
+export async function keepThreshold(set, label, threshold) {
+  const change = (each) => (each.name === label ? { ...each, threshold, calibrated: true } : each);
+  const body = { ...set, labels: set.labels.map(change) };
+  const options = sendJson("PUT", body, { "If-Match": `"${set.version}"` });
+  return (await send(`labels/${encodeURIComponent(set.name)}`, options)).body;
+}
+
 /** Deletes a set if it still has the given version. */
 export async function deleteLabelSet({ name, version }) {
   const headers = { "If-Match": `"${version}"` };

@@ -2,9 +2,11 @@
 //
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
 // sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
-// request as curl and Python; `downloads.js` writes files of all photos. This file owns the page's state.
+// request as curl and Python; `downloads.js` writes files of all photos;
+// `calibrate.js` chooses the threshold of a label. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
+import { showCalibrated, startCalibration } from "./calibrate.js";
 import { fillCard } from "./card.js";
 import { download, writeCsv, writeJson } from "./downloads.js";
 import {
@@ -48,7 +50,8 @@ let asking = new AbortController();
 let speaking = 0;
 
 function start() {
-  startLabels(ask, showProblem);
+  startLabels(ask, showCalibrated, showProblem);
+  startCalibration(() => showSets().then(ask, showProblem), showProblem);
   byId("ask").addEventListener("submit", (event) => event.preventDefault());
   byId("top-k").addEventListener("input", render);
   for (const radio of document.querySelectorAll("[name=mode]")) {
@@ -79,6 +82,7 @@ async function greet() {
   byId("model").textContent = `${info.model.name} ${info.model.version}`;
   fillCard(byId("card-body"), info);
   byId("own").hidden = !info.open_head?.encodes_text;
+  byId("calibrate-side").hidden = !info.open_head;
   await showSets();
   byId("alert").hidden = true;
   shown.info = info;

@@ -14,6 +14,7 @@ const ORIGINS = {
 
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
+let showElsewhere; // called with the sets after each listing
 let listed = []; // the sets as the service lists them
 const keptNames = new Map(); // `name version` -> promise of the labels of a registered set
 
@@ -57,6 +58,7 @@ export async function showSets(also = []) {
   const options = listed.map((set) => new Option(set.name, set.name));
   byId("compare").replaceChildren(new Option("nothing", ""), ...options);
   byId("compare").value = isListed(compared) ? compared : "";
+  showElsewhere(listed);
 }
 
 function isListed(name) {
@@ -82,8 +84,12 @@ export function tickSets(names) {
   }
 }
 
-/** Adds listeners; calls `onChange` after a choice and after a pause in typing. */
-export function startLabels(onChange, onProblem) {
+/**
+ * Adds listeners; calls `onChange` after a choice and after a pause in typing, and `onListed` with
+ * the sets of the service.
+ */
+export function startLabels(onChange, onListed, onProblem) {
+  showElsewhere = onListed;
   byId("sets").addEventListener("change", onChange);
   byId("sets").addEventListener("click", ({ target }) => {
     if (target.localName !== "button") return;

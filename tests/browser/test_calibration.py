@@ -1,0 +1,142 @@
+"""The threshold of a label, chosen on the page from photos."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from service.labels.calibration import find_best_f1
+from tests.browser.conftest import Visit
+from tests.browser.test_looks import assert_accessible, keep_screenshot
+from tests.support.photos import make_photo
+
+PUT = {"name": "herd", "labels": [{"name": "yak", "prompt": "a photo of a yak"}, "newt"]}
+
+
+@pytest.fixture
+def page(visit: Visit) -> Iterator[Page]:
+    """The page of a service with the set `herd`."""
+    with httpx.Client(base_url=visit.url) as client:
+        client.post("/labels", json=PUT).raise_for_status()
+        yield visit.open()
+        client.delete("/labels/herd").raise_for_status()
+
+
+def write_photos(folder: Path) -> list[Path]:
+    paths = [folder / f"{number}.png" for number in range(6)]
+    for number, path in enumerate(paths):
+        path.write_bytes(make_photo(number))
+    return paths
+
+
+def score(visit: Visit, photo: Path) -> float:
+    query = {"label_set": "herd", "include": "yak"}
+    answer = httpx.post(
+        f"{visit.url}/predict", files={"image": photo.read_bytes()}, params=query, timeout=60
+    )
+    found: float = answer.json()["labels"][0]["score"]
+    return found
+
+
+def read_set(visit: Visit) -> Any:
+    return httpx.get(f"{visit.url}/labels/herd").json()
+
+
+def give(page: Page, photos: list[Path], kind: str) -> None:
+    page.get_by_label(f"Photos that {kind}").set_input_files(photos)
+
+
+def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path)
+    scores = [score(visit, photo) for photo in photos]
+    give(page, photos[:3], "show it")
+    give(page, photos[3:], "do not")
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 3 with the label, 3 without")
+    best = find_best_f1(np.array(scores), np.array([1, 1, 1, 0, 0, 0]))
+    expect(page.locator("#calibrate-figures")).to_contain_text(f"Precision {best.precision:.2f}")
+    expect(page.locator("#calibrate-figures")).to_contain_text(f"Recall {best.recall:.2f}")
+    slider = page.get_by_label("Threshold", exact=True)
+    assert float(slider.input_value()) == pytest.approx(best.threshold, abs=0.001)
+    expect(page.locator("#calibrate-few")).to_be_visible()
+
+    slider.fill("0")
+    expect(page.locator("#calibrate-figures")).to_have_text(
+        "Precision 0.50: 3 of 6 found photos show it. "
+        "Recall 1.00: 3 of 3 photos that show it are found."
+    )
+    slider.fill("1")
+    expect(page.locator("#calibrate-figures")).to_contain_text("Precision -: 0 of 0")
+    slider.fill("0.321")
+    page.get_by_role("button", name="Keep threshold").click()
+    expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.321 now.")
+    yak, newt = read_set(visit)["labels"]
+    assert (yak["threshold"], yak["calibrated"], yak["prompt"]) == (0.321, True, "a photo of a yak")
+    assert not newt["calibrated"]
+
+
+def test_dropped_photo_is_scored_and_a_broken_one_named(page: Page) -> None:
+    drop = """async (zone, bytes) => {
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], "dropped.png"));
+        zone.dispatchEvent(new DragEvent("drop", {
+            dataTransfer: data, bubbles: true, cancelable: true,
+        }));
+    }"""
+    zone = page.locator(".drop").first
+    photos = page.locator("#thumbs li")
+    before = photos.count()
+    zone.evaluate(drop, list(make_photo(1)))
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    zone.evaluate(drop, [1, 2, 3])
+    expect(page.locator("#calibrate-status")).to_have_text(
+        "dropped.png: The file is damaged or is not an image"
+    )
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    expect(photos).to_have_count(before)
+
+
+def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
+    page: Page, visit: Visit, tmp_path: Path
+) -> None:
+    give(page, write_photos(tmp_path)[:1], "show it")
+    expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
+    changed = {"labels": [{"name": "yak", "prompt": "a bull"}]}
+    httpx.put(f"{visit.url}/labels/herd", json=changed).raise_for_status()
+    page.get_by_role("button", name="Keep threshold").click()
+    expect(page.locator("#calibrate-status")).to_contain_text("herd was changed meanwhile")
+    expect(page.locator("#calibrate-label option")).to_have_count(1)
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    assert not read_set(visit)["labels"][0]["calibrated"]
+
+
+def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path)
+    counts = page.locator("#calibrate-counts")
+    for restart in (
+        lambda: page.locator("#calibrate-label").select_option("newt"),
+        lambda: page.get_by_role("button", name="Remove these photos").click(),
+    ):
+        give(page, photos[:1], "show it")
+        expect(counts).to_have_text("Scored: 1 with the label, 0 without")
+        restart()
+        expect(counts).to_have_text("Scored: 0 with the label, 0 without")
+        expect(page.get_by_role("button", name="Keep threshold")).to_be_disabled()
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_calibration_fits_its_width_and_passes_axe(
+    page: Page, visit: Visit, tmp_path: Path, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    photos = write_photos(tmp_path)
+    give(page, photos[:3], "show it")
+    give(page, photos[3:], "do not")
+    expect(page.locator("#calibrate-figures")).to_contain_text("of 3 photos")
+    expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
+    keep_screenshot(visit, f"calibrate-{width}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_accessible(visit)
