@@ -159,7 +159,8 @@ CAUSES = {
     "unknown_label_set": (
         "No label set has this name: it was never registered, was deleted, or belongs to another "
         "embedding space.",
-        "`GET /labels` lists the sets. Register it again after a change of the text encoder.",
+        "`GET /labels` lists the sets. After a change of the text encoder, register a set with "
+        "embeddings of its own again.",
     ),
     "no_maps": (
         "`explain` for labels whose head has no maps.",
