@@ -194,6 +194,12 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
         width = model.text_model.head.out_features
         frame = ("", tokenizer.eos_token)
         rules.normalizer = _clean(rules.normalizer, canonical=stored.canonical)
+    known = module.body.embeddings.token_embedding.num_embeddings
+    tokens = max(rules.get_vocab(with_added_tokens=False).values(), default=0) + 1
+    if tokens > known:
+        raise CheckpointError(
+            f"{name} has a tokenizer.json of {tokens} tokens, and a text tower that knows {known}"
+        )
     if None in frame:
         raise CheckpointError(f"{name} lacks special tokens in tokenizer_config.json")
     # As in training; for Gemma's tokenizer, options in tokenizer_config.json replace the file's.

@@ -102,6 +102,17 @@ def test_siglip_texts_are_cleaned_as_in_training(tmp_path: Path, *, canonical: b
     assert "".join(found) == (clean if canonical else kept)
 
 
+def test_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = write_towers(tmp_path / "tiny", "clip")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = rules["model"]["vocab"]
+    vocabulary["other"] = len(vocabulary) + 1000
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(CheckpointError, match="tokens, and a text tower that knows"):
+        read_towers(folder)
+    read(write_towers(tmp_path / "good", "clip"))
+
+
 @pytest.mark.parametrize(
     ("lost", "reason"),
     [
