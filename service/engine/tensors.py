@@ -87,15 +87,16 @@ class _Entry(NamedTuple):
 class QueryCache:
     """Copies of label sets' queries in GPU memory, so that batches need not send them.
 
-    A set's matrix is the key, by identity. An entry is evicted when its matrix is freed, and over
-    `max_bytes`, least recently used first. If the GPU is full, the limit becomes half of the bytes
-    that did not fit. `memory` is ONNX Runtime's name of the GPU's memory.
+    A set's matrix is the key, by identity, with the number of chunks that it is cut into: the open
+    head and the screened head cut it differently. An entry is evicted when its matrix is freed, and
+    over `max_bytes`, least recently used first. If the GPU is full, the limit becomes half of the
+    bytes that did not fit. `memory` is ONNX Runtime's name of the GPU's memory.
     """
 
     def __init__(self, memory: str, max_bytes: int = _MAX_CACHED_BYTES) -> None:
         self._memory = memory
         self._max_bytes = max_bytes
-        self._entries: dict[int, _Entry] = {}  # by `id`, least recently used first
+        self._entries: dict[tuple[int, int], _Entry] = {}  # least recently used first
         self._lock = Lock()
 
     def find(self, queries: QueryArray, chunks: Sequence[QueryArray]) -> Sequence[Tensor]:
@@ -105,7 +106,7 @@ class QueryCache:
         """
         if queries.flags.writeable or queries.nbytes > self._max_bytes:
             return chunks
-        key = id(queries)
+        key = (id(queries), len(chunks))
         with self._lock:
             entry = self._entries.pop(key, None) or self._load(queries, chunks)
             if entry is None:
@@ -121,7 +122,7 @@ class QueryCache:
             # Batches then send the queries; if the GPU is lost, their runs raise an error.
             self._max_bytes = (kept_bytes + queries.nbytes) // 2
             return None
-        key, cache = id(queries), weakref.ref(self)
+        key, cache = (id(queries), len(chunks)), weakref.ref(self)
 
         # A matrix may be freed in any thread, even within the lock, so this takes none: `pop` is
         # atomic, and no other matrix gets this `id` before it.

@@ -69,7 +69,7 @@ def is_cached(cache: QueryCache, queries: QueryArray) -> bool:
 
 
 def holds(cache: QueryCache, queries: QueryArray) -> bool:
-    return id(queries) in cache._entries
+    return (id(queries), 2) in cache._entries  # `find` cuts two chunks
 
 
 def test_cache_copies_a_matrix_once() -> None:
@@ -81,6 +81,14 @@ def test_cache_copies_a_matrix_once() -> None:
 def test_cache_tells_equal_matrices_apart() -> None:
     cache, queries, other = QueryCache("cpu"), make_matrix(), make_matrix()
     assert find(cache, queries)[0] is not find(cache, other)[0]
+
+
+def test_cache_tells_apart_how_a_matrix_is_cut() -> None:
+    cache, queries = QueryCache("cpu"), make_matrix()
+    for chunks in ([queries[:6], queries[6:]], [queries]):
+        for _ in range(2):
+            found = cache.find(queries, chunks)
+            assert [len(chunk.numpy()) for chunk in found] == [len(chunk) for chunk in chunks]
 
 
 def test_cache_ignores_a_writable_matrix_such_as_that_of_candidate_labels() -> None:
