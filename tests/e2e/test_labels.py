@@ -108,7 +108,7 @@ def assert_whole(client: httpx.Client, acknowledged: list[str]) -> None:
 @pytest.fixture(params=["sqlite", "postgres"])
 def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
-        return str(request.getfixturevalue("postgres").url)
+        return str(request.getfixturevalue("postgres").make_database())
     return str(tmp_path / "labels.db")
 
 

@@ -18,6 +18,7 @@ class Postgres:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._databases = 0
         # The server refuses to run as root.
         self._as_user = ["runuser", "-u", "postgres", "--"] if getpass.getuser() == "root" else []
         if self._as_user:
@@ -27,7 +28,14 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@/postgres?host={self._folder}"
+        return self._find_url("postgres")
+
+    def make_database(self) -> str:
+        """Makes an empty database; returns its URL."""
+        self._databases += 1
+        name = f"test{self._databases}"
+        self._run("createdb", "-h", str(self._folder), "-U", "postgres", name)
+        return self._find_url(name)
 
     def start(self) -> None:
         options = f"-c listen_addresses='' -c unix_socket_directories={self._folder}"
@@ -50,6 +58,9 @@ class Postgres:
         finally:
             for process in processes:
                 os.kill(process, signal.SIGCONT)
+
+    def _find_url(self, database: str) -> str:
+        return f"postgresql://postgres@/{database}?host={self._folder}"
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._as_user, str(_find_program(program)), *arguments]
