@@ -113,6 +113,36 @@ class LabelSet(LabelSetSummary):
     labels: list[RegisteredLabel]
 
 
+class PhotoScore(_Answer):
+    """The score of a label on one photo; `error` has the problem of a photo that has none."""
+
+    score: float | None = None
+    error: dict[str, Any] | None = None
+
+
+class OperatingPoint(_Answer):
+    """A threshold with its precision and recall, all 0..1; no precision if nothing is found."""
+
+    threshold: float
+    precision: float | None
+    recall: float
+
+
+class LabelCalibration(_Answer):
+    """Of a label of a set: its present threshold, and the best one for the photos.
+
+    Both are None if no positive photo can be used; `best` also if none reaches the wanted
+    precision. The scores are in the order of the photos.
+    """
+
+    label_set: NameAndVersion
+    label: str
+    current: OperatingPoint | None
+    best: OperatingPoint | None
+    positive: list[PhotoScore]
+    negative: list[PhotoScore]
+
+
 class Info(_Answer):
     """The model card; parts that differ between models are plain JSON values."""
 

@@ -19,6 +19,7 @@ from ml_decoder_client.answers import (
     Answer,
     Calibration,
     Info,
+    LabelCalibration,
     LabelSet,
     LabelSetList,
     LabelSetSummary,
@@ -40,6 +41,8 @@ _MAX_FORM_ENTRIES = 2000
 _LISTS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 # The service encodes the texts of a label set before it answers: 4 ms each on two cores.
 _SECONDS_PER_LABEL = 0.02
+# A calibration scores all its photos before it answers.
+_SECONDS_PER_PHOTO = 0.5
 
 
 class Question(TypedDict, total=False):
@@ -118,8 +121,39 @@ def replace_label_set(
     return _write_set("PUT", _set_path(name), body, _if_match(version))
 
 
+def change_thresholds(
+    name: str, thresholds: Mapping[str, float | None], version: str | None
+) -> Call[LabelSet]:
+    changes = [{"name": label, "threshold": value} for label, value in thresholds.items()]
+    return _write_set("PATCH", _set_path(name), {"labels": changes}, _if_match(version))
+
+
+def calibrate_label(
+    name: str,
+    label: str,
+    positive: Iterable[Photo],
+    negative: Iterable[Photo],
+    precision_target: float | None,
+) -> Call[LabelCalibration]:
+    params: dict[str, Any] = {"label": label}
+    if precision_target is not None:
+        params["precision_target"] = precision_target
+    files = []
+    for group, photos in (("positive", positive), ("negative", negative)):
+        check_photos(photos)
+        files += [(group, ("photo", _read_photo(photo))) for photo in photos]
+    options = {"params": params, "files": files}
+    path = f"{_set_path(name)}/calibrate"
+    return Call("POST", path, _read(LabelCalibration), options, _SECONDS_PER_PHOTO * len(files))
+
+
 def delete_label_set(name: str, version: str | None) -> Call[None]:
     return Call("DELETE", _set_path(name), lambda _: None, {"headers": _if_match(version)})
+
+
+def check_photos(photos: Iterable[Photo]) -> None:
+    if isinstance(photos, str | bytes | os.PathLike):  # each letter would be a path
+        raise TypeError("photos must be a list of photos, not one")
 
 
 def _read(model: type[ModelT]) -> Callable[[httpx.Response], ModelT]:

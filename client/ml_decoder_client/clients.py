@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self, Unpack
 
@@ -20,6 +20,7 @@ from ml_decoder_client.answers import (
     Calibration,
     ClientError,
     Info,
+    LabelCalibration,
     LabelSet,
     LabelSetSummary,
 )
@@ -60,7 +61,8 @@ class Client(Connection):
 
         Photos are read as they are needed.
         """
-        _check_many(photos, at_once)
+        _check_at_once(at_once)
+        calls.check_photos(photos)
         with ThreadPoolExecutor(at_once) as pool:
             pending: deque[Future[AnswerOrError]] = deque()
             try:
@@ -112,6 +114,35 @@ class Client(Connection):
         return self._send(
             calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
         )
+
+    def change_thresholds(
+        self,
+        name: str,
+        thresholds: Mapping[str, float | None],
+        *,
+        if_version: str | None = None,
+    ) -> LabelSet:
+        """Changes thresholds, 0..1; None takes the open head's. All else of the set stays.
+
+        With `if_version`, only that version is changed.
+        """
+        return self._send(calls.change_thresholds(name, thresholds, if_version))
+
+    def calibrate_label(
+        self,
+        name: str,
+        label: str,
+        positive: Iterable[Photo],
+        negative: Iterable[Photo] = (),
+        *,
+        precision_target: float | None = None,
+    ) -> LabelCalibration:
+        """Finds the threshold of a label from photos that show it and photos that do not.
+
+        The best has the best F1, or is the lowest that reaches `precision_target` (0..1) with 95 %
+        confidence; `change_thresholds` keeps it. At most 200 photos, in one request.
+        """
+        return self._send(calls.calibrate_label(name, label, positive, negative, precision_target))
 
     def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         """Deletes a label set; with `if_version`, only that version."""
@@ -172,7 +203,8 @@ class AsyncClient(Connection):
     async def predict_many(
         self, photos: Iterable[Photo], *, at_once: int = 8, **question: Unpack[Question]
     ) -> AsyncIterator[AnswerOrError]:
-        _check_many(photos, at_once)
+        _check_at_once(at_once)
+        calls.check_photos(photos)
         pending: deque[asyncio.Task[AnswerOrError]] = deque()
         slots = asyncio.Semaphore(at_once)
         try:
@@ -213,6 +245,27 @@ class AsyncClient(Connection):
         return await self._send(
             calls.replace_label_set(name, labels, embedding_space, calibration, if_version)
         )
+
+    async def change_thresholds(
+        self,
+        name: str,
+        thresholds: Mapping[str, float | None],
+        *,
+        if_version: str | None = None,
+    ) -> LabelSet:
+        return await self._send(calls.change_thresholds(name, thresholds, if_version))
+
+    async def calibrate_label(
+        self,
+        name: str,
+        label: str,
+        positive: Iterable[Photo],
+        negative: Iterable[Photo] = (),
+        *,
+        precision_target: float | None = None,
+    ) -> LabelCalibration:
+        arguments = (name, label, positive, negative, precision_target)
+        return await self._send(await asyncio.to_thread(calls.calibrate_label, *arguments))
 
     async def delete_label_set(self, name: str, *, if_version: str | None = None) -> None:
         await self._send(calls.delete_label_set(name, if_version))
@@ -257,8 +310,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_reopen_clients)
 
 
-def _check_many(photos: Iterable[Photo], at_once: int) -> None:
-    if isinstance(photos, str | bytes | os.PathLike):  # each letter would be a path
-        raise TypeError("photos must be a list of photos, not one")
+def _check_at_once(at_once: int) -> None:
     if at_once < 1:
         raise ValueError(f"at_once must be at least 1; it is {at_once}")

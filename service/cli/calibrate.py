@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +111,7 @@ async def calibrate_set(
             )
         scores = np.array([[row[label] for label in common] for row in answers.values()])
         fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
-        calibration = labels.own_calibration if fit is None else fit.pair
+        calibration: Calibration | Literal["same"] = "same" if fit is None else fit.pair
         kept = {} if fit is None else _move_thresholds(labels, fit.pair)
         thresholds = kept | {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from service.bundle.card import Calibration
 from service.errors import (
@@ -186,11 +186,15 @@ class Catalogue:
     async def calibrate(
         self,
         name: str,
-        thresholds: Mapping[str, float],
-        calibration: Calibration | None,
+        thresholds: Mapping[str, float | None],
+        calibration: Calibration | Literal["same"] | None = "same",
         if_version: int | None = None,
     ) -> LabelSet:
-        """Sets a registered set's calibration, and thresholds (0..1) of some of its labels."""
+        """Sets a registered set's calibration, and thresholds (0..1) of some of its labels.
+
+        A threshold of None is the open head's. Raises `LabelSetChanged` if the set is not in
+        `if_version`, or is changed meanwhile; `UnknownLabel` if a label is not in it.
+        """
         stored = self._writable(name)
         return await stored.calibrate(name, thresholds, calibration, if_version)
 

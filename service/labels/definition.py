@@ -114,6 +114,19 @@ class LabelSetRecord(Record):
     num_labels: int | None = Field(default=None, exclude=True)
 
 
+class LabelThreshold(Record):
+    """The threshold of one label of a set, 0..1; None is the open head's."""
+
+    name: LabelText
+    threshold: Annotated[float | None, NoBool] = Field(ge=0.0, le=1.0, allow_inf_nan=False)
+
+
+class ThresholdsRecord(Record):
+    """New thresholds for some labels of a set."""
+
+    labels: list[LabelThreshold] = Field(min_length=1)
+
+
 @dataclass(frozen=True, eq=False)
 class Definition:
     """A label set as columns of L labels, before anything is encoded.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from types import MappingProxyType
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, LabelVectors
@@ -24,6 +24,7 @@ from service.errors import (
     StoreError,
     StoreIncompatible,
     StoreUnavailable,
+    UnknownLabel,
     VersionNotReached,
 )
 from service.labels.definition import Definition, check_embeddings
@@ -155,8 +156,8 @@ class StoredSets:
     async def calibrate(
         self,
         name: str,
-        thresholds: Mapping[str, float],
-        calibration: Calibration | None,
+        thresholds: Mapping[str, float | None],
+        calibration: Calibration | Literal["same"] | None,
         if_version: int | None,
     ) -> LabelSet:
         """Writes a set's calibration, and thresholds (0..1) for some labels; others keep theirs."""
@@ -165,10 +166,13 @@ class StoredSets:
             raise LabelSetNotFound(name)
         old = stored.definition
         check_version(name, Stored(stored.version, old.digest), if_version)
+        if unknown := tuple(label for label in thresholds if label not in old.names):
+            raise UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
         vectors = await self._encoding.project(stored.embeddings)
-        definition = replace_fields(old, thresholds=new, calibration=calibration)
+        pair = old.calibration if calibration == "same" else calibration
+        definition = replace_fields(old, thresholds=new, calibration=pair)
         labels, _ = await self._commit(
             definition, stored.embeddings, vectors, replace=True, if_version=stored.version
         )

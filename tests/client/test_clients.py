@@ -213,6 +213,39 @@ def test_labels_that_were_read_can_be_written(client: Any) -> None:
     client.delete_label_set("my-zoo")
 
 
+def test_threshold_is_found_from_photos_and_kept(client: Any, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(PHOTO)
+    labels = [NewLabel(name="quux", embedding=[0.5] * EMBEDDING_WIDTH), "newt"]
+    made = client.register_label_set("garden", labels)
+    question = {"label_set": ["garden"], "include": ["quux"], "top_k": 1}
+    photos = [make_photo(seed) for seed in range(6)]
+    photos.sort(key=lambda each: -client.predict(each, **question).labels[0].score)
+
+    found = client.calibrate_label("garden", "quux", photos[:3], [*photos[3:], b"x"])
+
+    assert (found.best.precision, found.best.recall) == (1.0, 1.0)
+    assert found.current.threshold == made.labels[0].threshold
+    assert [each.score is None for each in found.negative] == [False, False, False, True]
+    assert found.negative[3].error["code"] == "invalid_image"
+    version, best = found.label_set.version, found.best.threshold
+    kept = client.change_thresholds("garden", {"quux": best}, if_version=version)
+    assert kept.labels[0].threshold == best
+    assert (kept.labels[0].own_embedding, kept.labels[1].calibrated) == (True, False)
+    change = client.change_thresholds
+    assert_problem(412, "label_set_changed", change, "garden", {"newt": 0.5}, if_version=version)
+    assert change("garden", {"quux": None}).labels[0].calibrated is False
+    from_file = client.calibrate_label("garden", "newt", [path], precision_target=0.9)
+    assert from_file.best is None
+    client.delete_label_set("garden")
+
+
+@pytest.mark.parametrize("photos", ["photo.jpg", PHOTO, Path("photo.jpg")])
+def test_calibration_refuses_a_single_photo(client: Any, photos: Any) -> None:
+    with pytest.raises(TypeError, match="not one"):
+        client.calibrate_label("garden", "newt", photos)
+
+
 def test_info_returns_the_model_card(client: Any) -> None:
     info = client.info()
     assert info.model.name == "tiny-open"

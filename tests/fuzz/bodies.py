@@ -48,6 +48,7 @@ def make_requests(images: list[bytes]) -> list[Request]:
     writing: list[Request] = [
         ("POST", "/labels", "application/json", body),
         ("PUT", "/labels/pets", "application/json", body),
+        ("PATCH", "/labels/pets", "application/json", body),
     ]
     return requests + writing * (len(requests) // 8)
 

@@ -83,9 +83,8 @@ export async function keepLabelSet(name, labels, replace) {
 
 /** Sets the threshold of one label of `set`, as `readLabelSet` returned it, if it is unchanged. */
 export async function keepThreshold(set, label, threshold) {
-  const change = (each) => (each.name === label ? { ...each, threshold, calibrated: true } : each);
-  const body = { ...set, labels: set.labels.map(change) };
-  const options = sendJson("PUT", body, { "If-Match": `"${set.version}"` });
+  const labels = [{ name: label, threshold }];
+  const options = sendJson("PATCH", { labels }, { "If-Match": `"${set.version}"` });
   return (await send(`labels/${encodeURIComponent(set.name)}`, options)).body;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Upload:
     `decode_base64` decodes images one by one, so that invalid base64 fails one of a batch only.
     """
 
-    images: list[bytes | str]
+    images: Sequence[bytes | str]
     fields: dict[str, Any] = field(default_factory=dict)
     url: str | None = None
 
@@ -111,27 +111,25 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
 
 async def read_form(chunks: AsyncIterator[bytes], content_type: str, shape: UploadShape) -> Upload:
     """Reads a `multipart/form-data` body; raises RequestError at the first part over a limit."""
-    boundary = parse_options_header(content_type)[1].get("boundary")
-    if not boundary:
-        raise MalformedBody("The multipart Content-Type names no boundary")
-    form = _Form(shape)
-    try:
-        # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
-        parser = PushMultipartParser(boundary, header_charset="latin-1")
-        async for chunk in chunks:
-            for event in parser.parse(chunk):
-                if isinstance(event, MultipartSegment):
-                    form.begin_part(event.name.encode("latin-1").decode("utf-8", "replace"))
-                elif event is not None:
-                    form.add(event)
-                else:
-                    form.end_part()
-        parser.close()
-    except MultipartError as error:
-        raise MalformedBody("The multipart body is malformed, or its end is missing") from error
-    if not form.images:
-        raise MissingField(shape.image_field)
-    return Upload(form.images, read_texts(form.texts, "body"))
+    form = _Form((shape.image_field,), Question.model_fields, shape.max_images)
+    await form.read(chunks, content_type)
+    return Upload(form.images[shape.image_field], read_texts(form.texts, "body"))
+
+
+async def read_groups(
+    request: Request, fields: Sequence[str], max_images: int, settings: Settings
+) -> dict[str, list[bytes]]:
+    """Reads a form with images in several fields; `max_images` counts those of all fields.
+
+    Returns the images by field. Raises MissingField without an image in the first field, and the
+    errors of `read_form`.
+    """
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != MULTIPART:
+        raise UnsupportedMediaType((MULTIPART,))
+    form = _Form(fields, (), max_images)
+    await form.read(Body(request, settings), content_type)
+    return form.images
 
 
 class _Form:
@@ -140,39 +138,67 @@ class _Form:
     A part's name decides, not its filename: some clients send images without, or texts with one.
     """
 
-    def __init__(self, shape: UploadShape) -> None:
-        self.images: list[bytes | str] = []
+    def __init__(
+        self, image_fields: Sequence[str], text_fields: Collection[str], max_images: int
+    ) -> None:
+        self.images: dict[str, list[bytes]] = {name: [] for name in image_fields}
         self.texts: dict[str, list[str]] = defaultdict(list)
-        self._shape = shape
-        self._image_field = shape.image_field
+        self._text_fields = text_fields
+        self._max_images = max_images
         self._num_texts = 0
         self._name = ""
         # Most images come in one piece, which is not copied.
         self._pieces: list[bytes | bytearray] = []
         self._length = 0
 
-    def begin_part(self, name: str) -> None:
+    async def read(self, chunks: AsyncIterator[bytes], content_type: str) -> None:
+        """Reads all parts; an image in the first image field is required."""
+        boundary = parse_options_header(content_type)[1].get("boundary")
+        if not boundary:
+            raise MalformedBody("The multipart Content-Type names no boundary")
+        try:
+            await self._parse(chunks, boundary)
+        except MultipartError as error:
+            raise MalformedBody("The multipart body is malformed, or its end is missing") from error
+        first = next(iter(self.images))
+        if not self.images[first]:
+            raise MissingField(first)
+
+    async def _parse(self, chunks: AsyncIterator[bytes], boundary: str) -> None:
+        # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
+        parser = PushMultipartParser(boundary, header_charset="latin-1")
+        async for chunk in chunks:
+            for event in parser.parse(chunk):
+                if isinstance(event, MultipartSegment):
+                    self._begin_part(event.name.encode("latin-1").decode("utf-8", "replace"))
+                elif event is not None:
+                    self._add(event)
+                else:
+                    self._end_part()
+        parser.close()
+
+    def _begin_part(self, name: str) -> None:
         self._name, self._pieces, self._length = name, [], 0
-        if name == self._image_field:
-            if len(self.images) == self._shape.max_images:
-                raise TooManyImages(self._shape.max_images)
+        if name in self.images:
+            if sum(map(len, self.images.values())) == self._max_images:
+                raise TooManyImages(self._max_images)
             return
-        if name not in Question.model_fields:
-            raise UnknownField(name, self._shape.fields)
+        if name not in self._text_fields:
+            raise UnknownField(name, (*self.images, *sorted(self._text_fields)))
         self._num_texts += 1
         if self._num_texts > MAX_TEXT_PARTS:
             raise MalformedBody(f"The form has more than {MAX_TEXT_PARTS} text fields")
 
-    def add(self, piece: bytes | bytearray) -> None:
+    def _add(self, piece: bytes | bytearray) -> None:
         self._length += len(piece)
-        if self._length > MAX_TEXT_BYTES and self._name != self._image_field:
+        if self._length > MAX_TEXT_BYTES and self._name not in self.images:
             raise BodyTooLarge(MAX_TEXT_BYTES, "A text field")
         self._pieces.append(piece)
 
-    def end_part(self) -> None:
+    def _end_part(self) -> None:
         content = b"".join(self._pieces)
-        if self._name == self._image_field:
-            self.images.append(content)
+        if self._name in self.images:
+            self.images[self._name].append(content)
             return
         self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
 

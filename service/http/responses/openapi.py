@@ -93,6 +93,22 @@ def document_predict(shape: UploadShape) -> dict[str, Any]:
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
 
 
+def document_groups(max_images: int, **meanings: str) -> dict[str, Any]:
+    """Returns FastAPI's `openapi_extra` with a form of images: field -> meaning, first required."""
+    binary = {"type": "string", "format": "binary"}
+    fields = {
+        name: {"type": "array", "maxItems": max_images, "items": binary, "description": meaning}
+        for name, meaning in meanings.items()
+    }
+    schema = {
+        "type": "object",
+        "required": [next(iter(fields))],
+        "additionalProperties": False,
+        "properties": fields,
+    }
+    return {"requestBody": {"required": True, "content": {MULTIPART: {"schema": schema}}}}
+
+
 def document_conditions(**meanings: str) -> dict[str, Any]:
     """Returns FastAPI's `openapi_extra` with conditional headers: name -> meaning, in Markdown."""
     parameters = [

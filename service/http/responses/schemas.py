@@ -160,6 +160,38 @@ class LabelSetsAnswer(_Answer):
     label_sets: list[LabelSetSummary]
 
 
+class PhotoScore(_Answer):
+    """The score of the label on one photo."""
+
+    score: float = Field(ge=0, le=1, examples=[0.93])
+
+
+class OperatingPointAnswer(_Answer):
+    """What a threshold does on the photos."""
+
+    threshold: float = Field(ge=0, le=1, examples=[0.61])
+    precision: float | None = Field(
+        ge=0, le=1, description="Null if no photo reaches the threshold.", examples=[0.9]
+    )
+    recall: float = Field(ge=0, le=1, examples=[0.75])
+
+
+class CalibrationAnswer(_Answer):
+    """Answer of `/labels/{name}/calibrate`."""
+
+    label_set: NameAndVersion
+    label: str = Field(examples=["red panda"])
+    current: OperatingPointAnswer | None = Field(
+        description="At the label's present threshold. Null if no positive photo can be used."
+    )
+    best: OperatingPointAnswer | None = Field(
+        description="At the threshold of best F1, or the lowest that reaches `precision_target`. "
+        "Null if none does, or no positive photo can be used."
+    )
+    positive: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+    negative: list[PhotoScore | ImageFailure] = Field(description="In the order of the photos.")
+
+
 class HealthAnswer(_Answer):
     """Answer of `/livez` and `/readyz`."""
 

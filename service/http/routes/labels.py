@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from service import errors
 from service.errors import (
@@ -38,33 +38,42 @@ from service.http.responses.schemas import (
 from service.http.security.keys import ADMINISTRATE, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
-from service.labels.definition import Definition, LabelSetRecord, define_label_set
+from service.labels.definition import (
+    Definition,
+    LabelSetRecord,
+    ThresholdsRecord,
+    define_label_set,
+    refuse_duplicates,
+)
 from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
-_READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
-_NAME_PROBLEMS = (
-    *_READ_PROBLEMS,
+READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
+NAME_PROBLEMS = (
+    *READ_PROBLEMS,
     errors.LabelSetNotFound,
     errors.StoreUnavailable,
     errors.InvalidParameters,
 )
 _WRITE_PROBLEMS = (
-    *_READ_PROBLEMS,
+    *READ_PROBLEMS,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreUnavailable,
     errors.StoreFull,
 )
-_BODY_PROBLEMS = (
+_JSON_PROBLEMS = (
     errors.MalformedBody,
     errors.BodyTimeout,
     errors.BodyTooLarge,
     errors.UnsupportedMediaType,
     errors.UnsupportedContentEncoding,
     errors.InvalidParameters,
+)
+_BODY_PROBLEMS = (
+    *_JSON_PROBLEMS,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
     errors.OtherEmbeddings,
@@ -84,7 +93,7 @@ _ON_REPLACING = document_conditions(
     if_match=_IF_MATCH,
     if_none_match="`*`: write only if there is no set of this name, else 412.",
 )
-_ON_DELETING = document_conditions(if_match=_IF_MATCH)
+_ON_CHANGING = document_conditions(if_match=_IF_MATCH)
 
 _EXAMPLE = {
     "labels": [
@@ -92,6 +101,8 @@ _EXAMPLE = {
         {"name": "keeper", "prompt": "a photo of a zoo keeper", "threshold": 0.4},
     ]
 }
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _TAG = re.compile(r'(W/)?"([^"]*)"', re.IGNORECASE)
 
@@ -108,7 +119,7 @@ _WRITING = [*ADMINISTRATE, LIMITED]
     "",
     summary="List label sets",
     dependencies=_READING,
-    responses=document_problems(*_READ_PROBLEMS),
+    responses=document_problems(*READ_PROBLEMS),
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""
@@ -156,7 +167,7 @@ async def register_label_set(request: Request, host: Host) -> Response:
     responses={
         HTTPStatus.OK.value: TAG,
         HTTPStatus.NOT_MODIFIED.value: {"description": "The client has this version.", **TAG},
-        **document_problems(*_NAME_PROBLEMS),
+        **document_problems(*NAME_PROBLEMS),
     },
     openapi_extra=_ON_READING,
 )
@@ -203,13 +214,53 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
         return await _answer(request, labels, created=created)
 
 
+@router.patch(
+    "/{name}",
+    summary="Change thresholds of a label set",
+    response_model=LabelSetAnswer,
+    dependencies=_WRITING,
+    responses={
+        HTTPStatus.OK.value: TAG,
+        **document_problems(
+            *NAME_PROBLEMS,
+            *_WRITE_PROBLEMS,
+            *_JSON_PROBLEMS,
+            errors.InvalidLabelSet,
+            errors.UnknownLabel,
+            errors.LabelSetChanged,
+        ),
+    },
+    openapi_extra={
+        **document_json(
+            ThresholdsRecord, example={"labels": [{"name": "keeper", "threshold": 0.4}]}
+        ),
+        **_ON_CHANGING,
+    },
+)
+async def change_thresholds(request: Request, host: Host, name: Name) -> Response:
+    """Changes the thresholds of the listed labels; all else of the set stays, embeddings too.
+
+    A `threshold` of null is the open head's. With `If-Match`, only the version named there is
+    changed; without it, a write at the same time can cause 412.
+    """
+    pipeline = host.pipeline
+    body = await read_json_object(request, host.settings)
+    given = (await asyncio.to_thread(_validate, ThresholdsRecord, body)).labels
+    names = refuse_duplicates(tuple(label.name for label in given))
+    thresholds = dict(zip(names, (label.threshold for label in given), strict=True))
+    with pipeline.admit():
+        version = await _demand_version(request, pipeline.catalogue, name)
+        work = pipeline.catalogue.calibrate(name, thresholds, if_version=version)
+        return await _answer(request, await cancel_on_disconnect(request, work))
+
+
 @router.delete(
     "/{name}",
     summary="Delete a label set",
     status_code=HTTPStatus.NO_CONTENT,
     dependencies=_WRITING,
-    responses=document_problems(*_NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
-    openapi_extra=_ON_DELETING,
+    responses=document_problems(*NAME_PROBLEMS, *_WRITE_PROBLEMS, errors.LabelSetChanged),
+    openapi_extra=_ON_CHANGING,
 )
 async def delete_label_set(request: Request, host: Host, name: Name) -> None:
     """Deletes a label set; with `If-Match`, only the version named there."""
@@ -276,11 +327,15 @@ def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> D
         raise InvalidParameters(
             [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]
         )
+    return define_label_set(_validate(LabelSetRecord, body))
+
+
+def _validate(model: type[ModelT], body: dict[str, Any]) -> ModelT:
     try:
-        return define_label_set(LabelSetRecord.model_validate(body))
+        return model.model_validate(body)
     except ValidationError as error:
         shown = error.errors(include_url=False, include_context=False, include_input=False)
-        raise InvalidParameters(list_values(shown, "body", LabelSetRecord)) from error
+        raise InvalidParameters(list_values(shown, "body", model)) from error
 
 
 async def _answer(request: Request, labels: LabelSet, *, created: bool = False) -> Response:

@@ -65,7 +65,7 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
         return None
     return {
         "allow_origins": origins,
-        "allow_methods": ["GET", "POST", "PUT", "DELETE"],
+        "allow_methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
         "allow_headers": ["Authorization", "Content-Type", "If-Match", "If-None-Match",
                           "Inference-Header-Content-Length", "X-API-Key", "X-Request-ID"],
         "expose_headers": ["ETag", "Inference-Header-Content-Length", "Location", "Retry-After",

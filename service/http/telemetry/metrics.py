@@ -50,7 +50,7 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GaugeMode = Literal["livesum", "livemin", "livemax"]
 
 # Clients may send any word as a method; others share the label `other`.
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CLIENT_LEFT = 499
 """Status of a request whose client left before the answer, as proxies log it."""
 

@@ -33,7 +33,7 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     for method in ("GET", "PUT", "TRACE"):
         assert_method_refused(client, method, "/predict", "POST")
     assert_method_refused(client, "DELETE", "/info", "GET")
-    assert_method_refused(client, "POST", "/labels/zoo", "GET, PUT, DELETE")
+    assert_method_refused(client, "POST", "/labels/zoo", "GET, PUT, PATCH, DELETE")
     assert_method_refused(client, "PATCH", "/labels", "GET, POST")
     assert_method_refused(client, "POST", "/livez", "GET, HEAD")
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):

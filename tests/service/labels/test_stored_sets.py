@@ -22,6 +22,7 @@ from service.errors import (
     StartError,
     StoreUnavailable,
     TooManyLabelSets,
+    UnknownLabel,
     VersionNotReached,
 )
 from service.labels.definition import Definition
@@ -477,7 +478,7 @@ async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
     sets: StoredSets,
 ) -> None:
     before, _ = await sets.write(define("pets", "cat", "dog"), replace=False)
-    first = await sets.calibrate("pets", {"dog": 0.9, "other": 0.1}, None, None)
+    first = await sets.calibrate("pets", {"dog": 0.9}, None, None)
     with pytest.raises(LabelSetChanged):
         await sets.calibrate("pets", {"cat": 0.9}, None, int(before.version))
     assert sets.by_name["pets"] is first
@@ -488,3 +489,15 @@ async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
     assert sets.by_name["pets"] is second
     with pytest.raises(LabelSetNotFound):
         await sets.calibrate("none", {"cat": 0.2}, None, None)
+    with pytest.raises(UnknownLabel, match="cut"):
+        await sets.calibrate("pets", {"cat": 0.1, "cut": 0.2}, None, None)
+    assert sets.by_name["pets"] is second
+
+
+async def test_calibration_and_thresholds_are_set_apart(sets: StoredSets) -> None:
+    own = Calibration(scale=0.5, shift=1.0)
+    await sets.write(define("pets", "cat", "dog"), replace=False)
+    await sets.calibrate("pets", {"dog": 0.9}, own, None)
+    kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3}, "same", None)
+    assert kept.own_calibration == own
+    assert kept.calibrated.tolist() == [True, False]

@@ -25,7 +25,7 @@ from tests.support.threads import count_turns
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 ROUTES = [("POST", "/predict"), ("POST", "/predict/batch"), ("POST", "/labels"),
-          ("PUT", "/labels/pets")]  # fmt: skip
+          ("PUT", "/labels/pets"), ("PATCH", "/labels/pets")]  # fmt: skip
 NAMES = ("image", "images", "url", "top_k", "threshold", "include", "exclude", "label_set",
          "candidate_labels", "min_version", "name", "labels", "embedding", "prompt",
          "embedding_space")  # fmt: skip
@@ -75,7 +75,8 @@ PREDICTING = [
     ("POST", "/v2/models/tiny-open/infer", "inputs"),
 ]
 # Label sets may have as many numbers: embeddings.
-REGISTERING = [("POST", "/labels", "labels"), ("PUT", "/labels/pets", "labels")]
+REGISTERING = [("POST", "/labels", "labels"), ("PUT", "/labels/pets", "labels"),
+               ("PATCH", "/labels/pets", "labels")]  # fmt: skip
 DEEP = "[" * 900 + "]" * 900
 
 

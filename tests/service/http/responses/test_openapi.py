@@ -135,6 +135,7 @@ def test_routes_of_a_label_set_document_versions_and_conditions(paths: dict[str,
     assert conditions == {
         "get": {"If-None-Match"},
         "put": {"If-Match", "If-None-Match"},
+        "patch": {"If-Match"},
         "delete": {"If-Match"},
     }
     created = (paths["/labels"]["post"]["responses"], routes["put"]["responses"])

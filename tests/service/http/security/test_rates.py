@@ -181,6 +181,7 @@ def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundl
         *(("POST", "/predict", PHOTO), ("POST", "/predict/batch", b"")),
         *(("GET", "/labels", b""), ("GET", "/labels/trained", b""), ("POST", "/labels", b"{}")),
         *(("PUT", "/labels/pets", b"{}"), ("DELETE", "/labels/pets", b"")),
+        *(("PATCH", "/labels/pets", b"{}"), ("POST", "/labels/pets/calibrate?label=cat", b"")),
         ("POST", "/v2/models/tiny-open/infer", b"{}"),
     ],
 )

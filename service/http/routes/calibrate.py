@@ -1,0 +1,122 @@
+"""`POST /labels/{name}/calibrate`: the threshold of a label, from photos with and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+
+from service.errors import ImageError
+from service.http.host import Host
+from service.http.requests.body import cancel_on_disconnect
+from service.http.requests.uploads import read_groups
+from service.http.responses.openapi import document_groups, document_problems
+from service.http.responses.problems import describe_problem
+from service.http.responses.schemas import (
+    CalibrationAnswer,
+    ImageFailure,
+    NameAndVersion,
+    OperatingPointAnswer,
+    PhotoScore,
+)
+from service.http.routes.labels import NAME_PROBLEMS, Name
+from service.http.routes.predict import REQUEST_PROBLEMS
+from service.http.security.keys import PREDICT
+from service.http.security.rates import LIMITED
+from service.labels.calibration import find_threshold
+from service.labels.question import Question
+from service.labels.text import LabelText
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.selection import Selection
+from service.scheduling.tasks import run_in_order
+
+MAX_PHOTOS = 200
+
+_POSITIVE, _NEGATIVE = "positive", "negative"
+# Enough for the running batches and the next one.
+_MAX_CONCURRENCY = 16
+
+router = APIRouter(prefix="/labels", tags=["labels"])
+
+
+@router.post(
+    "/{name}/calibrate",
+    summary="Find the threshold of a label",
+    dependencies=[*PREDICT, LIMITED],
+    responses=document_problems(*dict.fromkeys((*REQUEST_PROBLEMS, *NAME_PROBLEMS))),
+    openapi_extra=document_groups(
+        MAX_PHOTOS,
+        **{_POSITIVE: "Photos that show the label.", _NEGATIVE: "Photos that do not show it."},
+    ),
+)
+async def calibrate_label(
+    request: Request,
+    host: Host,
+    name: Name,
+    label: Annotated[LabelText, Query(description="A label of the set.")],
+    precision_target: Annotated[
+        float | None,
+        Query(
+            gt=0,
+            le=1,
+            description="Find the lowest threshold with at least this precision, with 95 % "
+            "confidence, instead of that of best F1.",
+        ),
+    ] = None,
+) -> CalibrationAnswer:
+    """Scores up to 200 photos that show a label or do not; returns precision and recall.
+
+    `best` has the threshold that fits them best. Nothing is changed: `PATCH /labels/{name}` sets
+    the threshold. A photo that cannot be used fails alone, as in a batch.
+    """
+    pipeline = host.pipeline
+    pipeline.catalogue.find(name)  # 404, as of the set's other routes
+    question = Question(label_set=[name], include=[label], top_k=1)
+    selection = await pipeline.select(question)
+    photos = await read_groups(request, (_POSITIVE, _NEGATIVE), MAX_PHOTOS, host.settings)
+    positive, negative = photos[_POSITIVE], photos[_NEGATIVE]
+    work = _score(pipeline, selection, [*positive, *negative])
+    scored = await cancel_on_disconnect(request, work)
+    usable = [
+        (each.score, i < len(positive))
+        for i, each in enumerate(scored)
+        if isinstance(each, PhotoScore)
+    ]
+    scores = np.array([score for score, _ in usable], np.float64)
+    targets = np.array([is_shown for _, is_shown in usable], np.int64)
+    labels, current, best = selection.sets[0], None, None
+    if targets.any():
+        threshold = float(labels.thresholds[labels.positions[label]])
+        found = targets[scores >= threshold]
+        current = OperatingPointAnswer(
+            threshold=threshold,
+            precision=found.mean() if len(found) else None,
+            recall=found.sum() / targets.sum(),
+        )
+        best = find_threshold(scores, targets, precision_target)
+    return CalibrationAnswer(
+        label_set=NameAndVersion.model_validate(labels),
+        label=label,
+        current=current,
+        best=best and OperatingPointAnswer.model_validate(best),
+        positive=scored[: len(positive)],
+        negative=scored[len(positive) :],
+    )
+
+
+async def _score(
+    pipeline: Pipeline, selection: Selection, photos: Sequence[bytes]
+) -> list[PhotoScore | ImageFailure]:
+    async def score(photo: bytes) -> PhotoScore | ImageFailure:
+        try:
+            prediction = await pipeline.predict(photo, selection)
+        except ImageError as error:
+            return ImageFailure(error=describe_problem(error))
+        return PhotoScore(score=prediction.labels[0].score)
+
+    at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
+    async with aclosing(run_in_order(map(score, photos), at_once)) as scored:
+        return [each async for each in scored]

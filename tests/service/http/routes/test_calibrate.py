@@ -1,0 +1,212 @@
+"""Tests of `POST /labels/{name}/calibrate`, and of `PATCH`, which keeps what it found."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.bundle.reader import Bundle
+from service.http.routes.calibrate import MAX_PHOTOS
+from tests.support.photos import make_photo
+from tests.support.serving import assert_problem, labels_of, send_image, serve_app
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
+
+PETS = {
+    "name": "pets",
+    "labels": ["cat", {"name": "quux", "embedding": [0.5] * EMBEDDING_WIDTH, "threshold": 0.2}],
+}
+CALIBRATE = "/labels/pets/calibrate"
+
+
+@pytest.fixture(scope="module")
+def shared_client(open_bundle: Bundle) -> Iterator[TestClient]:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        yield client
+
+
+@pytest.fixture
+def client(shared_client: TestClient) -> Iterator[TestClient]:
+    """The app with the set `pets`; it must still calibrate after each test."""
+    assert shared_client.put("/labels/pets", json=PETS).is_success
+    yield shared_client
+    assert calibrate(shared_client, [make_photo(0)]).status_code == 200
+
+
+def calibrate(
+    client: TestClient,
+    positive: Sequence[bytes],
+    negative: Sequence[bytes] = (),
+    label: str = "quux",
+    **params: Any,
+) -> Any:
+    files = [
+        *(("positive", ("photo", photo)) for photo in positive),
+        *(("negative", ("photo", photo)) for photo in negative),
+    ]
+    return client.post(CALIBRATE, params={"label": label, **params}, files=files)
+
+
+def rank_photos(client: TestClient, label: str) -> list[tuple[float, bytes]]:
+    """Returns photos by their score, the best first."""
+    params = {"label_set": "pets", "include": label, "top_k": 1}
+    photos = [make_photo(seed) for seed in range(10)]
+    scored = [(labels_of(send_image(client, each, params=params))[0][1], each) for each in photos]
+    return sorted(scored, reverse=True)
+
+
+@pytest.mark.parametrize("label", ["cat", "quux"])
+def test_threshold_of_separable_photos_separates_them(client: TestClient, label: str) -> None:
+    ranked = rank_photos(client, label)
+    photos = [photo for _, photo in ranked]
+
+    answer = calibrate(client, photos[:4], photos[4:], label).json()
+
+    assert (answer["label_set"]["name"], answer["label"]) == ("pets", label)
+    best = answer["best"]
+    assert (best["precision"], best["recall"]) == (1.0, 1.0)
+    assert best["threshold"] == pytest.approx((ranked[3][0] + ranked[4][0]) / 2, abs=2e-6)
+    found = [each["score"] for each in answer["positive"] + answer["negative"]]
+    assert found == pytest.approx([score for score, _ in ranked], abs=2e-6)
+
+
+def test_present_threshold_is_measured(client: TestClient) -> None:
+    ranked = rank_photos(client, "quux")
+    photos = [photo for _, photo in ranked]
+    above = sum(score >= 0.2 for score, _ in ranked)
+    current = calibrate(client, photos[::2], photos[1::2]).json()["current"]
+    hits = (above + 1) // 2
+    assert current["threshold"] == 0.2
+    assert current["precision"] == (pytest.approx(hits / above) if above else None)
+    assert current["recall"] == pytest.approx(hits / 5)
+    high = {"labels": [{"name": "quux", "threshold": 1}]}
+    assert client.patch("/labels/pets", json=high).status_code == 200
+    none = calibrate(client, photos[::2], photos[1::2]).json()["current"]
+    assert none == {"threshold": 1.0, "precision": None, "recall": 0.0}
+
+
+def test_precision_target_that_few_photos_cannot_prove_has_no_threshold(
+    client: TestClient,
+) -> None:
+    photos = [photo for _, photo in rank_photos(client, "quux")]
+    answer = calibrate(client, photos[:5], photos[5:], precision_target=0.99).json()
+    assert answer["best"] is None
+    assert answer["current"] is not None
+    low = calibrate(client, photos[:5], photos[5:], precision_target=0.4).json()["best"]
+    assert low["recall"] == 1.0
+
+
+def test_photo_that_cannot_be_used_fails_alone(client: TestClient) -> None:
+    good = make_photo(1)
+    answer = calibrate(client, [b"junk", good], [b"", good]).json()
+    for group, code in (("positive", "invalid_image"), ("negative", "empty_image")):
+        broken, fine = answer[group]
+        assert broken["error"]["code"] == code
+        assert 0 <= fine["score"] <= 1
+    useless = calibrate(client, [b"junk"], [good]).json()
+    assert (useless["current"], useless["best"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "code"),
+    [
+        ("/labels/none/calibrate", {"label": "cat"}, 404, "label_set_not_found"),
+        (CALIBRATE, {"label": "cut"}, 422, "unknown_label"),
+        (CALIBRATE, {}, 422, "invalid_parameters"),
+        (CALIBRATE, {"label": ""}, 422, "invalid_parameters"),
+        (CALIBRATE, {"label": "cat", "precision_target": "0"}, 422, "invalid_parameters"),
+        (CALIBRATE, {"label": "cat", "precision_target": "nan"}, 422, "invalid_parameters"),
+    ],
+)
+def test_wrong_set_label_or_precision_is_refused(
+    client: TestClient, path: str, params: dict[str, str], status: int, code: str
+) -> None:
+    response = client.post(path, params=params, files={"positive": make_photo()})
+    assert_problem(response, status, code)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "code"),
+    [
+        ({"files": {"negative": make_photo()}}, 422, "missing_field"),
+        ({"files": {"image": make_photo()}}, 422, "unknown_field"),
+        ({"files": {"positive": make_photo()}, "data": {"label": "cat"}}, 422, "unknown_field"),
+        ({"files": [("positive", b"x")] * (MAX_PHOTOS + 1)}, 422, "too_many_images"),
+        ({"json": {"positive": []}}, 415, "unsupported_media_type"),
+        (
+            {"content": b"--", "headers": {"Content-Type": "multipart/form-data"}},
+            400,
+            "malformed_body",
+        ),
+    ],
+)
+def test_wrong_body_is_refused(
+    client: TestClient, options: dict[str, Any], status: int, code: str
+) -> None:
+    response = client.post(CALIBRATE, params={"label": "cat"}, **options)
+    assert_problem(response, status, code)
+
+
+def test_found_threshold_is_kept_and_all_else_stays(client: TestClient) -> None:
+    ranked = rank_photos(client, "quux")
+    photos = [photo for _, photo in ranked]
+    found = calibrate(client, photos[:4], photos[4:]).json()
+    version, best = found["label_set"]["version"], found["best"]["threshold"]
+
+    change = {"labels": [{"name": "quux", "threshold": best}]}
+    headers = {"If-Match": f'"{version}"'}
+    kept = client.patch("/labels/pets", json=change, headers=headers)
+
+    assert kept.status_code == 200
+    assert kept.headers["etag"] == f'"{kept.json()["version"]}"'
+    cat, quux = kept.json()["labels"]
+    assert (quux["threshold"], quux["calibrated"], quux["own_embedding"]) == (best, True, True)
+    assert cat["calibrated"] is False
+    assert rank_photos(client, "quux") == ranked
+    for i, photo in enumerate(photos):
+        answer = send_image(client, photo, params={"label_set": "pets", "include": "quux"})
+        assert len(labels_of(answer)) == (i < 4)
+    stale = client.patch("/labels/pets", json=change, headers=headers)
+    assert_problem(stale, 412, "label_set_changed")
+
+
+def test_threshold_of_null_is_the_head_s(client: TestClient) -> None:
+    change = {"labels": [{"name": "quux", "threshold": None}]}
+    answer = client.patch("/labels/pets", json=change).json()
+    assert [label["calibrated"] for label in answer["labels"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "labels", "status", "code"),
+    [
+        ("/labels/none", [{"name": "cat", "threshold": 0.5}], 404, "label_set_not_found"),
+        ("/labels/trained", [{"name": "cat", "threshold": 0.5}], 409, "label_set_read_only"),
+        ("/labels/pets", [{"name": "cut", "threshold": 0.5}], 422, "unknown_label"),
+        ("/labels/pets", [{"name": "cat", "threshold": 0.5}] * 2, 422, "invalid_labels"),
+        ("/labels/pets", [{"name": "cat", "threshold": 1.5}], 422, "invalid_parameters"),
+        ("/labels/pets", [{"name": "cat", "threshold": True}], 422, "invalid_parameters"),
+        ("/labels/pets", [{"name": "cat"}], 422, "invalid_parameters"),
+        ("/labels/pets", ["cat"], 422, "invalid_parameters"),
+        ("/labels/pets", [], 422, "invalid_parameters"),
+    ],
+)
+def test_wrong_change_of_thresholds_is_refused(
+    client: TestClient, path: str, labels: list[Any], status: int, code: str
+) -> None:
+    before = client.get("/labels/pets").json()
+    assert_problem(client.patch(path, json={"labels": labels}), status, code)
+    assert client.get("/labels/pets").json() == before
+
+
+def test_figures_need_a_predict_key_and_changes_an_admin_key(open_bundle: Bundle) -> None:
+    keys = {"predict_keys": "predict-key-00001", "admin_keys": "administrate-0001"}
+    change = {"labels": [{"name": "cat", "threshold": 0.5}]}
+    with serve_app(open_bundle.path, label_store="memory", **keys) as client:
+        assert_problem(calibrate(client, [make_photo()]), 401, "unauthorized")
+        client.headers["X-API-Key"] = keys["admin_keys"]
+        assert client.put("/labels/pets", json=PETS).status_code == 201
+        client.headers["X-API-Key"] = keys["predict_keys"]
+        assert calibrate(client, [make_photo()]).status_code == 200
+        assert_problem(client.patch("/labels/pets", json=change), 403, "forbidden")
+        client.headers["X-API-Key"] = keys["admin_keys"]
+        assert client.patch("/labels/pets", json=change).status_code == 200
