@@ -1,43 +1,43 @@
-"""The service's answers as frozen models, each field in `docs/api.md`, and its errors."""
+"""The service's answers as frozen dataclasses, each field in `docs/api.md`, and its errors."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
-class NameAndVersion(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class NameAndVersion:
     """A model or a label set."""
 
     name: str
     version: str
 
 
-class ImageSize(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class ImageSize:
     """Size in pixels after the EXIF orientation was applied."""
 
     width: int
     height: int
 
 
-class ScoredLabel(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class ScoredLabel:
     """One label of an image."""
 
     label: str
     score: float  # 0..1
     threshold: float  # the label counts as present from this score on
-    source: Literal["trained", "zero_shot"]
+    source: str  # `trained` or `zero_shot`
     calibrated: bool  # whether the threshold is the label's own
     map: list[list[float]] | None = None  # [rows][columns] of 0..1; only with `explain`
     overlay: str | None = None  # the map as a data URL of a PNG; only with `explain="overlay"`
 
 
-class Timings(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class Timings:
     """Milliseconds of each step."""
 
     decode_ms: float
@@ -46,7 +46,8 @@ class Timings(_Answer):
     total_ms: float
 
 
-class Answer(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class Answer:
     """The labels of one image, best score first."""
 
     model: NameAndVersion
@@ -58,20 +59,20 @@ class Answer(_Answer):
     request_id: str
 
 
-class NewLabel(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class NewLabel:
     """A label to register; a plain name is enough if only the name is set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     prompt: str | None = None  # text to encode instead of the name
-    embedding: list[float] | None = None  # [E] numbers to use instead of a text
+    embedding: Sequence[float] | None = None  # [E] numbers to use instead of a text
     threshold: float | None = None  # 0..1; None takes the open head's
     calibrated: bool | None = None  # False drops the threshold; see `RegisteredLabel`
     own_embedding: bool | None = None  # True requires an embedding; see `RegisteredLabel`
 
 
-class RegisteredLabel(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class RegisteredLabel:
     """One label of a set."""
 
     name: str
@@ -82,7 +83,8 @@ class RegisteredLabel(_Answer):
     own_embedding: bool = False
 
 
-class LabelSetSummary(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class LabelSetSummary:
     """A label set without its labels."""
 
     name: str
@@ -92,19 +94,22 @@ class LabelSetSummary(_Answer):
     num_labels: int
 
 
-class LabelSetList(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class LabelSetList:
     """Every label set."""
 
     label_sets: list[LabelSetSummary]
 
 
-class Calibration(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
     """Scores of a set are sigmoid(scale * logit + shift)."""
 
     scale: float
     shift: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class LabelSet(LabelSetSummary):
     """A label set with its labels; `if_version` takes its `version`."""
 
@@ -113,14 +118,16 @@ class LabelSet(LabelSetSummary):
     labels: list[RegisteredLabel]
 
 
-class PhotoScore(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class PhotoScore:
     """The score of a label on one photo; `error` has the problem of a photo that has none."""
 
     score: float | None = None
     error: dict[str, Any] | None = None
 
 
-class OperatingPoint(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint:
     """A threshold with its precision and recall, all 0..1; no precision if nothing is found."""
 
     threshold: float
@@ -128,7 +135,8 @@ class OperatingPoint(_Answer):
     recall: float
 
 
-class LabelCalibration(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class LabelCalibration:
     """Of a label of a set: its present threshold, and the best one for the photos.
 
     Both are None if no positive photo can be used; `best` also if none reaches the wanted
@@ -143,7 +151,8 @@ class LabelCalibration(_Answer):
     negative: list[PhotoScore]
 
 
-class Info(_Answer):
+@dataclass(frozen=True, kw_only=True)
+class Info:
     """The model card; parts that differ between models are plain JSON values."""
 
     model: NameAndVersion

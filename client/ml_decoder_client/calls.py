@@ -6,14 +6,13 @@ import base64
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
 
 from ml_decoder_client.answers import (
     Answer,
@@ -28,9 +27,7 @@ from ml_decoder_client.answers import (
     ServiceProblem,
     UnreadableAnswer,
 )
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-ResultT = TypeVar("ResultT")
+from ml_decoder_client.reading import ResultT, read_json
 
 Photo = bytes | str | os.PathLike[str]  # the content of an image file, or its path
 # A name, or a label with more fields; a mapping has the keys of `NewLabel`.
@@ -77,11 +74,8 @@ class Call(Generic[ResultT]):
                 raise problem
         try:
             return self.read(response)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            reason = ": ".join(filter(None, (place, first["msg"])))
-            raise UnreadableAnswer(f"unexpected response of {response.url}: {reason}") from error
+        except ValueError as error:
+            raise UnreadableAnswer(f"unexpected response of {response.url}: {error}") from error
 
 
 def predict(photo: Photo, question: Question) -> Call[Answer]:
@@ -117,7 +111,7 @@ def replace_label_set(
 ) -> Call[LabelSet]:
     body = _set_body(labels, embedding_space)
     if calibration is not None:
-        body["calibration"] = calibration.model_dump()
+        body["calibration"] = asdict(calibration)
     return _write_set("PUT", _set_path(name), body, _if_match(version))
 
 
@@ -156,14 +150,21 @@ def check_photos(photos: Iterable[Photo]) -> None:
         raise TypeError("photos must be a list of photos, not one")
 
 
-def _read(model: type[ModelT]) -> Callable[[httpx.Response], ModelT]:
-    return lambda response: model.model_validate_json(response.content)
+def _read(kind: type[ResultT]) -> Callable[[httpx.Response], ResultT]:
+    return lambda response: read_json(kind, _parse(response))
+
+
+def _parse(response: httpx.Response) -> object:
+    try:
+        return response.json()
+    except (ValueError, RecursionError) as error:
+        raise ValueError("not JSON") from error
 
 
 def _read_object(response: httpx.Response) -> dict[str, Any]:
     try:
-        body = response.json()
-    except (ValueError, RecursionError):  # a proxy's body may be anything
+        body = _parse(response)
+    except ValueError:  # a proxy's body may be anything
         return {}
     return body if isinstance(body, dict) else {}
 
@@ -226,9 +227,12 @@ def _write_label(label: LabelToWrite) -> str | dict[str, Any]:
         case str():
             return label
         case Mapping():
-            return _write_label(NewLabel.model_validate(label))
+            return _write_label(NewLabel(**label))
         case NewLabel() | RegisteredLabel():
-            return label.model_dump(exclude_none=True)
+            fields = {name: value for name, value in vars(label).items() if value is not None}
+            if "embedding" in fields:  # it may be an array
+                fields["embedding"] = [float(number) for number in fields["embedding"]]
+            return fields
     raise TypeError(f"a label must be a name, an object or a mapping, not a {type(label).__name__}")
 
 

@@ -24,8 +24,9 @@ from ml_decoder_client.answers import (
     LabelSet,
     LabelSetSummary,
 )
-from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question, ResultT
+from ml_decoder_client.calls import Call, LabelToWrite, Photo, Question
 from ml_decoder_client.connection import Attempts, Connection, Outcome, PerConnectionTransport
+from ml_decoder_client.reading import ResultT
 
 AnswerOrError = Answer | ClientError | OSError
 

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from ml_decoder_client.answers import ClientError, ServiceUnreachable, UnreadableAnswer
-from ml_decoder_client.calls import Call, ResultT
+from ml_decoder_client.calls import Call
+from ml_decoder_client.reading import ResultT
 
 Outcome = httpx.Response | httpx.RequestError
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_label_may_be_a_mapping(client: Any) -> None:
         *(("newt", True), ("yak", False))
     ]
     assert client.replace_label_set("crowd", [{"name": "newt", "prompt": None}]).num_labels == 1
-    with pytest.raises(ValueError, match="nam\n"):  # as `NewLabel` itself
+    with pytest.raises(TypeError, match="'nam'"):  # as `NewLabel` itself
         client.replace_label_set("crowd", [{"nam": "newt"}])
     vector = np.ones(EMBEDDING_WIDTH, np.float32)
     client.replace_label_set("crowd", [{"name": "newt", "embedding": vector}])
@@ -204,7 +205,7 @@ def test_labels_that_were_read_can_be_written(client: Any) -> None:
     made = client.register_label_set("my-zoo", labels)
     stored = client.read_label_set("my-zoo").labels
     assert client.replace_label_set("my-zoo", stored) == made
-    assert client.register_label_set("my-zoo", [la.model_dump() for la in stored]) == made
+    assert client.register_label_set("my-zoo", [asdict(label) for label in stored]) == made
     vector = NewLabel(name="quux", embedding=[0.5] * EMBEDDING_WIDTH)
     stored = client.replace_label_set("my-zoo", [*stored, vector]).labels
     with pytest.raises(ServiceProblem, match="embedding of its own"):
