@@ -28,21 +28,21 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
-# Most characters and names of the client's own that an answer repeats.
+# An answer repeats at most so many characters of a name from the client, and so many names.
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 10
-# Most known names that are compared with an unknown one: a few milliseconds.
+# Comparing an unknown name with so many takes a few milliseconds; with 50,000 labels it would block
+# the event loop for a second.
 _MAX_COMPARED = 1000
 
 
 def quote(name: str) -> str:
-    """Returns a name of the client's in quotes: printable, on one line, at most 80 characters."""
+    """Returns text from a client in quotes: printable, on one line, at most 80 characters of it."""
     return repr(name[:_MAX_CHARACTERS])
 
 
 def find_close(name: str, known: Sequence[str]) -> str | None:
-    """Returns the known name that `name` is most likely meant to be, if there is one."""
-    # The first names only: comparing 50,000 labels would block the event loop for a second.
+    """Returns the known name that is most similar to `name`; None if none is similar."""
     found = get_close_matches(name[:_MAX_CHARACTERS], known[:_MAX_COMPARED], 1)
     return found[0] if found else None
 
@@ -167,7 +167,7 @@ class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"Field '{name[:_MAX_CHARACTERS]}' is {_describe_unknown(name, known)}.")
+        super().__init__(f"Field {quote(name)} is {_describe_unknown(name, known)}.")
 
 
 class RepeatedField(FieldError):
@@ -234,7 +234,7 @@ def list_values(
 ) -> list[InvalidValue]:
     """Returns the first ten of pydantic's error dictionaries as values that a client may see.
 
-    Without `where`, each `loc` begins with it, as FastAPI's do. `model` is as in `explain_error`.
+    `where` is None if each `loc` begins with it, as FastAPI's do; `model` as in `explain_error`.
     """
     found = list(pydantic_errors)
     # An invalid item also makes its list invalid: only the item's error is useful.
@@ -249,7 +249,7 @@ def list_values(
 
 
 def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - a dictionary
-    """Returns the message of a pydantic error; of an unknown name, also the names of `model`."""
+    """Returns the message of a pydantic error; for an unknown name, with the fields of `model`."""
     if model is None or error["type"] != "extra_forbidden":
         return str(error["msg"])
     *path, name = error["loc"]

@@ -39,13 +39,13 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 class Record(BaseModel):
     """A frozen model that rejects unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def format_first_error(error: ValidationError, model: type[Record] | None = None) -> str:
     """Returns the first error of a record as `field.path: message`.
 
-    With the record's `model`, the message of an unknown name lists the known ones.
+    Given the record's `model`, the message of an unknown field lists the known ones.
     """
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
@@ -58,8 +58,8 @@ class InputContract(Record):
 
     `squash` ignores the aspect ratio (ML-Decoder's evaluation); `crop` resizes the shorter side to
     size / crop_pct and takes the centre (timm's evaluation). `interpolation` is Pillow's filter.
-    The encoder subtracts `mean` from pixels in 0..1 and divides by `std`, per channel; None if the
-    bundle is older than these facts.
+    The encoder subtracts `mean` from pixels in 0..1 and divides by `std`, per channel. Bundles of
+    schema versions 1 and 2 have neither.
     """
 
     height: int = Field(ge=1, le=4096)
@@ -79,7 +79,7 @@ class Calibration(Record):
 
 
 class ReliabilityBin(Record):
-    """The scores of one of ten equal bins of 0..1, and the share of them that is right."""
+    """The scores in one of ten equal bins of 0..1, and the share of them whose label is present."""
 
     scores: int = Field(ge=0)  # number of pairs of a photo and a label
     mean_score: float = Field(ge=0.0, le=1.0)  # 0 in an empty bin
@@ -116,15 +116,15 @@ class TrainedHead(Record):
 
 
 def write_prompt(template: str, name: str) -> str:
-    """Returns the text to encode for a label: its name in the template's place, without `_`.
+    """Returns the text to encode for a label: its name, with spaces for `_`, in place of `{}`.
 
-    A text encoder knows `wooden table`, and not `wooden_table`.
+    A text encoder knows `wooden table`, not `wooden_table`.
     """
     return template.replace("{}", name.replace("_", " "))
 
 
 def fold_name(name: str) -> str:
-    """Returns a name as spellings of one label share it: `Traffic_Light` is `traffic light`."""
+    """Returns `traffic light` for `Traffic_Light`, so that spellings of one label compare equal."""
     return unicodedata.normalize("NFC", name).strip().replace("_", " ").casefold()
 
 
@@ -132,7 +132,7 @@ class EmbeddingSpace(Record):
     """The space of label embeddings of width E; embeddings of two spaces must not be mixed.
 
     `template` is the text to encode for a label; `{}` is its name, see `write_prompt`. A label's
-    embedding is that of up to `descriptions` texts, one behind the other, then zeros.
+    embedding concatenates those of up to `descriptions` texts; zeros fill the rest.
     """
 
     encoder: str = Field(min_length=1, max_length=200)
@@ -156,9 +156,9 @@ class Screen(Record):
     dataset: str  # and split, such as `coco80/test`
     images: int = Field(ge=1)
     names: int = Field(ge=1)
-    scored: float = Field(gt=0.0)  # labels for the 20 best of these names, mean
-    best_found: float = Field(ge=0.0, le=1.0)  # share of the 20 best labels
-    above_found: float = Field(ge=0.0, le=1.0)  # share of labels at or above their threshold
+    scored: float = Field(gt=0.0)  # mean number of labels scored to find the 20 best
+    best_found: float = Field(ge=0.0, le=1.0)  # recall of the 20 best labels
+    above_found: float = Field(ge=0.0, le=1.0)  # recall of labels at or above their threshold
 
 
 class OpenHead(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, ValidationError
 
@@ -44,8 +44,8 @@ GraphName = Literal[
 - `screened_head`: see `Screen` in the card. `tokens`, `queries`, `scale` and `shift` float [L],
   `wanted` int64 [B], `projected` float [L, D], `readouts` float [L, D + 1], and in some bundles
   `votes` float [L, V] and `names` int64 [L, V] -> `logits` [B, k] of the labels at `positions`
-  int64 [B, k], and `needed` int64 [B], how many of them count. It scores at least the `wanted` best
-  by scale * logit + shift and those of 0 or more; more than k are needed if there are too many.
+  int64 [B, k], and `needed` int64 [B], how many of them count. These are at least the `wanted` best
+  by scale * logit + shift and all of 0 or more. If `needed` is above k, the open head has to score.
 
 With a screen, `label_encoder` also returns the keys of labels, from `projected` to `names`.
 
@@ -80,14 +80,13 @@ class Manifest(Record):
 
     def precisions(self) -> tuple[Precision, ...]:
         """Returns the encoder's precisions, fp32 first; heads may have fewer."""
-        order: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-        return tuple(p for p in order if p in self.graphs["encoder"])
+        return tuple(p for p in get_args(Precision) if p in self.graphs["encoder"])
 
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest alone; raises `BundleError` if missing, invalid or of another schema."""
     try:
-        text = read_plain(path / MANIFEST_FILE)
+        text = read_regular_file(path / MANIFEST_FILE)
     except OSError as error:
         raise BundleError(f"{path} is not a bundle: {_explain_missing(path)}") from error
     try:
@@ -160,7 +159,7 @@ def _check_variants(path: Path, graph: GraphName, variants: Mapping[Precision, s
         raise BundleError(f"{path.name}: {graph} must be {' or '.join(allowed)}")
 
 
-def read_plain(path: Path) -> bytes:
+def read_regular_file(path: Path) -> bytes:
     """Returns the content of a regular file, or raises `OSError`."""
     if not path.is_file():  # reading a pipe or a device may never end
         raise OSError(f"{path} is not a regular file")

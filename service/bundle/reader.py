@@ -29,7 +29,7 @@ from service.bundle.manifest import (
     Manifest,
     check_graphs,
     read_manifest,
-    read_plain,
+    read_regular_file,
 )
 from service.errors import BundleError
 
@@ -57,15 +57,16 @@ class Bundle:
         return next((variant for variant in variants if variant == precision), "fp32")
 
     def label_precision(self, graph: Literal["label_encoder", "text_encoder"]) -> Precision | None:
-        """Returns the same precision on all devices, for equal queries; None without the graph."""
+        """Returns the variant to read: one for all devices, so that queries are equal; or None."""
         variants = self.manifest.graphs.get(graph, {})
         return next((p for p in FIXED_PRECISIONS[graph] if p in variants), None)
 
     def default_precision(self, device: Device) -> Precision:
         """Returns the precision that `auto` means on a device."""
         chosen = self.card.default_precision
-        # The faster precision is the same with OpenVINO's kernels as with ONNX Runtime's.
-        return chosen.get(device, chosen.get("cpu", "fp32") if device == "openvino" else "fp32")
+        # OpenVINO's kernels are fastest in the same precision as ONNX Runtime's.
+        alike: Device = "cpu" if device == "openvino" else device
+        return chosen.get(device) or chosen.get(alike, "fp32")
 
     def read_graph(self, graph: GraphName, precision: Precision) -> bytes:
         """Returns the ONNX model of one variant; raises `BundleError` if absent or changed."""
@@ -127,7 +128,7 @@ def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
     path = folder / file
     try:
         size = path.stat().st_size
-        content = read_plain(path) if size == record.bytes else b""
+        content = read_regular_file(path) if size == record.bytes else b""
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
     if size != record.bytes:

@@ -101,8 +101,8 @@ def _is_replaceable(path: Path) -> bool:
         known = {MANIFEST_FILE, *read_manifest(path).files} if entries else set()
     except (BundleError, OSError):
         return False
-    whole = all(entry.name in known and entry.is_file() for entry in entries)
-    return whole and not path.is_symlink()
+    is_bundle = all(entry.name in known and entry.is_file() for entry in entries)
+    return is_bundle and not path.is_symlink()
 
 
 def _swap(staging: Path, path: Path) -> None:

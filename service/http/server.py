@@ -31,7 +31,7 @@ from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
 from service.http.transport.workers import Worker
 from service.pipeline.pipeline import Pipeline
-from service.scheduling.cpu import share_cores
+from service.scheduling.cpu import set_thread_scheduling
 from service.settings import Settings
 
 _ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
@@ -225,7 +225,7 @@ def run_server(
     )
     # `startup` raises the error of a port with a better message.
     logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
-    share_cores()
+    set_thread_scheduling()
     metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
     with serve_own_port(metrics_port, app.state.metrics):
         if seat is None:

@@ -186,7 +186,7 @@ class Pipeline:
     ) -> Prediction:
         joined = time.perf_counter()
         item = Item(photo, selection.heads, bool(selection.question.explain))
-        done = await self._batcher.submit(item, deadline, admitted=bool(earlier))
+        done = await self._batcher.submit(item, deadline, has_place=bool(earlier))
         image, logits = done.result.image, done.result.logits
         run_aside = self._side_threads.run
         if selection.num_labels <= _MAX_INLINE_LABELS:

@@ -25,7 +25,7 @@ class DrainRate:
         self._answered: deque[float] = deque([-math.inf], maxlen=_REMEMBERED_ANSWERS)
 
     def note_start(self, now: float) -> None:
-        """Begins anew: idle time does not count as slowness."""
+        """Restarts the measurement, so that idle time does not count."""
         self._answered.clear()
         self._answered.append(now)
 
@@ -34,7 +34,7 @@ class DrainRate:
         self._answered.append(now)
 
     def estimate_seconds(self, items: int, now: float) -> float:
-        """Returns the seconds that `items` answers take, 1 to 60; grows while there are none."""
+        """Returns the seconds, 1 to 60, that `items` answers take; grows while none comes."""
         answers = len(self._answered) - 1
         seconds = now - self._answered[0]
         if answers:

@@ -78,11 +78,12 @@ class Batcher(Generic[ItemT, ResultT]):
         self._runs.watch(self._on_hang)
 
     async def submit(
-        self, item: ItemT, deadline: float, *, admitted: bool = False
+        self, item: ItemT, deadline: float, *, has_place: bool = False
     ) -> Done[ResultT]:
         """Returns the item's own result; a cancelled caller frees its place at once.
 
         An item that is still queued at `deadline`, on the event loop's clock, is never run.
+        `has_place` is as in `BatchQueue.put`.
 
         Raises:
             BusyError: the queue is full, or the deadline passed.
@@ -93,7 +94,7 @@ class Batcher(Generic[ItemT, ResultT]):
             raise Draining("the batcher is draining")
         if not self.healthy:
             raise NotReady("the batcher is not running")
-        queued = self._queue.put(item, deadline, admitted=admitted)
+        queued = self._queue.put(item, deadline, has_place=has_place)
         timer = asyncio.get_running_loop().call_at(deadline, self._expire, queued)
         try:
             return await queued.future

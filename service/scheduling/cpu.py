@@ -1,4 +1,4 @@
-"""CPU cores: how many the process may use, one per worker, and how threads and processes share."""
+"""CPU cores: how many the process may use, one for each worker, and shares of several processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ANY_CORE = Core(None)
 def list_cores(workers: int, *, pin: bool) -> list[Core]:
     """Returns a core for each worker; `pin` if the model runs in the workers' own threads.
 
-    Pins none if workers and cores differ in number: the system knows which cores are free.
+    If workers and cores differ in number, none is pinned: the kernel knows which cores are free.
     """
     numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if not pin or workers == 1 or workers != len(numbers):
@@ -96,7 +96,7 @@ def divide_cores(processes: int) -> list[CoreShare]:
     """Divides the cores among processes; cores of one package stay together.
 
     With a container's quota below the number of cores, or with more processes than cores, a share
-    has a number only: the system knows which cores are free.
+    has a number only: the kernel knows which cores are free.
     """
     count = count_cores()
     each, more = divmod(count, processes)
@@ -124,7 +124,7 @@ def _locate(number: int) -> tuple[int, int, int]:
 
 
 def read_cpu_quota() -> float:
-    """Returns how many cores' time the control groups (v2 and v1) allow; infinite if unlimited."""
+    """Returns the CPU quota of the control groups (v2 and v1), in cores; infinite if unlimited."""
     return min(_read_group(group) for group in _list_groups())
 
 
@@ -157,11 +157,11 @@ def _read_group(group: Path) -> float:
     return cores if cores > 0 else math.inf  # v1 says -1
 
 
-def share_cores() -> None:
-    """Sets the switch interval, and `SCHED_BATCH` for this thread and those that it starts.
+def set_thread_scheduling() -> None:
+    """Sets Python's switch interval, and `SCHED_BATCH` for this thread and those that it starts.
 
-    With the default policy, the only one that is replaced, the event loop interrupts a model at
-    each request and evicts its data from the core's caches.
+    With the default policy, the event loop interrupts a model at each request and evicts its data
+    from the core's caches. Another policy is kept.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:

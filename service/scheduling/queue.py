@@ -49,8 +49,8 @@ class BatchSizes:
 class BatchQueue(Generic[ItemT, ResultT]):
     """A first-in first-out queue of `size` places; `workers` threads call `take` and `finish`.
 
-    `count_aside` returns the items that occupy places but wait elsewhere. A free worker waits up to
-    `max_wait_seconds` for the oldest item's batch to fill.
+    `count_aside` returns how many places are taken by items that are not in the queue yet. A free
+    worker waits up to `max_wait_seconds` for the oldest item's batch to fill.
     """
 
     def __init__(  # noqa: PLR0913 - each is a setting of its own
@@ -82,7 +82,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     @property
     def places_taken(self) -> int:
-        """Items in the queue and aside."""
+        """Items in the queue, and those of `count_aside`."""
         return len(self._items) + self._count_aside()
 
     @property
@@ -100,14 +100,14 @@ class BatchQueue(Generic[ItemT, ResultT]):
             raise _make_refusal(self.estimate_wait())
 
     def put(
-        self, item: ItemT, deadline: float, *, admitted: bool = False
+        self, item: ItemT, deadline: float, *, has_place: bool = False
     ) -> QueuedItem[ItemT, ResultT]:
         """Adds an item, to be dropped after `deadline` on the event loop's clock.
 
-        Raises QueueFull unless the item was `admitted`: it has passed `check_room` and occupied a
-        place aside since.
+        Raises QueueFull if every place is taken, unless the item `has_place`: `count_aside` has
+        counted it since it passed `check_room`.
         """
-        if not admitted:
+        if not has_place:
             self.check_room()
         future = asyncio.get_running_loop().create_future()
         queued: QueuedItem[ItemT, ResultT] = QueuedItem(item, time.perf_counter(), deadline, future)
@@ -200,7 +200,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
 
 def _make_refusal(seconds: float) -> QueueFull:
-    # A function, because a variable in `check_room` would keep the error, its frames and a photo.
+    # A function: a local variable of `check_room` and the error's frames would keep a photo alive.
     full = QueueFull("the queue is full")
     full.retry_after_seconds = seconds
     return full

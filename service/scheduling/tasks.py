@@ -69,7 +69,7 @@ class SideThreads:
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """
         self.waiting += 1
-        # The executor keeps an abandoned call until a thread is free; emptied, it keeps no photo.
+        # The executor keeps an abandoned call until a thread is free; `clear` frees its photo.
         calls: list[Callable[[], ResultT]] = [lambda: work(*arguments)]
         try:
             async with asyncio.timeout_at(deadline):

@@ -18,7 +18,7 @@ from service.scheduling.cpu import (
     divide_cores,
     list_cores,
     read_cpu_quota,
-    share_cores,
+    set_thread_scheduling,
 )
 from tests.support.threads import needs_policies
 
@@ -157,7 +157,7 @@ def share_from(policy: int) -> tuple[int, int]:
 
     def share() -> tuple[int, int]:
         os.sched_setscheduler(0, policy, os.sched_param(0))  # of this thread alone
-        share_cores()
+        set_thread_scheduling()
         with ThreadPoolExecutor(1) as thread:
             return os.sched_getscheduler(0), thread.submit(os.sched_getscheduler, 0).result()
 
@@ -181,7 +181,7 @@ def test_forbidden_policy_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before = os.sched_getscheduler(0)
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    share_cores()
+    set_thread_scheduling()
     assert os.sched_getscheduler(0) == before
 
 

@@ -240,7 +240,7 @@ async def test_failing_the_queue_empties_it_and_spares_done_items() -> None:
     assert str(stays.future.exception()) == "stopping"
 
 
-async def test_items_aside_occupy_places_but_an_admitted_item_enters() -> None:
+async def test_items_aside_take_places_but_an_item_that_has_one_enters() -> None:
     aside = [1]
     queue = BatchQueue[int, int](2, ANY_SIZE, count_aside=lambda: len(aside))
     queue.check_room()
@@ -249,7 +249,7 @@ async def test_items_aside_occupy_places_but_an_admitted_item_enters() -> None:
     with pytest.raises(QueueFull):
         queue.check_room()
 
-    queue.put(2, NEVER, admitted=True)
+    queue.put(2, NEVER, has_place=True)
 
     assert items_of(queue.take()) == [1, 2]
 
