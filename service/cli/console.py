@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EXIT_SOME_FAILED = 1
 
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
+# https://owasp.org/www-community/attacks/CSV_Injection
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # What `auto` means instead of a default precision on other processors.
 _OTHER_PROCESSORS = {
     ("openvino", "fp32"): " (bf16 where the processor has it)",
@@ -118,7 +120,7 @@ def write_csv(photo: LabelledPhoto) -> None:
         score, threshold = f"{label.score:.6f}", f"{label.threshold:.6f}"
         _write_row((path, label.label, score, threshold, label.source, own, ""))
     if not labels:
-        _write_row((path, "", "", "", "", "", photo.failure))
+        _write_row((path, "", "", "", "", "", photo.failure or ""))
     sys.stdout.flush()
 
 
@@ -301,8 +303,12 @@ def show_calibration(name: str, found: CalibrationReport) -> None:
         console.print(Text(f"{left_out} {photos} left out"), soft_wrap=True)
 
 
-def _write_row(values: Sequence[str | None]) -> None:
-    csv.writer(sys.stdout, lineterminator="\n").writerow(values)
+def _write_row(values: Sequence[str]) -> None:
+    """Writes a line of CSV; an apostrophe before a formula keeps spreadsheets from running it."""
+    row = io.StringIO()
+    csv.writer(row).writerow(f"'{v}" if v.startswith(_FORMULA_STARTS) else v for v in values)
+    # Python 3.11 quotes `\r` in a text only if the line ends with it too.
+    sys.stdout.write(row.getvalue().removesuffix("\r\n") + "\n")
 
 
 def _show_pairs(values: Mapping[str, str], justify: Literal["left", "right"] = "left") -> None:

@@ -1,6 +1,7 @@
 """The playground in a real browser."""
 
 import csv
+import io
 import json
 import re
 import shlex
@@ -519,6 +520,23 @@ def test_downloads_have_the_found_labels_and_the_broken_photo(visit: Visit, tmp_
     } == found
     failures = [row["error"] for row in table if row["photo"] == "own1.png"]
     assert failures == ["The file is damaged or is not an image"]
+
+
+def test_csv_has_valid_quotes_and_no_formula(visit: Visit) -> None:
+    page = visit.open()
+    name = '-1, "b"\nc.png'
+    photo = {"name": name, "mimeType": "image/png", "buffer": make_photo(1)}
+    page.get_by_label("Choose photos").set_input_files(photo)  # type: ignore[arg-type]
+    page.get_by_label("Any words").fill("=1+1")
+    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
+    show_from(page, 0)
+    expect(page.locator("#downloads-status")).to_have_text("1 of 1 photos labelled")
+    with page.expect_download() as event:
+        page.get_by_role("button", name="Download CSV").click()
+    content = event.value.path().read_text()
+    rows = list(csv.DictReader(io.StringIO(content, newline="")))
+    assert {row["photo"] for row in rows} == {f"'{name}"}
+    assert "'=1+1" in {row["label"] for row in rows}
 
 
 def test_broken_photo_is_named_and_can_be_removed(visit: Visit, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href)); // the download has begun
 }
 
+/** As RFC 4180 does; an apostrophe before a formula keeps spreadsheets from running it. */
 function quote(value) {
-  const text = String(value);
+  const text = String(value).replace(/^[=+\-@\t\r]/, "'$&");
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

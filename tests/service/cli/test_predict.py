@@ -1,6 +1,7 @@
 """`ml-decoder predict`: tables, JSON, CSV, overlays and odd file names."""
 
 import csv
+import io
 import json
 import os
 import subprocess
@@ -95,6 +96,18 @@ def test_predict_writes_a_csv_row_per_label_and_failure(predict: Run, photos: li
     ]
     assert rows[2]["error"] == "The file is damaged or is not an image"
     assert all(0 <= float(row["score"]) <= 1 for row in rows if not row["error"])
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", ""])
+def test_predict_writes_no_formula_and_valid_quotes_into_csv(
+    predict: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f'{start}1, "b"\r\nc.png'
+    Path(name).write_bytes(make_photo())
+    _, out, _ = predict("--format", "csv", "--top-k", 1, "--", name)
+    rows = list(csv.reader(io.StringIO(out, newline="")))
+    assert [row[0] for row in rows] == ["photo", f"'{name}" if start else name]
 
 
 def test_predict_names_photos_that_cannot_be_read(
