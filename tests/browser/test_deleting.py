@@ -154,7 +154,9 @@ def test_deletion_asks_for_an_admin_key(visit: Visit) -> None:
 
     page.route("**/labels/zoo", demand_key)
     press_delete(page, "zoo")
-    expect(page.get_by_role("alert")).to_have_text("This API key may not do that")
+    expect(page.get_by_role("alert")).to_have_text(
+        "This API key may not do that: type an admin key into the field “API key”."
+    )
     expect(page.get_by_role("textbox", name="API key")).to_be_focused()
     page.keyboard.type("sesame")
     page.keyboard.press("Enter")

@@ -1,7 +1,7 @@
 // The playground: sends a photo to the service and draws its labels.
 //
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
-// sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` shows the same
+// sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` writes the
 // request as curl and Python; `downloads.js` writes files of all photos;
 // `calibrate.js` chooses the threshold of a label. This file owns the page's state.
 
@@ -26,7 +26,6 @@ import {
   choiceParameters,
   describeThreshold,
   groupLabels,
-  listFields,
   showParameters,
 } from "./scores.js";
 import { makeCurl, makePython } from "./snippets.js";
@@ -40,10 +39,9 @@ const byId = (id) => document.getElementById(id);
 const shown = {
   photo: null,
   info: null,
-  columns: [], // { photo, choice, query, typed, kept, answer }, one or two
+  columns: [], // { photo, choice, typed, kept, answer }, one or two
   others: new Map(), // own photo -> { key, answer, problem }, by the choice of labels that was asked
   pressed: null, // { column, label }
-  written: null, // the answer that is shown as JSON
   hasMapProblem: false, // whether the alert is about a map
 };
 let asking = new AbortController();
@@ -81,6 +79,7 @@ async function greet() {
   const info = await readInfo();
   byId("model").textContent = `${info.model.name} ${info.model.version}`;
   fillCard(byId("card-body"), info);
+  for (const id of ["card-open", "ask-side"]) byId(id).hidden = false;
   byId("own").hidden = !info.open_head?.encodes_text;
   byId("calibrate-side").hidden = !info.open_head;
   await showSets();
@@ -134,10 +133,14 @@ async function ask() {
 
 async function askColumn({ sets, candidates }, signal) {
   const choice = choiceParameters(sets, candidates);
-  const query = { ...choice, top_k: [String(MOST_LABELS)] };
   const { photo } = shown;
-  const [answer, kept] = await Promise.all([predict(photo, query, signal), keptLabels(sets)]);
-  return { photo, choice, query, typed: new Set(candidates), kept: new Set(kept), answer };
+  const [answer, kept] = await Promise.all([askAll(photo, choice, signal), keptLabels(sets)]);
+  return { photo, choice, typed: new Set(candidates), kept: new Set(kept), answer };
+}
+
+/** Asks for all labels, so that the controls need no other request. */
+function askAll(photo, choice, signal) {
+  return predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal);
 }
 
 function readChoice() {
@@ -162,7 +165,7 @@ async function askOthers(signal) {
     while (waiting.length > 0 && !signal.aborted) {
       const photo = waiting.shift();
       try {
-        note(photo, choice, { answer: await predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal) });
+        note(photo, choice, { answer: await askAll(photo, choice, signal) });
       } catch (error) {
         if (signal.aborted) return;
         note(photo, choice, { problem: error.message });
@@ -177,10 +180,12 @@ async function askOthers(signal) {
   await Promise.all(Array.from({ length: PARALLEL }, work));
 }
 
-/** Labels of an answer by the controls, best first. */
+/** Labels of an answer by the controls, best first, as the service answers `showParameters`. */
 function findLabels(answer, controls) {
   const { found, maybe } = groupLabels(answer.labels, controls, { typed: new Set(), kept: new Set() });
-  return controls.mode === "best" ? [...found, ...maybe].sort((a, b) => b.score - a.score) : found;
+  if (controls.mode === "best") return [...found, ...maybe].sort((a, b) => b.score - a.score);
+  if (controls.mode === "calibrated") return found;
+  return found.map((label) => ({ ...label, threshold: controls.threshold, calibrated: false }));
 }
 
 function listDownloads() {
@@ -194,17 +199,20 @@ function listDownloads() {
 /** Writes the labels or the problem below each of the user's photos. */
 function renderTiles(controls) {
   const photos = listOwnPhotos();
-  const known = photos.filter(recall);
+  let [labelled, failed] = [0, 0];
   for (const photo of photos) {
     const { answer, problem } = recall(photo) ?? {};
+    if (answer) labelled += 1;
+    if (problem) failed += 1;
     const labels = answer && findLabels(answer, controls).map((label) => label.label);
     const text = labels && (labels.slice(0, 3).join(", ") || "nothing found");
     showBelow(photo, problem ?? text ?? "", Boolean(problem));
   }
   byId("downloads").hidden = photos.length === 0;
-  const isDone = known.length === photos.length;
+  const isDone = labelled + failed === photos.length;
   for (const id of ["download-csv", "download-json"]) byId(id).disabled = !isDone;
-  byId("downloads-status").textContent = `${known.length} of ${photos.length} photos labelled`;
+  byId("downloads-status").textContent =
+    `${labelled} of ${photos.length} photos labelled` + (failed > 0 ? `, ${failed} failed` : "");
 }
 
 /** Clears the results of the previous photo. */
@@ -212,10 +220,9 @@ function forgetAnswer() {
   shown.columns = [];
   hideMap();
   clearTimeout(speaking);
-  shown.written = null;
-  byId("map-hint").hidden = true;
-  const ids = ["results", "summary", "curl", "python", "shorter", "answer"];
-  for (const id of ids) byId(id).replaceChildren();
+  byId("results").replaceChildren();
+  byId("summary").textContent = "No labels.";
+  for (const id of ["hint", "request-side"]) byId(id).hidden = true;
 }
 
 /** Whether the head of a label has maps, by the model card. */
@@ -287,6 +294,7 @@ function render() {
   byId("threshold-meaning").textContent = meaning;
   renderTiles(controls);
   if (shown.columns.length === 0) return;
+  for (const id of ["hint", "request-side"]) byId(id).hidden = false;
   byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));
   const groups = shown.columns.map((column) => groupLabels(column.answer.labels, controls, column));
   const focused = document.activeElement;
@@ -297,7 +305,7 @@ function render() {
   );
   const again = `[data-label="${CSS.escape(focused?.dataset.label)}"]`;
   children[place]?.querySelector(again)?.focus();
-  showSnippets(controls);
+  showRequest(controls);
   speak(groups[0].found);
 }
 
@@ -339,19 +347,15 @@ function listNextSteps(best) {
   return steps;
 }
 
-/** Shows the request of the first column as it was sent. */
-function showSnippets(controls) {
-  const [{ photo, query, answer }] = shown.columns;
+/** Shows the request that returns the found labels of the first column, and its answer. */
+function showRequest(controls) {
+  const [{ photo, choice, answer }] = shown.columns;
+  const query = { ...choice, ...showParameters(controls) };
   const url = new URL(".", document.baseURI).href;
   const hasKey = readKey() !== "";
   byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);
-  byId("python").textContent = makePython(url, photo.name, query, controls, hasKey);
-  if (shown.written !== answer) byId("answer").textContent = JSON.stringify(answer, null, 2);
-  shown.written = answer;
-  const shorter = listFields(showParameters(controls)).map(([name, value]) => `${name}=${value}`);
-  byId("shorter").textContent =
-    `It asks for all labels, so that the controls need no other request. In place of top_k=${MOST_LABELS}, ` +
-    `${shorter.join(" and ")} would return the found ones alone.`;
+  byId("python").textContent = makePython(url, photo.name, query, hasKey);
+  byId("answer").textContent = JSON.stringify({ ...answer, labels: findLabels(answer, controls) }, null, 2);
 }
 
 function speak(labels) {
@@ -398,9 +402,10 @@ function openKey(isOpen) {
 
 function showProblem(error) {
   shown.hasMapProblem = false;
-  const another = readKey() ? "another one" : "it";
-  byId("alert").textContent =
-    error.status === 401 ? `${error.title}: type ${another} into the field “API key”.` : error.message;
+  const wanted = error.status === 403 ? "an admin key" : readKey() ? "another one" : "it";
+  byId("alert").textContent = error.needsKey
+    ? `${error.title}: type ${wanted} into the field “API key”.`
+    : error.message;
   byId("alert").hidden = false;
   if (!error.needsKey) return;
   byId("key").setAttribute("aria-invalid", "true");

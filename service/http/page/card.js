@@ -27,7 +27,7 @@ export function fillCard(element, info) {
 }
 
 const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
-const BIN_HEAD = ["Score", "Pairs", "Mean score", "Right"];
+const BIN_HEAD = ["Score", "Scores", "Mean score", "Share right"];
 const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
 
 /** `error` is the expected calibration error: the mean gap between score and share right. */
@@ -37,7 +37,7 @@ function describeScores({ calibration }) {
   return `calibrated on ${images} photos of ${dataset}: error ${after.toFixed(3)}, ${before.toFixed(3)} before`;
 }
 
-/** One of ten equal bins; a pair is a photo and a label. */
+/** One of ten equal bins. */
 function binRow({ scores, mean_score, share_right }, i) {
   const range = `${(i / 10).toFixed(1)} to ${((i + 1) / 10).toFixed(1)}`;
   return [range, scores, mean_score.toFixed(3), share_right.toFixed(3)];

@@ -7,9 +7,9 @@ import { MOST_LABELS, dropLabels, splitLabels } from "./scores.js";
 
 const ORIGINS = {
   model: "learnt from labelled photos",
-  bundle: "part of the model, scored by the meaning of their names",
-  folder: "from a file of the service, scored by the meaning of their names",
-  store: "kept by users, scored by the meaning of their names",
+  bundle: "scored by the meaning of their names",
+  folder: "from a file, scored by meaning",
+  store: "kept by users, scored by meaning",
 };
 
 const TYPING_PAUSE_MS = 350;
@@ -121,7 +121,7 @@ async function keep(replace, onChange, onProblem) {
     // Text typed during the request stays.
     byId("candidates").value = dropLabels(byId("candidates").value, labels);
     if (byId("keep-name").value.trim() === name) byId("keep-name").value = "";
-    showKeepStatus(`Kept ${kept.num_labels} labels as ${kept.name}, version ${kept.version}.`, false);
+    showKeepStatus(`Kept ${countLabels(kept)} as ${kept.name}, version ${kept.version}.`, false);
     await showSets([kept.name]);
     onChange();
   } catch (error) {
@@ -195,11 +195,12 @@ function makeChoice(set, isChosen) {
   box.value = set.name;
   box.checked = isChosen;
   const name = document.createElement("span");
-  name.textContent = set.name;
+  name.textContent = `${set.name} `;
   const count = document.createElement("span");
   count.className = "quiet";
   count.textContent = [countLabels(set), ORIGINS[set.origin]].join(", ");
-  label.append(box, name, count);
+  name.append(count);
+  label.append(box, name);
   return label;
 }
 

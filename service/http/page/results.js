@@ -16,8 +16,8 @@ export function makeColumn({ title, groups, note, steps, ...options }) {
   if (groups.found.length > 0) column.append(makeList("found", `Found, ${title}`, groups.found, options));
   else column.append(makeNextSteps(steps));
   const below = [
-    ["maybe", "Maybe", groups.maybe],
-    ["own", "Yours, not found", groups.own],
+    ["maybe", "Below the threshold", groups.maybe],
+    ["own", "Your own, below the threshold", groups.own],
   ];
   for (const [kind, heading, labels] of below.filter(([, , labels]) => labels.length > 0)) {
     column.append(makeElement("h4", "", heading));

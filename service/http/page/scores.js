@@ -1,5 +1,5 @@
 // Which labels are shown, by the rules of `service/pipeline/scoring.py`, and the parameters with
-// which the service would answer with the found labels alone.
+// which the service answers with the found labels alone.
 
 /** One request asks for this many labels, so that the slider needs none. */
 export const MOST_LABELS = 1000;

@@ -16,40 +16,27 @@ export function makeCurl(url, photoName, query, hasKey) {
   ].join(" \\\n");
 }
 
-/** Prints the labels that the page shows by its controls. */
-export function makePython(url, photoName, query, controls, hasKey) {
+export function makePython(url, photoName, query, hasKey) {
   const given = Object.entries(query).filter(([, values]) => values.length > 0);
-  const values = given.map(([name, list]) => `    ${name}=${writeValue(name, list)},\n`);
   const key = hasKey ? `, api_key=os.environ["${KEY_VARIABLE}"]` : "";
   return [
     ...(hasKey ? ["import os", ""] : []),
     "from ml_decoder_client import Client",
     "",
     `with Client(${quotePython(url.replace(/\/$/, ""))}${key}) as client:`,
-    `    answer = client.predict(`,
+    "    answer = client.predict(",
     `        ${quotePython(photoName)},`,
-    ...values.map((value) => `    ${value.trimEnd()}`),
+    ...given.map(([name, values]) => `        ${name}=${writeValue(name, values)},`),
     "    )",
-    ...writeChoice(controls),
+    "for label in answer.labels:",
     '    print(f"{label.label}: {label.score:.3f}")',
   ].join("\n");
 }
 
-function writeChoice({ mode, threshold, topK }) {
-  if (mode === "best") return [`for label in answer.labels[:${topK}]:`];
-  const least = mode === "number" ? threshold : "label.threshold";
-  return [
-    "found = [",
-    "    label for label in answer.labels",
-    `    if label.score >= ${least}`,
-    "]",
-    `for label in found[:${topK}]:`,
-  ];
-}
-
 function writeValue(name, values) {
-  if (name === "top_k") return values[0];
-  return `[${values.map(quotePython).join(", ")}]`;
+  const isOne = name === "top_k" || name === "threshold";
+  if (!isOne) return `[${values.map(quotePython).join(", ")}]`;
+  return Number.isNaN(Number(values[0])) ? quotePython(values[0]) : values[0];
 }
 
 function quoteShell(text) {
