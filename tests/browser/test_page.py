@@ -1,7 +1,5 @@
 """The playground in a real browser."""
 
-import csv
-import io
 import json
 import re
 import subprocess
@@ -464,95 +462,6 @@ def test_photos_are_taken_from_picker_drop_and_paste(visit: Visit, tmp_path: Pat
         seen.append(rows(page))
 
 
-def take_photos(page: Page, tmp_path: Path) -> None:
-    """Chooses two photos and a broken one, and waits until they are labelled."""
-    for i, content in enumerate((make_photo(1), b"junk", make_photo(2))):
-        (tmp_path / f"own{i}.png").write_bytes(content)
-    files = [tmp_path / f"own{i}.png" for i in range(3)]
-    page.get_by_label("Choose photos").set_input_files(files)
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
-
-
-def test_several_photos_are_a_grid_with_names_and_labels(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
-    for i in (0, 2):
-        found = ask(visit.url, tmp_path / f"own{i}.png")
-        tile = page.locator("#thumbs li").nth(i)
-        expect(tile.locator("span")).to_have_text(f"own{i}.png")
-        expect(tile.locator("p")).to_have_text(", ".join(list(found)[:3]))
-    page.get_by_label("Any words").fill("yak")
-    show_from(page, 0)
-    wanted = ask(visit.url, tmp_path / "own2.png", top_k=9, candidate_labels=["yak"])
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
-    assert wanted
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
-    own2 = {
-        row["label"]: round(float(row["score"]), 3) for row in table if row["photo"] == "own2.png"
-    }
-    assert wanted.items() <= own2.items()
-
-
-def test_downloads_have_the_found_labels_and_the_broken_photo(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download JSON").click()
-    answers = json.loads(event.value.path().read_text())
-    assert [answer["photo"] for answer in answers] == ["own0.png", "own1.png", "own2.png"]
-    assert answers[1] == {
-        "photo": "own1.png",
-        "problem": "The file is damaged or is not an image",
-    }
-    found = {label["label"]: round(label["score"], 3) for label in answers[2]["labels"]}
-    assert found == ask(visit.url, tmp_path / "own2.png")
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    table = list(csv.DictReader(event.value.path().read_text().splitlines()))
-    assert event.value.suggested_filename == "labels.csv"
-    assert {
-        r["label"]: round(float(r["score"]), 3) for r in table if r["photo"] == "own2.png"
-    } == found
-    failures = [row["error"] for row in table if row["photo"] == "own1.png"]
-    assert failures == ["The file is damaged or is not an image"]
-
-
-def test_csv_has_valid_quotes_and_no_formula(visit: Visit) -> None:
-    page = visit.open()
-    name = '-1, "b"\nc.png'
-    photo = {"name": name, "mimeType": "image/png", "buffer": make_photo(1)}
-    page.get_by_label("Choose photos").set_input_files(photo)  # type: ignore[arg-type]
-    page.get_by_label("Any words").fill("=1+1")
-    page.get_by_role("heading", name="your own + trained + everyday").wait_for()
-    show_from(page, 0)
-    expect(page.locator("#downloads-status")).to_have_text("1 of 1 photos labelled")
-    with page.expect_download() as event:
-        page.get_by_role("button", name="Download CSV").click()
-    content = event.value.path().read_text()
-    rows = list(csv.DictReader(io.StringIO(content, newline="")))
-    assert {row["photo"] for row in rows} == {f"'{name}"}
-    assert "'=1+1" in {row["label"] for row in rows}
-
-
-def test_broken_photo_is_named_and_can_be_removed(visit: Visit, tmp_path: Path) -> None:
-    page = visit.open()
-    take_photos(page, tmp_path)
-    broken = page.locator("#thumbs li").nth(1)
-    expect(broken.locator(".problem")).to_have_text("The file is damaged or is not an image")
-    page.get_by_role("button", name="own1.png", exact=True).click()
-    expect(page.get_by_role("alert")).to_contain_text("own1.png: The file is damaged")
-    page.get_by_role("button", name="Remove own1.png").click()
-    expect(page.get_by_role("button", name="own2.png", exact=True)).to_be_focused()
-    expect(page.get_by_role("alert")).to_be_hidden()
-    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("own2.png")
-    for i in (0, 2):
-        page.get_by_role("button", name=f"Remove own{i}.png").click()
-    expect(page.locator("#thumbs [aria-current]")).to_have_accessible_name("Sample: cat")
-    expect(page.locator("#downloads")).to_be_hidden()
-
-
 def test_text_field_takes_pasted_text_when_a_picture_comes_with_it(visit: Visit) -> None:
     page = visit.open()
     words, photos = page.get_by_label("Any words"), page.locator("#thumbs li")
@@ -787,6 +696,15 @@ def test_page_retries_after_429(visit: Visit) -> None:
     show_best(page)
     assert refused
     assert rows(page)
+
+
+def test_long_wait_for_a_busy_service_is_named(visit: Visit) -> None:
+    page = visit.open()
+    problem = {"status": 429, "title": "Too many requests", "detail": "As in Retry-After."}
+    busy = {"status": 429, "headers": {"Retry-After": "30"}, "json": problem}
+    page.route("**/predict", lambda route: route.fulfill(**busy))
+    page.get_by_role("checkbox", name="everyday").uncheck()
+    expect(page.get_by_role("alert")).to_have_text("Too many requests: Try again in 30 s.")
 
 
 def test_model_card_opens_and_closes(visit: Visit) -> None:

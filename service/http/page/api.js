@@ -1,12 +1,12 @@
 // Requests to the service: return its JSON or throw a `Problem`.
 //
-// A 429 is retried after `Retry-After`. The API key, if any, is in the tab's session storage.
+// A 429 or 503 is retried after `Retry-After`. The API key, if any, is in the tab's session storage.
 
 import { listFields } from "./scores.js";
 
 const KEY = "ml-decoder-key";
 const MOST_TRIES = 3;
-const LONGEST_WAIT_SECONDS = 10;
+const LONGEST_WAIT_SECONDS = 3;
 const UNREACHED = "The service cannot be reached.";
 
 /** An error answer (RFC 9457), or that the service is unreachable. */
@@ -39,14 +39,14 @@ export function writeKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** Labels of one photo. `query` holds lists of values by parameter. */
-export async function predict(photo, query, signal) {
+/** Labels of one photo. `query` holds lists of values by parameter; see `reach` for `patience`. */
+export async function predict(photo, query, signal, patience) {
   await checkReadable(photo.file);
   // A thousand long labels fit into a form, but not into a query string.
   const body = new FormData();
   for (const [name, value] of listFields(query)) body.append(name, value);
   body.append("image", photo.file, photo.name);
-  return (await send("predict", { method: "POST", body, signal })).body;
+  return (await send("predict", { method: "POST", body, signal, ...patience })).body;
 }
 
 /** Throws if the file is gone or a folder; fetch would report it as an unreachable service. */
@@ -108,7 +108,8 @@ async function send(path, options) {
   return { body, tag: response.headers.get("etag") };
 }
 
-async function reach(path, options = {}) {
+/** With `isPatient` it tries until the service is not busy; else three times. */
+async function reach(path, { isPatient = false, ...options } = {}) {
   const key = readKey();
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   for (let tries = 1; ; tries += 1) {
@@ -117,8 +118,10 @@ async function reach(path, options = {}) {
     });
     if (response.ok) return response;
     const wait = Number(response.headers.get("retry-after"));
-    if (!wait || wait > LONGEST_WAIT_SECONDS || tries === MOST_TRIES) {
-      throw new Problem(response.status, await readProblem(response));
+    const isOver = wait > LONGEST_WAIT_SECONDS || tries >= MOST_TRIES;
+    if (!wait || (isOver && !isPatient)) {
+      const body = await readProblem(response);
+      throw new Problem(response.status, wait ? { ...body, detail: `Try again in ${wait} s.` } : body);
     }
     await new Promise((resolve) => setTimeout(resolve, wait * 1000));
     options.signal?.throwIfAborted();

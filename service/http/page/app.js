@@ -40,7 +40,7 @@ const shown = {
   photo: null,
   info: null,
   columns: [], // { photo, choice, typed, kept, answer }, one or two
-  others: new Map(), // own photo -> { key, answer, problem }, by the choice of labels that was asked
+  found: new WeakMap(), // own photo -> { key, answer, problem }, by the choice of labels that was asked
   pressed: null, // { column, label }
   hasMapProblem: false, // whether the alert is about a map
 };
@@ -90,7 +90,8 @@ async function greet() {
 function choosePhoto(photo) {
   hideMap();
   shown.photo = photo;
-  byId("photo").src = photo.url;
+  URL.revokeObjectURL(byId("photo").src);
+  byId("photo").src = URL.createObjectURL(photo.file);
   byId("photo").alt = photo.title;
   byId("frame").hidden = false;
   byId("stage-hint").hidden = true;
@@ -139,8 +140,8 @@ async function askColumn({ sets, candidates }, signal) {
 }
 
 /** Asks for all labels, so that the controls need no other request. */
-function askAll(photo, choice, signal) {
-  return predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal);
+function askAll(photo, choice, signal, patience) {
+  return predict(photo, { ...choice, top_k: [String(MOST_LABELS)] }, signal, patience);
 }
 
 function readChoice() {
@@ -148,33 +149,34 @@ function readChoice() {
 }
 
 function note(photo, choice, found) {
-  shown.others.set(photo, { key: JSON.stringify(choice), ...found });
+  shown.found.set(photo, { key: JSON.stringify(choice), ...found });
 }
 
-/** The answer or problem of a photo for the labels that are chosen now. */
-function recall(photo) {
-  const found = shown.others.get(photo);
-  return found?.key === JSON.stringify(readChoice()) ? found : null;
+/** The answers or problems of photos for the labels that are chosen now; null if not known yet. */
+function recall(photos) {
+  const key = JSON.stringify(readChoice());
+  const found = photos.map((photo) => shown.found.get(photo));
+  return found.map((each) => (each?.key === key ? each : null));
 }
 
-/** Asks for the labels of the user's other photos, one after the other. */
+/** Asks for the labels of the user's other photos; waits as long as the service is busy. */
 async function askOthers(signal) {
   const choice = readChoice();
-  const waiting = listOwnPhotos().filter((photo) => !recall(photo));
+  const photos = listOwnPhotos();
+  const found = recall(photos);
+  const waiting = photos.filter((_, i) => !found[i]);
   const work = async () => {
     while (waiting.length > 0 && !signal.aborted) {
       const photo = waiting.shift();
       try {
-        note(photo, choice, { answer: await askAll(photo, choice, signal) });
+        note(photo, choice, { answer: await askAll(photo, choice, signal, { isPatient: true }) });
       } catch (error) {
         if (signal.aborted) return;
-        note(photo, choice, { problem: error.message });
-        if (!error.isOfPhoto) {
-          waiting.length = 0; // the service would refuse the rest too
-          showProblem(error);
-        }
+        if (error.isOfPhoto) note(photo, choice, { problem: error.message });
+        else waiting.length = 0; // the service would refuse the rest too
+        if (!error.isOfPhoto) showProblem(error);
       }
-      if (!signal.aborted) renderTiles(readControls());
+      if (!signal.aborted) renderTiles([photo], readControls());
     }
   };
   await Promise.all(Array.from({ length: PARALLEL }, work));
@@ -190,29 +192,30 @@ function findLabels(answer, controls) {
 
 function listDownloads() {
   const controls = readControls();
-  return listOwnPhotos().map((photo) => {
-    const { answer, problem } = recall(photo) ?? {};
+  const photos = listOwnPhotos();
+  const found = recall(photos);
+  return photos.map((photo, i) => {
+    const { answer, problem } = found[i];
     return { photo: photo.name, problem, answer: answer && { ...answer, labels: findLabels(answer, controls) } };
   });
 }
 
-/** Writes the labels or the problem below each of the user's photos. */
-function renderTiles(controls) {
-  const photos = listOwnPhotos();
-  let [labelled, failed] = [0, 0];
-  for (const photo of photos) {
-    const { answer, problem } = recall(photo) ?? {};
-    if (answer) labelled += 1;
-    if (problem) failed += 1;
-    const labels = answer && findLabels(answer, controls).map((label) => label.label);
+/** Writes the labels or the problem below these photos, and how many photos are done. */
+function renderTiles(photos, controls) {
+  recall(photos).forEach((found, i) => {
+    const labels = found?.answer && findLabels(found.answer, controls).map((label) => label.label);
     const text = labels && (labels.slice(0, 3).join(", ") || "nothing found");
-    showBelow(photo, problem ?? text ?? "", Boolean(problem));
-  }
-  byId("downloads").hidden = photos.length === 0;
-  const isDone = labelled + failed === photos.length;
-  for (const id of ["download-csv", "download-json"]) byId(id).disabled = !isDone;
+    showBelow(photos[i], found?.problem ?? text ?? "", Boolean(found?.problem));
+  });
+  const all = recall(listOwnPhotos());
+  const done = all.filter(Boolean);
+  const failed = done.filter(({ problem }) => problem).length;
+  byId("downloads").hidden = all.length === 0;
+  for (const id of ["download-csv", "download-json"]) byId(id).disabled = done.length < all.length;
+  byId("progress").hidden = done.length === all.length;
+  [byId("progress").value, byId("progress").max] = [done.length, all.length];
   byId("downloads-status").textContent =
-    `${labelled} of ${photos.length} photos labelled` + (failed > 0 ? `, ${failed} failed` : "");
+    `${done.length - failed} of ${all.length} photos labelled` + (failed > 0 ? `, ${failed} failed` : "");
 }
 
 /** Clears the results of the previous photo. */
@@ -292,7 +295,7 @@ function render() {
   byId("threshold-value").textContent = controls.threshold.toFixed(2);
   const meaning = shown.info ? describeThreshold(controls.threshold, isCalibrated()) : "";
   byId("threshold-meaning").textContent = meaning;
-  renderTiles(controls);
+  renderTiles(listOwnPhotos(), controls);
   if (shown.columns.length === 0) return;
   for (const id of ["hint", "request-side"]) byId(id).hidden = false;
   byId("map-hint").hidden = !shown.columns.some(({ answer }) => answer.labels.some(hasMap));

@@ -1,5 +1,5 @@
 // Photos: dropped, pasted, picked or bundled samples, as tiles with names. `startPhotos` passes the
-// chosen one to its callback as `{ name, title, file, url, isOwn }`.
+// chosen one to its callback as `{ name, title, file, isOwn }`.
 
 import { readSample } from "./api.js";
 
@@ -10,8 +10,11 @@ const SAMPLES = {
   "rocket.jpg": "rocket at night",
 };
 
+const THUMBNAIL_HEIGHT = 160; // in pixels, for two a CSS pixel
+
 const tiles = new Map(); // photo -> its element, the user's own ones first
 let pressed = null; // the photo that was pressed last
+let drawing = Promise.resolve(); // thumbnails are drawn one after the other
 
 /** The user's own photos, as the page shows them. */
 export function listOwnPhotos() {
@@ -20,7 +23,8 @@ export function listOwnPhotos() {
 
 /** Shows a line below the name of a photo: its labels, or why it has none. */
 export function showBelow(photo, text, isProblem) {
-  const line = tiles.get(photo).querySelector("p");
+  const line = tiles.get(photo)?.querySelector("p");
+  if (!line) return; // removed meanwhile
   line.textContent = text;
   line.classList.toggle("problem", isProblem);
 }
@@ -48,13 +52,15 @@ export function startPhotos(onChoose, onRemove, onProblem) {
     if (!isText) take(files);
   });
   listenForDrops(take);
+  const removeAll = document.getElementById("remove-all");
+  removeAll.addEventListener("click", () => removePhotos(listOwnPhotos(), choose, onRemove));
   return { chooseFirst: () => choose([...tiles.keys()][0]) };
 }
 
 function takeFiles(files, choose, onRemove) {
   const photos = [...files].map((file, i) => {
     const name = file.name || `pasted-${i + 1}.png`;
-    return { name, caption: name, title: name, file, url: URL.createObjectURL(file), isOwn: true };
+    return { name, caption: name, title: name, file, isOwn: true };
   });
   const others = [...tiles];
   tiles.clear();
@@ -103,10 +109,13 @@ function listenForDrops(take) {
 function addTile(photo, choose, onRemove) {
   const button = makeButton("", () => choose(photo));
   const image = document.createElement("img");
-  image.loading = "lazy";
-  image.src = photo.url;
   image.alt = photo.title;
-  image.addEventListener("error", () => image.classList.add("broken"));
+  if (photo.isOwn) {
+    image.classList.add("blank"); // the name is below
+    drawing = drawing.then(() => drawThumbnail(photo, image));
+  } else {
+    image.src = photo.url;
+  }
   const caption = document.createElement("span");
   caption.textContent = photo.caption;
   caption.setAttribute("aria-hidden", "true"); // the picture's text is the same
@@ -114,7 +123,7 @@ function addTile(photo, choose, onRemove) {
   const tile = document.createElement("li");
   tile.append(button, document.createElement("p"));
   if (photo.isOwn) {
-    const remove = makeButton("Remove", () => removePhoto(photo, choose, onRemove));
+    const remove = makeButton("Remove", () => removePhotos([photo], choose, onRemove));
     remove.setAttribute("aria-label", `Remove ${photo.title}`);
     tile.append(remove);
   }
@@ -122,15 +131,32 @@ function addTile(photo, choose, onRemove) {
   document.getElementById("thumbs").append(tile);
 }
 
-/** Removes a photo; the focus, and the choice if it was the chosen one, go to the next. */
-function removePhoto(photo, choose, onRemove) {
-  const photos = [...tiles.keys()];
-  const next = photos[photos.indexOf(photo) + 1]; // samples are never removed and come last
-  tiles.get(photo).remove();
-  tiles.delete(photo);
-  URL.revokeObjectURL(photo.url);
+/** Shows a small copy: a hundred full photos would take gigabytes. */
+async function drawThumbnail(photo, image) {
+  if (!tiles.has(photo)) return; // removed meanwhile
+  try {
+    const bitmap = await createImageBitmap(photo.file, { resizeHeight: THUMBNAIL_HEIGHT });
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [bitmap.width, bitmap.height];
+    canvas.getContext("2d").drawImage(bitmap, 0, 0);
+    bitmap.close();
+    image.src = canvas.toDataURL("image/webp"); // needs no revocation, unlike an object URL
+    image.classList.remove("blank");
+  } catch {
+    // The browser cannot read the photo; the service may.
+  }
+}
+
+/** Removes photos that follow each other; the focus, and the choice if it was one of them, go to the next. */
+function removePhotos(photos, choose, onRemove) {
+  const all = [...tiles.keys()];
+  const next = all[all.indexOf(photos.at(-1)) + 1]; // samples are never removed and come last
+  for (const photo of photos) {
+    tiles.get(photo).remove();
+    tiles.delete(photo);
+  }
   tiles.get(next).querySelector("button").focus();
-  if (pressed === photo) choose(next);
+  if (photos.includes(pressed)) choose(next);
   onRemove();
 }
 
