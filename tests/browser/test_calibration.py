@@ -13,6 +13,7 @@ from service.labels.calibration import find_best_f1
 from tests.browser.conftest import Visit
 from tests.browser.test_looks import assert_accessible, keep_screenshot
 from tests.support.photos import make_photo
+from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
 PUT = {"name": "herd", "labels": [{"name": "yak", "prompt": "a photo of a yak"}, "newt"]}
 
@@ -33,13 +34,18 @@ def write_photos(folder: Path) -> list[Path]:
     return paths
 
 
-def score(visit: Visit, photo: Path) -> float:
-    query = {"label_set": "herd", "include": "yak"}
+def score(visit: Visit, photo: Path, label: str = "yak") -> float:
+    query = {"label_set": "herd", "include": label, "top_k": 1}
     answer = httpx.post(
         f"{visit.url}/predict", files={"image": photo.read_bytes()}, params=query, timeout=60
     )
     found: float = answer.json()["labels"][0]["score"]
     return found
+
+
+def replace_set(visit: Visit, labels: Any, **fields: Any) -> None:
+    body = {"labels": labels, **fields}
+    httpx.put(f"{visit.url}/labels/herd", json=body).raise_for_status()
 
 
 def read_set(visit: Visit) -> Any:
@@ -104,13 +110,30 @@ def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
 ) -> None:
     give(page, write_photos(tmp_path)[:1], "show it")
     expect(page.get_by_role("button", name="Keep threshold")).to_be_enabled()
-    changed = {"labels": [{"name": "yak", "prompt": "a bull"}]}
-    httpx.put(f"{visit.url}/labels/herd", json=changed).raise_for_status()
+    replace_set(visit, [{"name": "yak", "prompt": "a bull"}])
     page.get_by_role("button", name="Keep threshold").click()
     expect(page.locator("#calibrate-status")).to_contain_text("herd was changed meanwhile")
     expect(page.locator("#calibrate-label option")).to_have_count(1)
     expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
     assert not read_set(visit)["labels"][0]["calibrated"]
+
+
+def test_kept_threshold_leaves_calibration_and_embeddings(
+    page: Page, visit: Visit, tmp_path: Path
+) -> None:
+    own = {"name": "newt", "embedding": [0.5] * EMBEDDING_WIDTH}
+    replace_set(visit, ["yak", own], calibration={"scale": 0.5, "shift": -0.25})
+    before, photos = read_set(visit), write_photos(tmp_path)
+    scores = [score(visit, photos[0], label) for label in ("yak", "newt")]
+    page.reload()
+    page.locator("#calibrate-body").wait_for()
+    give(page, photos[:1], "show it")
+    page.get_by_role("button", name="Keep threshold").click()
+    expect(page.locator("#calibrate-status")).to_contain_text("yak has the threshold")
+    after = read_set(visit)
+    yak = {**before["labels"][0], "calibrated": True, "threshold": after["labels"][0]["threshold"]}
+    assert after == {**before, "version": after["version"], "labels": [yak, before["labels"][1]]}
+    assert [score(visit, photos[0], label) for label in ("yak", "newt")] == scores
 
 
 def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ export function showCalibrated(sets) {
   const names = sets.filter((set) => !set.read_only).map((set) => set.name);
   const chosen = byId("calibrate-set").value;
   byId("calibrate-set").replaceChildren(...names.map((name) => new Option(name, name)));
-  byId("calibrate-body").hidden = names.length === 0;
+  if (names.length === 0) byId("calibrate-body").hidden = true;
   byId("calibrate-none").hidden = names.length > 0;
   if (names.includes(chosen)) byId("calibrate-set").value = chosen;
   if (names.length > 0) chooseSet(byId("calibrate-set").value);
@@ -52,6 +52,7 @@ async function chooseSet(name) {
     if (byId("calibrate-set").value !== name) return;
     const before = state.set;
     state.set = set;
+    byId("calibrate-body").hidden = false;
     if (before?.name === set.name && before.version === set.version) return;
     const labels = byId("calibrate-label");
     const { value } = labels;
