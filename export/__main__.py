@@ -179,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, help="weights: ours, or the authors' layouts; a folder of CLIP "
+    add("--checkpoint", type=Path, help="weights, of models.train or foreign; or a folder of CLIP "
         "or SigLIP")  # fmt: skip
     add("--out", type=Path, help="folder of the bundle; its name becomes the model's")
     add("--triton", type=Path, help="folder of a Triton model repository to write as well")
@@ -187,20 +187,20 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bundle", type=Path, help="a finished bundle, instead of --checkpoint: for --triton, or "
         "to calibrate it again on photos and write it to --out")  # fmt: skip
     add("--photos", type=Path, help="labelled folder with splits train, val and test")
-    add("--precision", type=_to_precisions, help="fp32,fp16,int8 or some; int8 needs --photos")
+    add("--precision", type=_to_precisions, help="some of fp32,fp16,int8; int8 needs --photos")
     add("--compact-weights", action="store_true", help="store fp32 weights in 16 bits")
     add("--raw-scores", action="store_true", help="do not calibrate scores on the photos")
     add("--precision-target", type=float, metavar="P", help="choose each label's lowest threshold "
         "with this precision, 0 to 1, instead of best F1")  # fmt: skip
     add("--model-version", help="free text without white space (default: 1, or the bundle's)")
-    add("--license", default="unknown", help="of the weights (default: unknown)")
-    add("--training-data", help="free text (default: the checkpoint's)")
+    add("--license", default="unknown", help="licence of the weights (default: unknown)")
+    add("--training-data", help="where the weights are from (default: the checkpoint's)")
     add("--open-head", type=Path, help="checkpoint of `models.train_open`, for the same encoder")
-    add("--text-encoder", type=Path, help="its folder (default: the installed package's)")
+    add("--text-encoder", type=Path, help="folder of the open head's (default: the package's)")
     add("--label-set", type=Path, action="append", default=[], help="JSON file of a ready label "
         "set of open labels; may be given again")  # fmt: skip
     add("--open-photos", type=Path, help="labelled folder to calibrate open labels on")
-    add("--open-split", default="val", help="which of its photos (default: val)")
+    add("--open-split", default="val", help="split of --open-photos (default: val)")
     add_hint_flags(parser)
     add("--label-names", type=Path, help="text file, one label a line, in the logits' order")
     add("--label-thresholds", type=Path, help="text file, one number from 0 to 1 a line, in this "

@@ -448,7 +448,7 @@ class LabelSetChanged(LabelSetError):
 
 class TooManyLabelSets(LabelSetError):
     status, code = 409, "too_many_label_sets"
-    title = "The label store holds as many sets or labels as it may"
+    title = "The label store is at its limit of sets or labels"
 
     def __init__(self, *, sets: int, labels: int) -> None:
         super().__init__(

@@ -75,13 +75,13 @@ class Settings(BaseSettings):
     cores, or 1 for a GPU; more than 1 needs Linux (default 1)."""
 
     device: Literal["auto", Device] = "auto"
-    """Where the model runs: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
+    """Device of the model: cpu, openvino (the CPU with OpenVINO's kernels; needs the extra
     openvino), cuda, tensorrt (needs TensorRT 10 and the extra gpu), or auto = cuda if it works,
-    else cpu; any other device that does not work stops the start (default auto)."""
+    else cpu. A device that you name and that does not work stops the start (default auto)."""
 
     root_path: str | None = None
-    """Path below which a proxy publishes the service, such as /tags, whether the proxy removes it
-    from requests or not; X-Forwarded-Prefix of a trusted proxy takes precedence (default none)."""
+    """Path below which a proxy publishes the service, such as /tags. The proxy may remove it from
+    requests or keep it. X-Forwarded-Prefix of a trusted proxy takes precedence (default none)."""
 
     model_alias: str | None = Field(default=None, pattern=r"^[^/]{1,200}$")
     """Second name of the model under /v2, such as that of a KServe InferenceService (default none:
@@ -89,12 +89,12 @@ class Settings(BaseSettings):
 
     precision: Literal["auto", RunPrecision] = "auto"
     """Variant of the model: fp32, fp16, int8, bf16 (fp32 with bfloat16 products; openvino only), or
-    auto = the bundle's choice for the device, with fp32 instead of int8 on a processor without
-    VNNI, and bf16 instead of fp32 on openvino if the processor supports it (default auto)."""
+    auto = the bundle's choice for the device. On a processor without VNNI, auto is fp32 instead of
+    int8; on openvino it is bf16 instead of fp32 if the processor supports it (default auto)."""
 
     screen: bool = True
-    """Whether the bundle's screen, if it has one, estimates all labels of a set, so that only those
-    are scored that may be in the answer, true or false (default true)."""
+    """Whether to use the bundle's screen, if it has one: it estimates all labels of a set, and only
+    those that may be in the answer are scored; true or false (default true)."""
 
     label_store: str | None = None
     """Store of registered label sets: a SQLite file, a postgresql:// URL, or memory = until the
@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     """Folder of label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None
-    """Label sets of requests that name none, separated by commas; a missing one only logs a
+    """Label sets of requests that name none, separated by commas. A missing set only logs a
     warning, because it may be registered later (default trained and the bundle's sets; for /v2
     trained alone, or the first set if the model has no trained labels)."""
 
@@ -131,7 +131,7 @@ class Settings(BaseSettings):
 
     queue_size: int = Field(default=64, ge=1)
     """Most images that wait for a worker or are in a side thread (large ones to decode, maps to
-    draw); more are refused at once (default 64)."""
+    draw). More are refused at once (default 64)."""
 
     max_wait_ms: float = Field(default=0.0, ge=0.0, le=1000.0)
     """Milliseconds that an image may wait for its batch to fill; 0 = until a worker is free
@@ -151,8 +151,8 @@ class Settings(BaseSettings):
     """Most bytes in the body of a request (default 20971520 = 20 MiB)."""
 
     max_held_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Most bytes of request bodies and fetched images in memory, all requests together; more are
-    refused at once; must be at least max_body_bytes (default 1073741824 = 1 GiB)."""
+    """Most bytes of request bodies and fetched images in memory, all requests together. More are
+    refused at once. Must be at least max_body_bytes (default 1073741824 = 1 GiB)."""
 
     max_pixels: int = Field(default=50_000_000, ge=1, le=178_000_000)  # Pillow's own limit
     """Most pixels (width x height) in an image (default 50000000)."""
@@ -162,11 +162,11 @@ class Settings(BaseSettings):
     none: anyone may predict)."""
 
     admin_keys: SecretStr | None = None
-    """Keys that permit predictions and changes of label sets, in the same form (default none: label
-    sets cannot be changed if there are predict keys; else anyone may change them)."""
+    """Keys that permit predictions and changes of label sets, separated by commas, or @FILE
+    (default none: with predict keys, label sets cannot be changed; without, anyone may)."""
 
     rate_limit: str | None = None
-    """Most requests of one key, or of one address without a key, such as 100/minute; more are
+    """Most requests of one key, or of one address without a key, such as 100/minute. More are
     refused (default none)."""
 
     cors_origins: str | None = None
@@ -187,8 +187,8 @@ class Settings(BaseSettings):
     """Seconds that a client has to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
-    """Seconds that a client has to send the body of a request, and may read nothing of its answer
-    (default 30)."""
+    """Seconds that a client has to send the body of a request, and seconds after which a client
+    that reads nothing of its answer is disconnected (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
     """Seconds that an idle connection stays open (default 75)."""

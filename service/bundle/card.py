@@ -81,9 +81,11 @@ class Calibration(Record):
 class ReliabilityBin(Record):
     """The scores in one of ten equal bins of 0..1, and the share of them whose label is present."""
 
-    scores: int = Field(ge=0)  # number of pairs of a photo and a label
-    mean_score: float = Field(ge=0.0, le=1.0)  # 0 in an empty bin
-    share_right: float = Field(ge=0.0, le=1.0)
+    scores: int = Field(ge=0, description="Pairs of a photo and a label.")
+    mean_score: float = Field(ge=0.0, le=1.0, description="0 in an empty bin.")
+    share_right: float = Field(
+        ge=0.0, le=1.0, description="Share of the pairs whose photo shows the label."
+    )
 
 
 class HeadCalibration(Calibration):
@@ -93,11 +95,11 @@ class HeadCalibration(Calibration):
     may have their own calibration instead, which the errors and bins include.
     """
 
-    dataset: str  # and split, such as `coco18/val`
+    dataset: str = Field(description="And split, such as `coco18/val`.")
     images: int = Field(ge=1)
     labels: int = Field(ge=1)
-    error_before: float = Field(ge=0.0, le=1.0)
-    error_after: float = Field(ge=0.0, le=1.0)
+    error_before: float = Field(ge=0.0, le=1.0, description="Without the calibration.")
+    error_after: float = Field(ge=0.0, le=1.0, description="With the calibration.")
     bins: tuple[ReliabilityBin, ...]
 
 
@@ -153,12 +155,14 @@ class Screen(Record):
     The recalls were measured on photos and names that the screen was not fitted to.
     """
 
-    dataset: str  # and split, such as `coco80/test`
+    dataset: str = Field(description="And split, such as `coco80/test`.")
     images: int = Field(ge=1)
     names: int = Field(ge=1)
-    scored: float = Field(gt=0.0)  # mean number of labels scored to find the 20 best
-    best_found: float = Field(ge=0.0, le=1.0)  # recall of the 20 best labels
-    above_found: float = Field(ge=0.0, le=1.0)  # recall of labels at or above their threshold
+    scored: float = Field(gt=0.0, description="Mean number of labels scored for the 20 best.")
+    best_found: float = Field(ge=0.0, le=1.0, description="Recall of the 20 best labels.")
+    above_found: float = Field(
+        ge=0.0, le=1.0, description="Recall of labels at or above their threshold."
+    )
 
 
 class OpenHead(Record):
@@ -187,21 +191,24 @@ class OpenHead(Record):
 class Provenance(Record):
     """Where the weights came from."""
 
-    backbone: str  # timm's name
-    # Whether the heads see class and register tokens; None if the backbone has none.
-    prefix_tokens: PrefixTokens | None = None
+    backbone: str = Field(description="timm's name.")
+    prefix_tokens: PrefixTokens | None = Field(
+        default=None,
+        description="Whether the heads see the backbone's class and register tokens. Null: it has "
+        "none.",
+    )
     checkpoint_sha256: Sha256
-    training_data: str  # data set and number of images, or `unknown`
-    tools: dict[str, str]  # package -> version, of the tools that wrote the bundle
+    training_data: str = Field(description="Data set and number of images, or `unknown`.")
+    tools: dict[str, str] = Field(description="Versions of the packages that wrote the bundle.")
 
 
 class Metric(Record):
     """One measured figure of one precision variant."""
 
-    name: str  # such as `mAP`, in percent
+    name: str = Field(description="Such as `mAP`, in percent.")
     value: float = Field(allow_inf_nan=False)
     precision: Precision
-    dataset: str  # and split, such as `coco18/test`
+    dataset: str = Field(description="And split, such as `coco18/test`.")
     images: int = Field(ge=1)
 
 

@@ -51,7 +51,7 @@ _PREDICT_SETTINGS = (
     *("label_store", "label_sets", "default_label_set"),
 )
 
-_EPILOG = """Exit codes: 0 done, 1 a photo failed, 2 invalid use or cannot start, 3 broke.
+_EPILOG = """Exit codes: 0 done, 1 a photo failed, 2 invalid use or cannot start, 3 failed.
 
 --install-completion makes the shell complete commands and flags."""
 
@@ -133,11 +133,13 @@ def predict(  # noqa: PLR0913 - a command has a parameter for each flag
     exclude_path: ExcludedPaths = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Write pictures of where each label is, beside the photos."),
+        typer.Option(
+            "--explain", help="Write pictures of where each label was found, beside the photos."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where --explain writes instead.", parser=read_path),
+        typer.Option(metavar="FOLDER", help="Folder of these pictures instead.", parser=read_path),
     ] = None,
     output: Annotated[
         Format,

@@ -70,7 +70,7 @@ def add(  # noqa: PLR0913 - a command has a parameter for each flag
     replace: Annotated[bool, typer.Option(help="Replace a set of this name.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a label set; a service on the same store has it within label_poll_seconds.
+    """Register a label set; services on the same store load it within label_poll_seconds.
 
     ml-decoder labels add zoo --label 'red panda' --label bamboo
     """

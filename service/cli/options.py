@@ -23,7 +23,7 @@ _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
     "threshold": Annotated[
         str | None,
-        typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or: calibrated."),
+        typer.Option(metavar="SCORE", help="Minimum score from 0 to 1, or calibrated."),
     ],
     "include": Annotated[_Texts, typer.Option(help="Only this label; repeatable.")],
     "exclude": Annotated[_Texts, typer.Option(help="Not this label; repeatable.")],
@@ -99,7 +99,7 @@ ExcludedPaths = Annotated[
     typer.Option(
         "--exclude-path",
         metavar="PATTERN",
-        help="Leave out files and folders that match, as '*_small.jpg'; repeatable.",
+        help="Leave out files and folders that match, like '*_small.jpg'; repeatable.",
         parser=refuse_empty,
     ),
 ]

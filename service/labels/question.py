@@ -39,10 +39,7 @@ LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Names = Annotated[list[ItemT], Field(max_length=10_000, fail_fast=True)]
 Threshold = float | Literal["calibrated"]
 
-_COMMAS = (
-    "Given once in a query string or form, commas separate the names; repeated fields and JSON "
-    "lists are taken as they are."
-)
+_COMMAS = "A single value in a query string or form is separated at its commas."
 
 
 class Question(BaseModel):
@@ -54,8 +51,8 @@ class Question(BaseModel):
     top_k: Annotated[int | None, NoBool] = Field(
         default=None,
         ge=1,
-        description="Most labels to answer with; more than there are means all of them. "
-        "Without `threshold`: exactly the best `top_k`, whatever their scores.",
+        description="Most labels in the answer. Without `threshold`: exactly the best `top_k` (or "
+        "all, if there are fewer), whatever their scores.",
         examples=[5],
     )
     threshold: (
@@ -67,41 +64,41 @@ class Question(BaseModel):
         | None
     ) = Field(
         default=None,
-        description="Answer with labels that score at least this much: a number from 0 to "
-        "1 for every label, or `calibrated` for each label's own. Neither `top_k` nor "
-        "`threshold` means `calibrated`.",
+        description="Lowest score of a label in the answer: a number from 0 to 1 for every label, "
+        "or `calibrated` for each label's own threshold, which is also the default without "
+        "`top_k`.",
         examples=["calibrated"],
     )
     include: Names[LabelName] | None = Field(
         default=None,
-        description=f"Choose among these labels only; may be repeated. {_COMMAS}",
+        description=f"Choose among these labels only; repeatable. {_COMMAS}",
         examples=[[]],
     )
     exclude: Names[LabelName] | None = Field(
         default=None,
-        description=f"Never answer with these labels; may be repeated. {_COMMAS}",
+        description=f"Leave these labels out; repeatable. {_COMMAS}",
         examples=[[]],
     )
     label_set: Names[LabelSetName] | None = Field(
         default=None,
-        description="Label sets to answer from; may be repeated. A label in several is "
-        f"answered from the first. {_COMMAS} Without it: the default sets, which are the trained "
-        "labels and the bundle's sets unless configured.",
+        description="Label sets to answer from; repeatable. A label in several is answered from "
+        f"the first. {_COMMAS} Default: the setting `default_label_set`, else the trained labels "
+        "and the bundle's sets.",
         examples=[[]],
     )
     candidate_labels: Names[LabelText] | None = Field(
         default=None,
-        description="Labels of this request alone, which the model need not have seen; may be "
-        "repeated. Without `label_set` they are all there is to choose from. `_` in a name is "
-        f"encoded as a space. {_COMMAS}",
+        description="Labels for this request only, scored by their texts; repeatable. Without "
+        "`label_set`, only these are scored. `_` in a name is encoded as a space. "
+        f"{_COMMAS}",
         examples=[[]],
     )
     min_version: Annotated[int | None, NoBool] = Field(
         default=None,
         ge=0,
         le=2**63 - 1,
-        description="Answer from label sets of this version or later, such as the one that a "
-        "registration answered with.",
+        description="Answer from label sets of this version or later, such as the version in the "
+        "answer of a registration.",
         examples=[0],
     )
     explain: (
@@ -114,7 +111,7 @@ class Question(BaseModel):
         default=None,
         description="Show where in the image each label was found: `true` gives every label a "
         f"`map`, `overlay` also a picture to lay over the image. The best {MAX_EXPLAINED} labels "
-        "of an image get theirs.",
+        "of an image get maps.",
         examples=[False],
     )
 

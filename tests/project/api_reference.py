@@ -15,9 +15,11 @@ JSON = dict[str, Any]
 _HEAD = """# API
 
 Made from the service's OpenAPI document by `make reference`; do not edit. A running service shows
-the same at `/docs`, to be tried out, and gives the document at `/openapi.json`. Every answer has an
-`X-Request-ID`, which is also in the log: the one that the request came with, or a new one. Answers
-with `Retry-After` can be retried after that many seconds.
+the same at `/docs`, with a form to try each route, and has the document at `/openapi.json`.
+
+- Every answer has the header `X-Request-ID`, which is also in the log. It is the request's own, or
+  a new one.
+- After an error with the header `Retry-After`, repeat the request after that many seconds.
 """
 _PROBLEM_JSON = "application/problem+json"
 

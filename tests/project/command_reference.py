@@ -17,8 +17,9 @@ from tests.project.api_reference import write_table
 _HEAD = """# Command line
 
 Made from the commands by `make reference`; do not edit. `ml-decoder COMMAND --help` shows the same.
-[Errors](errors.md#exit-codes) has the exit codes. `ml-decoder --install-completion` makes the shell
-complete commands and flags.
+
+- [Exit codes](errors.md#exit-codes)
+- `ml-decoder --install-completion` makes your shell complete commands and flags.
 """
 _VARIABLE = "Variable: ML_DECODER_"
 

@@ -23,20 +23,20 @@ Every error is `application/problem+json` (RFC 9457):
 
 - `code` is stable: programs compare it. `title`, `detail` and the values in `errors` are for
   people and may change.
-- If *retry* is beside the status, repeat the request after the seconds in the header `Retry-After`.
-- `request_id` finds the request in the [log](operate.md#logs).
+- With *retry* beside the status, repeat the request after the seconds in the header `Retry-After`.
+- Search the [log](operate.md#logs) for the `request_id`.
 - Below `/v2` an error is `{"error": "..."}`, as the Open Inference Protocol demands, and the
   statuses 409, 415 and 422 become 400.
-- nginx in front of replicas has codes of its own: see [scale.md](scale.md#replicas-behind-a-proxy).
+- nginx in front of replicas has codes of its own: see [scale.md](scale.md#what-nginx-does).
 """
 _FOOT = """## Exit codes
 
 | code | meaning | remedy |
 |---|---|---|
 | 0 | done; or stopped by SIGTERM | |
-| 1 | some photos have no labels, the others are done | read the lines on stderr |
-| 2 | invalid use, or the command cannot start | the last line on stderr names the setting or file |
-| 3 | the service broke: its queue failed, or a run hung | a supervisor restarts it; read the log |
+| 1 | some photos cannot be used, the others are done | read the lines on stderr |
+| 2 | an option is invalid, or the command cannot start | read the last line on stderr |
+| 3 | the service failed: a lost GPU or a run that hung | let a supervisor restart it |
 """
 _FAMILIES = (
     (errors.RequestError, "The request"),
@@ -52,19 +52,21 @@ _FAMILIES = (
 _NOT_ANSWERED = (errors.ServiceBroken, errors.StartError)
 CAUSES = {
     "internal_error": (
-        "An error that the service does not expect: a defect.",
+        "A defect of the service.",
         "Find the request in the log by its `request_id`, and report the traceback.",
     ),
     # request
     "not_found": ("The path does not exist.", "See `/docs` for the paths."),
-    "method_not_allowed": ("The path has other methods.", "Use one of the header `Allow`."),
+    "method_not_allowed": (
+        "The path does not have this method.",
+        "Use a method in the header `Allow`.",
+    ),
     "unauthorized": (
         "The service demands a key; the request has none, or an unknown one.",
         "Send `Authorization: Bearer KEY`. On the page, enter the key in its field.",
     ),
     "forbidden": (
-        "The key permits predictions, but no changes of label sets; or there are predict keys "
-        "and no administration keys.",
+        "The key permits predictions only; or there are predict keys and no admin keys.",
         "Use a key of `ML_DECODER_ADMIN_KEYS`.",
     ),
     "rate_limited": (
@@ -81,7 +83,7 @@ CAUSES = {
         "Send fewer or smaller photos, or raise the setting.",
     ),
     "malformed_body": (
-        "The body is no valid JSON, base64 or multipart form.",
+        "The body is not valid JSON, base64 or a valid multipart form.",
         "Read `detail`. Let a library write the form, its `Content-Type` included.",
     ),
     "unsupported_media_type": (
@@ -108,12 +110,12 @@ CAUSES = {
     ),
     "url_input_off": (
         "The request has a `url`, and `ML_DECODER_URL_INPUT` is false.",
-        "Send the image, or switch the setting on.",
+        "Send the image, or set it to true.",
     ),
     "url_not_usable": (
         "The URL is not https, not public, or returns no image. The error does not say which, so "
         "that it does not describe the network.",
-        "Open the URL from outside your network; or send the image.",
+        "Check that the URL opens from outside your network; or send the image.",
     ),
     "origin_timeout": (
         "The server of the URL took longer than `ML_DECODER_URL_TIMEOUT_SECONDS`.",
@@ -133,8 +135,8 @@ CAUSES = {
     ),
     # image
     "invalid_image": (
-        "The file is damaged, ends early, or is no image.",
-        "Open it in a viewer and save it again. [limits.md](limits.md#images) says which damage "
+        "The file is damaged, ends early, or is not an image.",
+        "Open it in a viewer and save it again. [Limits](limits.md#images) lists the damage that "
         "is accepted.",
     ),
     "empty_image": ("The image has 0 bytes.", "Check the path; with curl, the `@` before it."),
@@ -163,8 +165,8 @@ CAUSES = {
         "embeddings of its own again.",
     ),
     "no_maps": (
-        "`explain` for labels whose head has no maps.",
-        "Ask without `explain`; `maps` in `/info` says which heads have maps.",
+        "The request has `explain`, and the head of a label has no maps.",
+        "Leave out `explain`; `maps` in `/info` shows which heads have maps.",
     ),
     # label sets
     "invalid_labels": (
@@ -212,9 +214,9 @@ CAUSES = {
     "store_unavailable": (
         "The database of label sets is unreachable or locked. Predictions continue with the sets "
         "in memory.",
-        "Check the database; the log has its address. Nothing has to be restarted.",
+        "Check the database; the log has its address. The service needs no restart.",
     ),
-    "store_full": ("The disk of the label store is full.", "Make space, then repeat the request."),
+    "store_full": ("The disk of the label store is full.", "Free space, then repeat the request."),
     # load
     "queue_full": (
         "`ML_DECODER_QUEUE_SIZE` photos wait, or bodies take `ML_DECODER_MAX_HELD_BYTES`.",
@@ -227,11 +229,11 @@ CAUSES = {
     ),
     "not_ready": (
         "The model is loading, or could not be loaded.",
-        "Wait for `/readyz`. If it stays 503, the log says why.",
+        "Wait for `/readyz`. If it stays 503, read the log.",
     ),
     "draining": (
         "The service is stopping.",
-        "Ask another replica, or wait until it has started again.",
+        "Send the request to another replica, or wait until the service has started again.",
     ),
     "inference_failed": (
         "The engine failed on the batch of this request.",
@@ -240,7 +242,7 @@ CAUSES = {
     ),
     "out_of_memory": (
         "The device had no memory for the batch.",
-        "Use a smaller `ML_DECODER_MAX_BATCH_SIZE`, and look for other programs on the GPU.",
+        "Stop other programs on the GPU, or set a smaller `ML_DECODER_MAX_BATCH_SIZE`.",
     ),
 }
 

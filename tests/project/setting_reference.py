@@ -3,11 +3,23 @@
 python -m tests.project.setting_reference > docs/settings.md
 """
 
+import re
 import sys
 
 from service.settings import Settings
 from tests.project.api_reference import write_table
 
+# The first setting of each section, in the order of the fields.
+_SECTIONS = {
+    "bundle": "Address and model",
+    "label_store": "Label sets",
+    "max_batch_size": "Batches and threads",
+    "max_body_bytes": "Sizes",
+    "predict_keys": "Access",
+    "drain_seconds": "Timeouts",
+    "log_level": "Logs, metrics, traces",
+}
+_DEFAULT = re.compile(r"(.*)\s\(default\s(.*)\)\.", re.DOTALL)
 _HEAD = """# Settings
 
 Made from `service/settings.py` by `make reference`; do not edit.
@@ -15,8 +27,8 @@ Made from `service/settings.py` by `make reference`; do not edit.
 Every setting is an environment variable `ML_DECODER_*` and a flag of `ml-decoder serve`:
 `ML_DECODER_QUEUE_SIZE=8` is `--queue-size 8`. A flag takes precedence.
 
-- Compose passes on the variables in a file `ml-decoder.env`, except for host and port. A variable
-  that your shell exports does not reach a container.
+- With Compose, write variables into the file `ml-decoder.env`. A variable that your shell exports
+  does not reach a container. Compose sets host and port itself.
 - An unknown `ML_DECODER_*` variable is logged. If its name contains `KEY`, or if a setting of keys
   is empty, the service does not start.
 - A path may begin with `~`.
@@ -25,11 +37,18 @@ Every setting is an environment variable `ML_DECODER_*` and a flag of `ml-decode
 
 def write_settings() -> str:
     """Returns the page."""
-    rows = [
-        (f"`ML_DECODER_{name.upper()}`", (field.description or "").replace("|", "or"))
-        for name, field in Settings.model_fields.items()
-    ]
-    return "\n".join([_HEAD, *write_table(("variable", "meaning"), rows)]) + "\n"
+    sections: list[list[tuple[str, str, str]]] = []
+    for name, field in Settings.model_fields.items():
+        if name in _SECTIONS:
+            sections.append([])
+        found = _DEFAULT.fullmatch(field.description or "")
+        assert found is not None, f"{name}: the docstring must end with its default"
+        sections[-1].append((f"`ML_DECODER_{name.upper()}`", f"{found[1]}.", found[2]))
+    lines = [_HEAD]
+    for heading, rows in zip(_SECTIONS.values(), sections, strict=True):
+        table = write_table(("variable", "meaning", "default"), rows)
+        lines += [f"## {heading}\n", *table, ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Problem(BaseModel):
         examples=["urn:ml-decoder:problem:invalid_image"],
     )
     title: str = Field(
-        description="What this kind of problem is; never changes.",
+        description="What this kind of problem is, in words that may change.",
         examples=["The file is damaged or is not an image"],
     )
     status: int = Field(description="The HTTP status.", examples=[400])

@@ -52,7 +52,10 @@ class ScoredLabelAnswer(_Answer):
         ge=0, le=1, description="Rounded to six decimals, as `threshold`.", examples=[0.93]
     )
     threshold: float = Field(
-        ge=0, le=1, description="The label counts as present from this score on.", examples=[0.61]
+        ge=0,
+        le=1,
+        description="Lowest score at which the label counts as present.",
+        examples=[0.61],
     )
     source: Source = Field(description="How the model knows the label.")
     calibrated: bool = Field(
@@ -149,7 +152,7 @@ class LabelSetAnswer(LabelSetSummary):
     """A label set with its labels."""
 
     calibration: Calibration | None = Field(
-        description="Of the set's scores, from `labels calibrate`; null takes the open head's."
+        description="Of the set's scores, from `labels calibrate`. Null: the open head's."
     )
     labels: list[RegisteredLabel]
 
@@ -216,8 +219,7 @@ class HeadAnswer(_Answer):
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
     threshold: float | None = Field(description="Threshold of labels without their own.")
     calibration: HeadCalibration | None = Field(
-        description="How logits become probabilities, and how well: the expected calibration error "
-        "without and with it, and ten bins of scores. Null: scores are the activation of the "
+        description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
     )
 
@@ -228,10 +230,10 @@ class EmbeddingSpaceAnswer(_Answer):
     encoder: str = Field(examples=["all-MiniLM-L6-v2"])
     width: int = Field(description="Values of an embedding.", examples=[384])
     template: str = Field(
-        description="Text made of a name, to encode.", examples=["a photo of a {}"]
+        description="Text to encode; {} is the label's name.", examples=["a photo of a {}"]
     )
     descriptions: int = Field(
-        description="Most texts whose embeddings may be those of a label, one behind the other.",
+        description="Most texts of a label, whose embeddings follow each other.",
         examples=[1],
     )
     fingerprint: str = Field(
@@ -244,24 +246,22 @@ class OpenHeadAnswer(_Answer):
 
     kind: str = Field(examples=["ml_decoder"])
     activation: Activation = Field(
-        description="A softmax is over the labels of a set; sets with their own calibration have a "
+        description="A softmax is over the labels of a set. Sets with their own calibration have a "
         "sigmoid."
     )
     embedding_space: EmbeddingSpaceAnswer
     threshold: float | None = Field(description="Threshold of labels without their own.")
     calibration: HeadCalibration | None = Field(
-        description="As of `head`, measured on labels that were not trained."
+        description="As that of `head`, measured on labels that were not trained."
     )
     trained_names: HeadCalibration | None = Field(
         description="Calibration for open labels that have the name of a trained label."
     )
-    encodes_text: bool = Field(description="Whether a name is enough for a label.")
-    maps: bool = Field(description="Whether `explain` works for open labels.")
-    screen: Screen | None = Field(
-        description="Estimates all labels of a set, so that the head scores those only that may be "
-        "in the answer; with its recall on photos and names that it was not fitted to. None if the "
-        "bundle has none, or it is off."
+    encodes_text: bool = Field(
+        description="Whether the bundle has a text encoder, so that a name is enough."
     )
+    maps: bool = Field(description="Whether `explain` works for open labels.")
+    screen: Screen | None = Field(description="Null if the bundle has no screen, or it is off.")
 
 
 class InfoAnswer(_Answer):
@@ -271,8 +271,8 @@ class InfoAnswer(_Answer):
     license: str = Field(examples=["Apache-2.0"])
     provenance: Provenance
     input: InputContract
-    head: HeadAnswer | None = Field(description="None if there are no trained labels.")
-    open_head: OpenHeadAnswer | None = Field(description="None if labels cannot be added.")
+    head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
+    open_head: OpenHeadAnswer | None = Field(description="Null if labels cannot be added.")
     labels: list[Label] = Field(description="The trained labels, in the order of the logits.")
     metrics: list[Metric]
     runtime: RuntimeAnswer

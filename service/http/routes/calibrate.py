@@ -67,10 +67,10 @@ async def calibrate_label(
         ),
     ] = None,
 ) -> CalibrationAnswer:
-    """Scores up to 200 photos that show a label or do not; returns precision and recall.
+    """Scores up to 200 photos, with and without a label; returns precision and recall.
 
-    `best` has the threshold that fits them best. Nothing is changed: `PATCH /labels/{name}` sets
-    the threshold. A photo that cannot be used fails alone, as in a batch.
+    `best` has the threshold that fits them best. This changes nothing: set the threshold with
+    `PATCH /labels/{name}`. If a photo cannot be used, its entry has the problem.
     """
     pipeline = host.pipeline
     pipeline.catalogue.find(name)  # 404, as of the set's other routes

@@ -145,10 +145,10 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
 async def register_label_set(request: Request, host: Host) -> Response:
-    """Registers a label set; the same set may be sent again, another one of its name may not.
+    """Registers a label set; the same set again is 200, another set with its name 409.
 
-    A label is a bare name, or an object with a `prompt` that is encoded instead of the name, or
-    with an `embedding`; it may have a `threshold`.
+    A label is a bare name, or an object with a `name` and optionally a `threshold`, and a `prompt`
+    that is encoded instead of the name, or an `embedding`.
     """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
@@ -201,9 +201,9 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
 async def replace_label_set(request: Request, host: Host, name: Name) -> Response:
     """Registers a label set or replaces it; with `If-Match`, only the version named there.
 
-    The answer of `GET` may be changed and sent back: a `threshold` beside `calibrated: false` is
-    dropped, `version`, `origin`, `read_only` and `num_labels` are ignored, and a label with
-    `own_embedding: true` must have its `embedding` again.
+    You can change the answer of `GET` and send it back. A `threshold` with `calibrated: false` is
+    dropped; `version`, `origin`, `read_only` and `num_labels` are ignored. A label with
+    `own_embedding: true` needs its `embedding` again.
     """
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
@@ -238,7 +238,7 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     },
 )
 async def change_thresholds(request: Request, host: Host, name: Name) -> Response:
-    """Changes the thresholds of the listed labels; all else of the set stays, embeddings too.
+    """Changes the thresholds of the listed labels, and nothing else of the set.
 
     A `threshold` of null is the open head's. With `If-Match`, only the version named there is
     changed; without it, a write at the same time can cause 412.

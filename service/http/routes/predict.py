@@ -82,7 +82,7 @@ router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PRE
 async def predict(request: Request) -> Response:
     """Labels one image: a form field, the bare body, or base64 in JSON.
 
-    If the service is set to fetch images, JSON may have a `url` instead of the `image`.
+    With the setting `url_input`, JSON may have a `url` instead of the `image`.
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
@@ -104,8 +104,8 @@ async def predict(request: Request) -> Response:
 async def predict_batch(request: Request) -> Response:
     """Labels up to 16 images with the same parameters: form fields, or base64 in JSON.
 
-    An image that cannot be used fails alone: its entry holds the problem. A problem of the whole
-    request, such as a full queue, fails the whole request.
+    If an image cannot be used, its entry has the problem, and the others are labelled. A problem of
+    the whole request, such as a full queue, fails the whole request.
     """
     host: PipelineHost = request.app.state.host
     pipeline, parameters = host.pipeline, read_parameters(request)
