@@ -28,7 +28,7 @@ from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
 from service.errors import ImageError, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
-from service.images.formats import name_overlay
+from service.images.formats import make_overlay_name
 from service.labels.question import Question
 from service.pipeline.prediction import Prediction
 from service.settings import Settings
@@ -144,7 +144,7 @@ def _draw(path: Path, prediction: Prediction, folder: Path) -> Iterator[Path]:
         assert explanation.overlay is not None
         with Image.open(io.BytesIO(explanation.overlay)) as overlay:
             layer = overlay.convert("RGBA").resize(upright.size, Image.Resampling.BICUBIC)
-        target = folder / name_overlay(path.name, rank, label.label)
+        target = folder / make_overlay_name(path.name, rank, label.label)
         target.unlink(missing_ok=True)  # a link of this name is replaced, not followed
         Image.alpha_composite(upright, layer).convert("RGB").save(target, quality=90)
         yield target

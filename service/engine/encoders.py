@@ -17,8 +17,6 @@ from service.errors import BundleError
 
 MAX_TOKENS = 128
 """Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
-TEXTS_PER_TURN = 32
-"""Most texts that are encoded before the next list gets its turn."""
 
 
 class TextEncoder:
@@ -84,10 +82,10 @@ def _gather(found: dict[str, NDArray[Any]]) -> LabelVectors:
 
 def open_text_encoder(bundle: Bundle, threads: int) -> TextEncoder | None:
     """Opens a bundle's text encoder and runs it once, or raises `BundleError`; None if absent."""
-    precision = bundle.label_precision("text_encoder")
-    if precision is None or bundle.card.open_head is None:
+    precision, head = bundle.label_precision("text_encoder"), bundle.card.open_head
+    if precision is None or head is None:
         return None
-    width = bundle.card.open_head.embedding_space.width
+    width = head.embedding_space.width
     session = open_session(bundle, "text_encoder", SessionConfig("cpu", precision, threads))
     ids = ("int64", (None,))
     check_tensors("text_encoder", session.get_inputs(), input_ids=ids, attention_mask=ids)
@@ -118,16 +116,16 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
 def open_label_encoder(bundle: Bundle, threads: int, *, screen: bool = True) -> LabelEncoder | None:
     """Opens a bundle's label encoder and runs it once, or raises `BundleError`; None if absent.
 
-    It computes keys if the bundle has a screen, unless `screen` is off.
+    If the bundle has a screen and `screen` is true, it computes keys too.
     """
-    precision = bundle.label_precision("label_encoder")
-    if precision is None or bundle.card.open_head is None:
+    precision, head = bundle.label_precision("label_encoder"), bundle.card.open_head
+    if precision is None or head is None:
         return None
-    width = bundle.card.open_head.embedding_space.width
+    width = head.embedding_space.width
     session = open_session(bundle, "label_encoder", SessionConfig("cpu", precision, threads))
     check_tensors("label_encoder", session.get_inputs(), embeddings=("float", (width,)))
-    keys = list_keys(session.get_outputs()) if bundle.card.open_head.screen is not None else {}
-    if bundle.card.open_head.screen is not None and not keys:
+    keys = {} if head.screen is None else list_keys(session.get_outputs())
+    if head.screen is not None and not keys:
         raise BundleError("label_encoder returns no keys for the screen")
     check_tensors("label_encoder", session.get_outputs(), queries=("float", (None,)), **keys)
     wanted = ["queries", *keys] if screen else ["queries"]

@@ -17,8 +17,8 @@ from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
     HeadResults,
-    KeptLogits,
     LabelVectors,
+    ScreenedLogits,
     ScreenedQueries,
 )
 from service.engine.session_set import SessionSet, open_encoder, open_session_set
@@ -41,8 +41,8 @@ class Engine:
     """The image graphs of one bundle on one device; thread-safe.
 
     On a CPU, `workers` parallel runs of one thread each serve more images per second than one run
-    with all threads, but a lone image is fastest with all threads. So there are two session sets:
-    a single-threaded one that the workers share, and one with all threads for a lone image.
+    with all threads. A lone image is fastest with all threads. So there are two session sets: a
+    single-threaded one that the workers share, and one with all threads for a lone image.
     On a GPU, batches are padded to powers of two. On CUDA, each size has its own encoder session: a
     convolution caches the plan of one size only.
 
@@ -109,14 +109,14 @@ class Engine:
 
     def try_out(self) -> None:
         """Runs one black image; raises `InferenceFailed` if the device does not work."""
-        self.run(self._make_black(1), [self._list_fixed_heads()])
+        self.run(self._make_black(1), [self._list_trained_heads()])
 
     def warm_up(self, make_labels: Callable[[int], LabelVectors] | None = None) -> None:
         """Runs every batch size once; `make_labels` gives vectors of some open labels.
 
         Raises `BundleError` if the graphs do not run or fit, `StartError` if memory is short.
         """
-        heads, widest = self._list_fixed_heads(), self._list_fixed_heads()
+        heads, widest = self._list_trained_heads(), self._list_trained_heads()
         if make_labels is not None:
             for count, into in ((1, heads), (LABELS_PER_RUN, widest)):
                 labels = make_labels(count)
@@ -140,14 +140,14 @@ class Engine:
             raise BundleError(f"the graphs do not run: {error.__cause__}") from error
         trained = self._card.trained_head
         for head, found in zip(heads, results[0].logits, strict=True):
-            logits = found.logits if isinstance(found, KeptLogits) else found
+            logits = found.logits if isinstance(found, ScreenedLogits) else found
             wanted = len(head) if head is not None else trained.num_labels if trained else 0
             if logits.shape != (wanted,):
                 raise BundleError(
                     f"an image gave logits of shape {list(logits.shape)}, not [{wanted}]"
                 )
 
-    def _list_fixed_heads(self) -> list[Head]:
+    def _list_trained_heads(self) -> list[Head]:
         return [] if self._card.trained_head is None else [None]
 
     def _make_black(self, count: int) -> PixelArray:

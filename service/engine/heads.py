@@ -14,7 +14,7 @@ Embeddings: TypeAlias = NDArray[np.float32]
 QueryArray: TypeAlias = NDArray[np.float32]
 """Label queries of the open head, float32 [L, K]."""
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
-"""What the screened head needs of L labels beside their queries: arrays [L, ...] by input."""
+"""Inputs of the screened head beside the queries: arrays [L, ...] by input name."""
 LogitsArray: TypeAlias = NDArray[np.float32]
 
 LABELS_PER_RUN = 1024
@@ -24,7 +24,7 @@ runs of the open head would recompute keys and values from the tokens more often
 
 @dataclass(frozen=True, eq=False)
 class LabelVectors:
-    """What the graphs know of L labels; `keys` is None without a screen."""
+    """Queries and keys of L labels; `keys` is None without a screen."""
 
     queries: QueryArray
     keys: Keys | None = None
@@ -32,7 +32,7 @@ class LabelVectors:
 
 @dataclass(frozen=True, eq=False)
 class SomeQueries:
-    """The `chosen` rows of a matrix [L, K]; only slices copy, so a queued request has no copy."""
+    """The `chosen` rows of a matrix [L, K]; only a slice copies rows, a queued request does not."""
 
     queries: QueryArray
     chosen: NDArray[np.intp]
@@ -48,9 +48,9 @@ class SomeQueries:
 
 @dataclass(frozen=True, eq=False)
 class ScreenedQueries:
-    """Labels of which only those are scored that may be in an answer.
+    """Labels of a set, of which the screened head scores those that may be in an answer.
 
-    It needs all labels whose rank, scale * logit + shift, is 0 or more, and the `wanted` best.
+    An answer needs the `wanted` best by scale * logit + shift, and all of 0 or more.
     """
 
     queries: QueryArray
@@ -65,11 +65,11 @@ class ScreenedQueries:
 
 
 Head: TypeAlias = QueryArray | SomeQueries | ScreenedQueries | None
-"""The head to run for a label set: queries for the open head, or None for the trained head."""
+"""The head to run for a label set: queries for the open or screened head, None for the trained."""
 
 
-class KeptLogits(NamedTuple):
-    """Logits of the labels that were scored of `ScreenedQueries`."""
+class ScreenedLogits(NamedTuple):
+    """Logits of the k labels of `ScreenedQueries` that were scored."""
 
     logits: LogitsArray  # [k]
     positions: NDArray[np.intp]  # [k], ascending
@@ -78,5 +78,5 @@ class KeptLogits(NamedTuple):
 class HeadResults(NamedTuple):
     """Results of one image, in the order of its heads."""
 
-    logits: tuple[LogitsArray | KeptLogits, ...]  # [L] or [N], or of `ScreenedQueries`
+    logits: tuple[LogitsArray | ScreenedLogits, ...]  # [L] or [N], or of `ScreenedQueries`
     memories: tuple[NDArray[np.float32], ...] = ()  # [S, D], if the image is explained

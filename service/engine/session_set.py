@@ -22,9 +22,9 @@ from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
     HeadResults,
-    KeptLogits,
     LogitsArray,
     QueryArray,
+    ScreenedLogits,
     ScreenedQueries,
     SomeQueries,
 )
@@ -46,7 +46,7 @@ _SCREENED_PER_RUN = 256 * LABELS_PER_RUN
 _GPU_MEMORY = "cuda"  # ONNX Runtime's name of it
 _MEMORY: TensorSpec = ("float", (None, None))
 _Tokens: TypeAlias = NDArray[np.float32] | ort.OrtValue
-_Row: TypeAlias = LogitsArray | KeptLogits
+_Row: TypeAlias = LogitsArray | ScreenedLogits
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class SessionSet:
                 continue
             chosen = positions[place, : needed[place]]
             order = chosen.argsort()
-            kept.append(KeptLogits(logits[place, order], chosen[order]))
+            kept.append(ScreenedLogits(logits[place, order], chosen[order]))
         return kept, [each for found in memory for each in found[own]]
 
     def _run_screened(

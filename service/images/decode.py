@@ -16,10 +16,10 @@ from PIL import Image
 
 from service.bundle.card import InputContract
 from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
+from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 from service.images.png import parse_png
-from service.images.scans import end_picture, looks_cut
+from service.images.scans import looks_cut, trim_jpeg
 
 PixelArray = NDArray[np.uint8]
 
@@ -86,16 +86,16 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise TooManyPixels(max_pixels) from error
     except Exception as error:
-        # Pillow's readers raise nearly every type there is on damaged files.
+        # Pillow raises errors of nearly every type for damaged files.
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
-    if math.prod((jpeg.width, jpeg.height)) > max_pixels:
+    if jpeg.width * jpeg.height > max_pixels:
         raise TooManyPixels(max_pixels)
     data = jpeg.strip()
     decoded = _decode_without_pillow(jpeg, data, contract)
-    return decoded or _decode_by_pillow(end_picture(data), jpeg.exif, contract, max_pixels)
+    return decoded or _decode_by_pillow(trim_jpeg(data), jpeg.exif, contract, max_pixels)
 
 
 def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> DecodedImage | None:
@@ -125,7 +125,7 @@ def _decode_by_pillow(
     image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
     image.load()
     if image.format == "JPEG" and looks_cut(image):
-        end_picture(data, is_suspect=True)
+        trim_jpeg(data, is_suspect=True)
     image = _flatten(image)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
@@ -154,18 +154,18 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
     """Returns the picture, not yet decoded, and its orientation."""
-    unread = name_unread_format(data)
+    unread = find_unsupported_format(data)
     if unread is not None:
         raise UnsupportedImage(unread, FORMATS)
-    if name_container(data) is not None:
+    if find_container(data) is not None:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
     if math.prod(image.size) > max_pixels:
         raise TooManyPixels(max_pixels)
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
-        # Pillow decodes these in Python, for seconds.
+        # Pillow decodes these in Python, which takes seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)
-    # Pillow passes on the block of a WebP.
+    # Pillow returns the EXIF block of a WebP in `info`.
     return image, read_orientation(exif or image.info.get("exif") or b"")
 
 

@@ -1,4 +1,4 @@
-"""Finds the photos of folders, the same for every command, and reads files without waiting.
+"""Finds the photos of folders, by the same rules for every command, and reads files.
 
 Imports no ONNX Runtime.
 """
@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from service.errors import StartError
-from service.images.formats import is_overlay_name, is_photo_name, name_kind
+from service.images.formats import describe_kind, is_overlay_name, is_photo_name
 
 _KINDS_SHOWN = 5
 # Thumbnails of Synology and QNAP, and the copies that macOS puts into ZIP files.
@@ -66,15 +66,15 @@ def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], Le
             raise error
         unread.append(os.path.relpath(error.filename, folder))
 
-    photos, left_out = sort_out(_walk(folder, note, exclude), exclude)
+    photos, left_out = split_photos(_walk(folder, note, exclude), exclude)
     return sorted([*photos, *unread]), left_out
 
 
-def sort_out(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
+def split_photos(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
     """Splits relative names of files into sorted photos and counts of others.
 
-    Hidden folders, folders of thumbnails and what `exclude` matches are left out; a folder counts
-    once. `--explain`'s pictures are neither photos nor counted.
+    Hidden folders, folders of thumbnails and names that `exclude` matches are left out; a folder
+    counts once. The pictures of `--explain` are neither photos nor counted.
     """
     photos: list[str] = []
     left_out = LeftOut()
@@ -90,7 +90,7 @@ def sort_out(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[list[st
         elif is_photo_name(file):
             photos.append(name)
         else:
-            left_out[name_kind(file)] += 1
+            left_out[describe_kind(file)] += 1
     left_out.update(f"{os.path.basename(name)}/" for name in folders)
     return sorted(photos), left_out
 

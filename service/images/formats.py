@@ -70,17 +70,16 @@ ENDINGS = tuple(ending for name in FORMATS for ending in _ENDINGS[name])
 
 
 def is_photo_name(name: str) -> bool:
-    """Returns whether a file of a folder is a photo; hidden files and overlays are not."""
-    hidden = name.startswith(".")
-    return not hidden and name.lower().endswith(ENDINGS) and not is_overlay_name(name)
+    """Returns whether a file in a folder is a photo, by its ending; hidden files are not."""
+    return not name.startswith(".") and name.lower().endswith(ENDINGS)
 
 
 def is_overlay_name(name: str) -> bool:
-    """Returns whether `name_overlay` made the name."""
+    """Returns whether `make_overlay_name` made the name."""
     return _OVERLAY.search(name) is not None
 
 
-def name_kind(name: str) -> str:
+def describe_kind(name: str) -> str:
     """Describes a file that is not a photo: its ending, and the extra that would decode it."""
     ending = os.path.splitext(name)[1].lower()
     if name.startswith("."):
@@ -91,18 +90,18 @@ def name_kind(name: str) -> str:
     return f"{ending}: needs the extra heif" if known else ending
 
 
-def name_overlay(photo: str, rank: int, label: str) -> str:
+def make_overlay_name(photo: str, rank: int, label: str) -> str:
     """Returns the file name of a label's map: `dog.jpg.map-1-cat.jpg`."""
     return f"{photo}.map-{rank}-{_UNSAFE.sub('_', label)[:80]}.jpg"
 
 
-def name_unread_format(data: bytes) -> str | None:
-    """Returns the name of a format that is known but not decoded, else None."""
+def find_unsupported_format(data: bytes) -> str | None:
+    """Returns the name of a known format that is not decoded, else None."""
     head = data[:_SNIFFED_BYTES]
     for magic, name in _MAGIC:
         if head.startswith(magic):
             return name
-    container = name_container(data)
+    container = find_container(data)
     if container is not None and container not in FORMATS:
         return container
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -111,7 +110,7 @@ def name_unread_format(data: bytes) -> str | None:
     return None
 
 
-def name_container(data: bytes) -> str | None:
+def find_container(data: bytes) -> str | None:
     """Returns `HEIF` or `AVIF` by the brand of an ISO container, else None."""
     if data[4:8] != b"ftyp":
         return None

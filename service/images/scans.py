@@ -49,13 +49,14 @@ def check_scans(data: bytes) -> None:
         raise InvalidImage(detail="The JPEG has too many scans.")
 
 
-def end_picture(data: bytes, *, is_suspect: bool = False) -> bytes:
-    """Returns a JPEG up to its last scan, and an end marker; unchanged if scans are missing.
+def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:
+    """Returns a JPEG up to its last scan, which it checks, and an end marker.
 
-    If the marker is not directly behind the scan, or with `is_suspect`, this decodes twice.
+    The file is returned as it is if the marker follows the scan or scans are missing, unless it
+    `is_suspect`. Otherwise the check decodes the picture twice.
 
     Raises:
-        InvalidImage: the last scan ends early; with `is_suspect`, or scans are missing.
+        InvalidImage: the last scan ends early, or scans of a suspect file are missing.
     """
     end = _find_end(data)
     if not is_suspect and (end is None or data.startswith(_END, end)):

@@ -16,7 +16,6 @@ import numpy as np
 from service.bundle.card import OpenHead, fold_name
 from service.bundle.reader import Bundle
 from service.engine.encoders import (
-    TEXTS_PER_TURN,
     LabelEncoder,
     TextEncoder,
     open_label_encoder,
@@ -26,6 +25,9 @@ from service.engine.heads import Embeddings, LabelVectors, QueryArray
 from service.errors import Draining, InferenceFailed, InvalidLabelSet, QueueFull
 from service.labels.definition import Definition, check_fit
 from service.labels.label_set import LabelSet, Origin, make_open_set
+
+TEXTS_PER_TURN = 32
+"""Most texts that are encoded before the next list gets its turn."""
 
 ResultT = TypeVar("ResultT")
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import Activation
-from service.engine.heads import KeptLogits
+from service.engine.heads import ScreenedLogits
 from service.labels.label_set import LabelSet, Source
 from service.labels.question import Threshold
 from service.pipeline.selection import Part, Selection
@@ -65,7 +65,7 @@ def compute_scores(
 
 
 def score_labels(
-    logits: Sequence[NDArray[np.floating] | KeptLogits], selection: Selection
+    logits: Sequence[NDArray[np.floating] | ScreenedLogits], selection: Selection
 ) -> tuple[ScoredLabel, ...]:
     """Scores one image's logits and picks the labels that answer the question.
 
@@ -92,14 +92,14 @@ def score_labels(
 
 
 def _score_part(
-    logits: NDArray[np.floating] | KeptLogits,
+    logits: NDArray[np.floating] | ScreenedLogits,
     part: Part,
     threshold: Threshold | None,
     limit: int | None,
     applies: bool,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
-    if isinstance(logits, KeptLogits):
+    if isinstance(logits, ScreenedLogits):
         counts = np.isin(logits.positions, chosen, assume_unique=True)
         chosen, logits = logits.positions[counts], logits.logits[counts]
     calibration = labels.calibration

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import InputContract
 from service.engine.engine import Engine
-from service.engine.heads import Head, KeptLogits, LogitsArray
+from service.engine.heads import Head, LogitsArray, ScreenedLogits
 from service.errors import (
     ImageError,
     InferenceFailed,
@@ -39,7 +39,7 @@ class Result:
     """The engine's output for one photo."""
 
     image: DecodedImage
-    logits: tuple[LogitsArray | KeptLogits, ...]  # for each head
+    logits: tuple[LogitsArray | ScreenedLogits, ...]  # for each head
     memories: tuple[NDArray[np.float32], ...]  # [S, D] for each head, if the item is explained
     stages: tuple[Stage, ...]  # of the photo's decoding, if done here, and of its batch
 

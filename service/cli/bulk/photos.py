@@ -17,7 +17,7 @@ from service.images.folders import (
     explain_none,
     list_photos,
     read_photo,
-    sort_out,
+    split_photos,
 )
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str]
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
         names = (posixpath.relpath(path, store.folder) for path in files)
-        photos, left_out = sort_out(names, exclude)
+        photos, left_out = split_photos(names, exclude)
     try:
         "".join(photos).encode()
     except UnicodeEncodeError as error:

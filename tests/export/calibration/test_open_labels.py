@@ -36,7 +36,7 @@ from service.bundle.card import Precision
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.engine.encoders import open_label_encoder
-from service.engine.heads import Embeddings, KeptLogits, ScreenedQueries
+from service.engine.heads import Embeddings, ScreenedLogits, ScreenedQueries
 from service.engine.session_set import open_session_set
 from service.engine.sessions import SessionConfig
 from service.labels.calibration import find_best_f1
@@ -163,8 +163,8 @@ def test_screened_head_gives_the_logits_of_the_open_head(bundle: Bundle) -> None
     images = np.zeros((2, CONTRACT.height, CONTRACT.width, 3), np.uint8)
     for result in sessions.run(images, [[screened, vectors.queries]] * 2):
         kept, full = result.logits
-        assert isinstance(kept, KeptLogits)
-        assert not isinstance(full, KeptLogits)
+        assert isinstance(kept, ScreenedLogits)
+        assert not isinstance(full, ScreenedLogits)
         np.testing.assert_allclose(kept.logits, full[kept.positions], atol=1e-5)
 
 

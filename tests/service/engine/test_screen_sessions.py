@@ -17,8 +17,8 @@ from service.engine.engine import open_engine
 from service.engine.heads import (
     LABELS_PER_RUN,
     Head,
-    KeptLogits,
     LogitsArray,
+    ScreenedLogits,
     ScreenedQueries,
 )
 from service.engine.session_set import SessionSet, open_session_set
@@ -96,8 +96,8 @@ def test_kept_labels_have_the_logits_of_the_full_way(
     for row, (found, wanted) in enumerate(zip(results, expected, strict=True)):
         for place, name in enumerate(names[row]):
             logits, all_logits = found.logits[place], wanted.logits[place]
-            assert not isinstance(all_logits, KeptLogits)
-            if isinstance(logits, KeptLogits):
+            assert not isinstance(all_logits, ScreenedLogits)
+            if isinstance(logits, ScreenedLogits):
                 assert not isinstance(name, str)
                 _, floor, count = name
                 positions = logits.positions.tolist()
@@ -119,10 +119,10 @@ def test_photo_keeps_what_it_needs_itself(sessions: SessionSet) -> None:
     together = [each.logits[0] for each in sessions.run(images, [[head]] * 4)]
     for row, found in enumerate(together):
         (alone,) = sessions.run(images[row : row + 1], [[head]])
-        assert isinstance(found, KeptLogits)
-        assert isinstance(alone.logits[0], KeptLogits)
+        assert isinstance(found, ScreenedLogits)
+        assert isinstance(alone.logits[0], ScreenedLogits)
         assert found.positions.tolist() == alone.logits[0].positions.tolist()
-    assert len({len(each.positions) for each in together if isinstance(each, KeptLogits)}) > 1
+    assert len({len(each.positions) for each in together if isinstance(each, ScreenedLogits)}) > 1
 
 
 def test_photo_that_needs_more_than_the_screen_scores_takes_the_full_way(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_photo_that_needs_more_than_the_screen_scores_takes_the_full_way(tmp_pat
     few, many = ask(0, 30.0, 3), ask(0, 30.0, 4)
     found = sessions.run(images, [[few], [many]])
     expected = sessions.run(images, [[MATRICES[0]]] * 2)
-    assert isinstance(found[0].logits[0], KeptLogits)
+    assert isinstance(found[0].logits[0], ScreenedLogits)
     assert len(found[0].logits[0].positions) == 3
     np.testing.assert_array_equal(found[1].logits[0], expected[1].logits[0])
 

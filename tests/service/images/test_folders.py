@@ -16,7 +16,7 @@ from service.images.folders import (
     find_photos,
     list_photos,
     read_photo,
-    sort_out,
+    split_photos,
 )
 from tests.e2e.server_process import ROOT
 
@@ -65,7 +65,7 @@ def test_object_store_and_folder_are_sorted_alike(tmp_path: Path) -> None:
     expected = (["a.jpg"], {"@eaDir/": 1, ".x/": 1, ".txt": 1, "excluded": 1})
 
     assert list_photos(str(tmp_path), ["*_small.*"]) == expected
-    assert sort_out(names, ["*_small.*"]) == expected
+    assert split_photos(names, ["*_small.*"]) == expected
 
 
 @pytest.mark.parametrize(

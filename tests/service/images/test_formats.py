@@ -13,7 +13,7 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import formats
 from service.images.decode import decode_image
-from service.images.formats import FORMATS, hide_exif, name_container, name_unread_format
+from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
 from tests.support.photos import encode_picture, make_exif, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
@@ -111,13 +111,13 @@ def test_junk_in_a_container_is_invalid_or_unsupported() -> None:
 def test_containers_are_unsupported_without_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "FORMATS", ("JPEG", "PNG"))
     for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1"):
-        assert name_unread_format(b"\0\0\0\x1cftyp" + brand) == "HEIF"
-    assert name_unread_format(b"\0\0\0\x1cftypavif") == "AVIF"
-    assert name_unread_format(b"\0\0\0\x1cftypisom") is None
+        assert find_unsupported_format(b"\0\0\0\x1cftyp" + brand) == "HEIF"
+    assert find_unsupported_format(b"\0\0\0\x1cftypavif") == "AVIF"
+    assert find_unsupported_format(b"\0\0\0\x1cftypisom") is None
 
 
 @given(st.binary(max_size=200))
 def test_hiding_exif_changes_no_length_and_never_fails(data: bytes) -> None:
     for content in (data, struct.pack(">I4s", len(data) + 8, b"meta") + data):
         assert len(hide_exif(content)) == len(content)
-    assert name_container(data) in (None, "HEIF", "AVIF")
+    assert find_container(data) in (None, "HEIF", "AVIF")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from service.errors import InvalidImage
-from service.images.scans import end_picture, looks_cut
+from service.images.scans import looks_cut, trim_jpeg
 from tests.support.odd_files import END, JPEGS
 from tests.support.photos import encode_picture, make_picture
 
@@ -18,14 +18,14 @@ several = pytest.mark.parametrize("jpeg", JPEGS.values(), ids=JPEGS)
 
 @several
 def test_whole_jpeg_is_returned_as_it_is(jpeg: bytes) -> None:
-    assert end_picture(jpeg) is jpeg
-    assert end_picture(jpeg, is_suspect=True) == jpeg
+    assert trim_jpeg(jpeg) is jpeg
+    assert trim_jpeg(jpeg, is_suspect=True) == jpeg
 
 
 @several
 @pytest.mark.parametrize("rest", [b"", b"\xff", b"\xff\xff", b"\xff\xe0", END + b"more"])
 def test_picture_gets_its_end_back(jpeg: bytes, rest: bytes) -> None:
-    assert end_picture(jpeg[:-2] + rest, is_suspect=True) == jpeg
+    assert trim_jpeg(jpeg[:-2] + rest, is_suspect=True) == jpeg
 
 
 @several
@@ -33,7 +33,7 @@ def test_picture_gets_its_end_back(jpeg: bytes, rest: bytes) -> None:
 @pytest.mark.parametrize("rest", [b"", END, b"\xff\xe1\0\x04ab" + END, b"\xff\xd8 a film"])
 def test_scan_that_ends_early_is_invalid(jpeg: bytes, lost: int, rest: bytes) -> None:
     with pytest.raises(InvalidImage):
-        end_picture(jpeg[: -2 - lost] + rest, is_suspect=True)
+        trim_jpeg(jpeg[: -2 - lost] + rest, is_suspect=True)
 
 
 def test_every_row_of_a_jpeg_counts() -> None:
@@ -41,15 +41,15 @@ def test_every_row_of_a_jpeg_counts() -> None:
     for jpeg in (JPEGS["baseline"], JPEGS["restarts"]):
         for length in range(jpeg.index(SCAN) + 20, len(jpeg) - 4, 7):
             with pytest.raises(InvalidImage):
-                end_picture(jpeg[:length] + END, is_suspect=True)
+                trim_jpeg(jpeg[:length] + END, is_suspect=True)
 
 
 def test_missing_scans_are_left_to_the_decoder_unless_it_warned() -> None:
     jpeg = JPEGS["progressive"]
     coarse = jpeg[: jpeg.rindex(b"\xff\xc4")] + END
-    assert end_picture(coarse) is coarse
+    assert trim_jpeg(coarse) is coarse
     with pytest.raises(InvalidImage, match="scans"):
-        end_picture(coarse, is_suspect=True)
+        trim_jpeg(coarse, is_suspect=True)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -62,4 +62,4 @@ def test_grey_of_missing_data_in_the_last_corner_is_suspect(mode: str) -> None:
 def test_grey_picture_is_no_cut_one() -> None:
     grey = encode(Image.new("RGB", (90, 50), (128, 128, 128)))
     assert looks_cut(Image.open(io.BytesIO(grey)))
-    assert end_picture(grey, is_suspect=True) == grey
+    assert trim_jpeg(grey, is_suspect=True) == grey

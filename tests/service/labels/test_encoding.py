@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from service.bundle.card import EmbeddingSpace, OpenHead
-from service.engine.encoders import TEXTS_PER_TURN
 from service.engine.heads import LabelVectors
 from service.errors import (
     Draining,
@@ -19,7 +18,7 @@ from service.errors import (
     QueueFull,
 )
 from service.labels.definition import Definition
-from service.labels.encoding import Encoding
+from service.labels.encoding import TEXTS_PER_TURN, Encoding
 from tests.support.tiny_bundle import make_calibration
 
 pytestmark = pytest.mark.anyio
