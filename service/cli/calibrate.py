@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +110,7 @@ async def calibrate_set(
             )
         scores = np.array([[row[label] for label in common] for row in answers.values()])
         fit, points, not_reached = _fit(labels, common, scores, targets, precision_target)
-        calibration: Calibration | Literal["same"] = "same" if fit is None else fit.pair
+        calibration = None if fit is None else fit.pair
         kept = {} if fit is None else _move_thresholds(labels, fit.pair)
         thresholds = kept | {label: point.threshold for label, point in points.items()}
         # Only this version: the labels of another may be encoded from other texts.

@@ -106,12 +106,12 @@ ExcludedPaths = Annotated[
 
 
 def _make_question(asked: Mapping[str, Any]) -> Question:
-    from service.labels.question import check_question
+    from service.labels.question import parse_question
 
     given = {name: value for name, value in asked.items() if value not in (None, [])}
     if formerly := given.pop("candidate_label", None):
         given["candidate_labels"] = [*given.get("candidate_labels", ()), *formerly]
-    return check_question(given, "command line")
+    return parse_question(given, "command line")
 
 
 def _read_settings(given: dict[str, Any]) -> Settings:

@@ -101,7 +101,7 @@ class PipelineHost:
 
     def _describe_loading(self) -> NotReady:
         error = NotReady("the pipeline is loading")
-        progress = None if self._loading is None else self._loading.catalogue.encoding_again
+        progress = None if self._loading is None else self._loading.catalogue.reencoding_progress
         if progress is not None:
             done, count = progress
             error.detail = f"Label sets are encoded for this model: {done} of {count} are done."

@@ -49,8 +49,8 @@ class OperatingPoint:
 class Fit:
     """Calibrations of L labels, and their errors on photos that they were not fitted to."""
 
-    pair: Calibration  # of all labels
-    labels: tuple[Calibration | None, ...]  # of labels with their own, which replaces the pair
+    pair: Calibration  # shared by the labels without their own
+    labels: tuple[Calibration | None, ...]  # their own
     error_before: float
     error_after: float
     bins: tuple[ReliabilityBin, ...]  # after
@@ -82,13 +82,13 @@ class Fit:
 def fit_calibration(
     logits: Logits, targets: Targets, *, per_label: bool = True, current: Scores | None = None
 ) -> Fit | None:
-    """Fits a pair for all labels and, `per_label`, one for each label if that is better.
+    """Fits scale and shift of logits [n, L] to targets 0 or 1 [n, L].
 
-    Better is the lower log loss on photos that were not fitted. `logits` are float [n, L],
-    `targets` 0 or 1 [n, L]. A label's own pair is shrunk towards that of all; a label with fewer
-    than `MIN_POSITIVES` photos with it, or without it, has none. Returns None if there are too few
-    photos, or if the fit does not lower the log loss of `current`, the logits as they are served
-    before (None: `logits`).
+    All labels share one pair. With `per_label`, labels also get their own, shrunk towards the
+    shared one, if that lowers the log loss on photos that were not fitted; labels with fewer than
+    `MIN_POSITIVES` photos with them or without them do not. Returns None if there are too few
+    photos, or if the log loss of `current`, the logits that are served now, is not lowered. None
+    takes `logits`.
     """
     raw: Scores = logits.astype(np.float64)
     served = raw if current is None else current
@@ -103,15 +103,15 @@ def fit_calibration(
         if pair is None:
             return None
         by_pair[here] = _apply(raw[here], pair)
-        own = _fit_labels(by=pair, logits=raw[others], targets=targets[others])
-        for column, one in enumerate(own):
-            by_label[here, column] = _apply(raw[here, column], one or pair)
+        own_pairs = _fit_labels(raw[others], targets[others], shared=pair)
+        for column, own in enumerate(own_pairs):
+            by_label[here, column] = _apply(raw[here, column], own or pair)
     is_own = per_label and _log_loss(by_label, targets) < _log_loss(by_pair, targets)
     calibrated = by_label if is_own else by_pair
     fitted = _fit_pair(raw, targets)
     if fitted is None or _log_loss(served, targets) <= _log_loss(calibrated, targets):
         return None
-    labels = _fit_labels(by=fitted, logits=raw, targets=targets)
+    labels = _fit_labels(raw, targets, shared=fitted)
     scores = _sigmoid(calibrated)
     return Fit(
         pair=_to_record(fitted),
@@ -123,7 +123,7 @@ def fit_calibration(
 
 
 def move_threshold(threshold: float, before: Calibration, after: Calibration) -> float:
-    """Returns the threshold on scores of another calibration that the same photos reach."""
+    """Returns the threshold on the scores of calibration `after` that the same photos reach."""
     if threshold in (0.0, 1.0):  # all photos, and none
         return threshold
     logit = (math.log(threshold / (1 - threshold)) - before.shift) / before.scale
@@ -153,7 +153,7 @@ def measure_error(bins: tuple[ReliabilityBin, ...]) -> float:
 def find_threshold(
     scores: Scores, targets: Targets, precision_target: float | None = None
 ) -> OperatingPoint | None:
-    """Returns the point of best F1, or of a wanted precision; None if that is not reached."""
+    """Returns the point of best F1 or, with a target, of `find_precision`."""
     if precision_target is None:
         return find_best_f1(scores, targets)
     return find_precision(scores, targets, precision_target)
@@ -186,8 +186,8 @@ def find_best_f1(scores: Scores, targets: Targets) -> OperatingPoint:
 def find_precision(scores: Scores, targets: Targets, target: float) -> OperatingPoint | None:
     """Returns the point of the lowest threshold whose precision reaches `target`, or None.
 
-    Scores and targets as above. The lower end of Wilson's confidence interval has to reach it, with
-    95 % confidence, so that few predictions do not by luck.
+    Scores and targets as above. The lower end of Wilson's interval of 95 % confidence has to reach
+    it, so that a few predictions do not reach it by luck.
     """
     curve = _Curve.draw(scores, targets)
     share, count, z = curve.hits / curve.predicted, curve.predicted, _CONFIDENCE
@@ -203,8 +203,8 @@ class _Curve:
 
     scores: Scores  # lowest predicted score
     next_scores: Scores  # highest score that is not predicted; itself at the last cut
-    hits: Scores
-    predicted: Scores
+    hits: Scores  # number of right predictions
+    predicted: Scores  # number of predictions
 
     @classmethod
     def draw(cls, scores: Scores, targets: Targets) -> _Curve:
@@ -235,14 +235,14 @@ def _fit_pair(logits: Scores, targets: Targets) -> _Pair | None:
     return _fit(logits.ravel(), targets.ravel(), _HEAD_PRIOR)
 
 
-def _fit_labels(*, by: _Pair, logits: Scores, targets: Targets) -> list[_Pair | None]:
-    """Returns each label's own pair, fitted to logits that the common pair has calibrated."""
+def _fit_labels(logits: Scores, targets: Targets, *, shared: _Pair) -> list[_Pair | None]:
+    """Returns each label's own pair, fitted to logits that the shared pair has calibrated."""
     found: list[_Pair | None] = []
-    for column, truths in zip(_apply(logits, by).T, targets.T, strict=True):
+    for column, truths in zip(_apply(logits, shared).T, targets.T, strict=True):
         own = None
         if min(truths.sum(), (1 - truths).sum()) >= MIN_POSITIVES:
             own = _fit(column, truths, _LABEL_PRIOR)
-        found.append(own and (by[0] * own[0], by[1] * own[0] + own[1]))
+        found.append(own and (shared[0] * own[0], shared[1] * own[0] + own[1]))
     return found
 
 

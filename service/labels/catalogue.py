@@ -1,9 +1,9 @@
-"""The catalogue: all label sets of a process; only the store's change, by any process."""
+"""The catalogue: all label sets of a process. Any process may change those of the store."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from service.bundle.card import Calibration
 from service.errors import (
@@ -52,7 +52,7 @@ class CatalogueRules:
 
 
 class Catalogue:
-    """Label sets by name; use it from one event loop."""
+    """Label sets by name; use it from one event loop. Without an open head, `encoding` is None."""
 
     def __init__(
         self,
@@ -69,20 +69,15 @@ class Catalogue:
         # A folder's set of the same name replaces a bundle's set here too.
         shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
         self._default = rules.default_sets or (*self._fixed, *shipped) or (*self._pending,)[:1]
-        self._encoding = encoding
+        self.encoding = encoding
         self._rules = rules
         self._stored: StoredSets | None = None
         if encoding is not None and store is not None:
             self._stored = StoredSets(store, encoding, rules.poll_seconds, self._names)
 
     @property
-    def encoding(self) -> Encoding | None:
-        """The encoders for labels; None without an open head."""
-        return self._encoding
-
-    @property
     def default_columns(self) -> list[str] | None:
-        """The set of a matrix of scores: the first default; None if the settings name defaults."""
+        """The first default set, for requests of all scores; None if the settings name defaults."""
         return None if self._rules.default_sets else list(self._default[:1])
 
     @property
@@ -96,9 +91,9 @@ class Catalogue:
         return self._stored is None or self._stored.answers
 
     @property
-    def encoding_again(self) -> tuple[int, int] | None:
-        """How many of the store's sets are encoded for this bundle, of how many; else None."""
-        return None if self._stored is None else self._stored.encoding_again
+    def reencoding_progress(self) -> tuple[int, int] | None:
+        """Encoded and all sets, while those of another bundle are encoded for this; else None."""
+        return None if self._stored is None else self._stored.reencoding_progress
 
     def list_sets(self) -> tuple[LabelSet, ...]:
         """Returns every set: the model's, the bundle's, the folder's, then the store's by name."""
@@ -140,8 +135,8 @@ class Catalogue:
         """Closes the store and the encoders; later calls that need them raise `Draining`."""
         if self._stored is not None:
             await self._stored.stop()
-        if self._encoding is not None:
-            self._encoding.close()
+        if self.encoding is not None:
+            self.encoding.close()
 
     async def pin(self, question: Question) -> tuple[LabelSet, ...]:
         """Returns the sets that a request asks for as they are now, candidates first.
@@ -187,10 +182,10 @@ class Catalogue:
         self,
         name: str,
         thresholds: Mapping[str, float | None],
-        calibration: Calibration | Literal["same"] | None = "same",
+        calibration: Calibration | None = None,
         if_version: int | None = None,
     ) -> LabelSet:
-        """Sets a registered set's calibration, and thresholds (0..1) of some of its labels.
+        """Sets thresholds (0..1) of some labels of a registered set, and its calibration if given.
 
         A threshold of None is the open head's. Raises `LabelSetChanged` if the set is not in
         `if_version`, or is changed meanwhile; `UnknownLabel` if a label is not in it.
@@ -211,7 +206,7 @@ class Catalogue:
             self._stored.check_answers()
 
     def _writable(self, name: str) -> StoredSets:
-        if self._encoding is None:
+        if self.encoding is None:
             raise NoOpenHead
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
@@ -220,7 +215,7 @@ class Catalogue:
         return self._stored
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:
-        definition, encoding = entry.definition, self._encoding
+        definition, encoding = entry.definition, self.encoding
         try:
             if encoding is None:
                 raise NoOpenHead
@@ -235,11 +230,11 @@ class Catalogue:
         return encoding.make_set(definition, vectors, entry.version, entry.origin)
 
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
-        if self._encoding is None:
+        if self.encoding is None:
             raise NoOpenHead
         check_candidates(names, self._rules.max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
-        self._encoding.check(definition)
-        vectors = await self._encoding.encode_candidates(definition)
-        return self._encoding.make_set(definition, vectors, definition.digest[:12], "request")
+        self.encoding.check(definition)
+        vectors = await self.encoding.encode_candidates(definition)
+        return self.encoding.make_set(definition, vectors, definition.digest[:12], "request")

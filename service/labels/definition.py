@@ -202,6 +202,12 @@ def refuse_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def check_size(count: int, limit: int) -> None:
+    """Raises `InvalidLabelSet` if a set of `count` labels has more than `limit`."""
+    if count > limit:
+        raise InvalidLabelSet(f"A label set takes at most {limit} labels; this one has {count}")
+
+
 def check_candidates(names: Sequence[object], limit: int) -> None:
     """Raises `InvalidLabelSet` if there are more than `limit` candidate labels, valid or not."""
     if len(names) > limit:
@@ -212,9 +218,9 @@ def check_candidates(names: Sequence[object], limit: int) -> None:
 
 
 def check_fit(definition: Definition, space: EmbeddingSpace, *, encodes_text: bool) -> Definition:
-    """Returns a set with its embeddings filled up to E, of labels with few descriptions.
+    """Returns the set, with zeros for missing descriptions, if it fits the model's space.
 
-    Raises a `LabelSetError`; without `encodes_text`, also if a label has no embedding.
+    Raises a `LabelSetError` if not, and without `encodes_text` if a label has no embedding.
     """
     if definition.embedding_space not in (None, space.fingerprint):
         raise OtherEmbeddings(str(definition.embedding_space), space.fingerprint)

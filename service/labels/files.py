@@ -1,12 +1,12 @@
 """Label set files: JSON, `.npz`, text or CSV becomes a definition, and back to `.npz`.
 
-JSON is a `LabelSetRecord`, the same as the body of `POST /labels`. An `.npz` has the arrays `names`
-(text [L]) and `embeddings` (float [L, E]), and optionally `prompts` (text [L], empty for none),
-`thresholds` (float [L], NaN for none), `embedding_space` (one text) and `calibration` (float [2],
-scale and shift). Embeddings of several descriptions a label may be float [L, descriptions, width].
-Pickles are never read.
-A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`, or
-one column of names without a header.
+- JSON is a `LabelSetRecord`, the same as the body of `POST /labels`.
+- An `.npz` has the arrays `names` (text [L]) and `embeddings` (float [L, E], or [L, descriptions,
+  width] for several descriptions). Optional are `prompts` (text [L], empty for none), `thresholds`
+  (float [L], NaN for none), `embedding_space` (one text) and `calibration` (float [2], scale and
+  shift). Pickles are never read.
+- A text has a name a line. A CSV has a header with `name` and optionally `prompt` and `threshold`,
+  or one column of names without a header.
 """
 
 import csv

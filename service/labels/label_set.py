@@ -16,12 +16,12 @@ from service.labels.question import Threshold
 FALLBACK_THRESHOLD = 0.5
 """Threshold where nothing else is known: on calibrated scores, more likely than not."""
 
-# Questions of which a set keeps the arrays for the screened head.
+# Questions whose arrays for the screened head a set caches.
 _MAX_SCREENED = 16
-# Estimated logits may be too low by this. Labels with a larger scale than others would lose ranks:
-# of the 20 best of `everyday`, 99.7 % instead of 99.95 % were found.
+# Estimated logits may be too low by this. Without it, labels with a larger scale than others lose
+# ranks: of the 20 best of `everyday`, 99.7 % instead of 99.95 % were found.
 _MARGIN = 4.0
-# Added to a logit, for labels that count always or never: thresholds of 0 and 1.
+# Largest shift of a logit: labels with a threshold of 0 always count, with 1 never.
 _FAR = 1e6
 
 TRAINED_SET = "trained"
@@ -70,8 +70,8 @@ class LabelSet:
     positions: dict[str, int]
 
     @cached_property
-    def everything(self) -> NDArray[np.intp]:
-        """The positions of all labels."""
+    def all_positions(self) -> NDArray[np.intp]:
+        """The positions of all labels, 0 to L - 1."""
         return np.arange(len(self.names))
 
     def screen(
@@ -82,7 +82,7 @@ class LabelSet:
         It scores the labels of the `chosen` positions that reach the threshold, `calibrated` or one
         for all, and at least the `wanted` best. Equal questions share it, and so share a run.
         """
-        key = (threshold, wanted, b"" if chosen is self.everything else chosen.tobytes())
+        key = (threshold, wanted, b"" if chosen is self.all_positions else chosen.tobytes())
         found = self._screened.pop(key, None) or self._make_screened(threshold, wanted, chosen)
         self._screened[key] = found
         if len(self._screened) > _MAX_SCREENED:
@@ -98,19 +98,18 @@ class LabelSet:
     ) -> ScreenedQueries:
         assert self.queries is not None
         assert self.keys is not None
-        ranks = np.ones((2, len(self.names)))
-        ranks[1] = 0.0
+        count = len(self.names)
+        scale, shift = np.ones(count), np.zeros(count)
         if self.calibration is not None:
-            ranks[:] = self.calibration
+            scale, shift = self.calibration
         if threshold is not None:
             floors = self.thresholds if threshold == "calibrated" else np.float64(threshold)
             with np.errstate(divide="ignore"):
-                ranks[1] -= np.log(floors) - np.log1p(-floors)
-        ranks[1] += _MARGIN * (ranks[0] - ranks[0].min())
-        some = np.full(len(self.names), -np.inf)
-        some[chosen] = ranks[1, chosen]
-        scale, shift = ranks[0].astype(np.float32), some.clip(-_FAR, _FAR).astype(np.float32)
-        return ScreenedQueries(self.queries, self.keys, scale, shift, wanted)
+                shift = shift - (np.log(floors) - np.log1p(-floors))
+        shift = shift + _MARGIN * (scale - scale.min())
+        shifts = np.full(count, -_FAR, np.float32)
+        shifts[chosen] = shift[chosen].clip(-_FAR, _FAR)
+        return ScreenedQueries(self.queries, self.keys, scale.astype(np.float32), shifts, wanted)
 
     @property
     def read_only(self) -> bool:
@@ -157,8 +156,8 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
 ) -> LabelSet:
     """Returns the set of a definition and its vectors, which requests share.
 
-    `trained_names` are those of the bundle's trained labels, which the open head knows better, as
-    `fold_name` returns them.
+    `trained_names` are the names of the bundle's trained labels, as `fold_name` returns them. They
+    have a calibration of their own.
     """
     # The engine does not cache a writable array on a GPU: candidate labels are used once.
     for matrix in (vectors.queries, *(vectors.keys or {}).values()):

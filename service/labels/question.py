@@ -116,7 +116,7 @@ class Question(BaseModel):
     )
 
 
-def check_question(values: dict[str, Any], place: str) -> Question:
+def parse_question(values: dict[str, Any], place: str) -> Question:
     """Returns a question, or raises InvalidParameters with `place`, such as `query` or `body`."""
     try:
         return Question.model_validate(values)

@@ -1,7 +1,7 @@
 """The label sets of the store in this process: loaded, written, and followed as others write.
 
 Readers take the mapping `by_name`, which is replaced as a whole, never changed. One thread calls
-the store. While the store is unavailable, the loaded sets stay.
+the store. While the store is unavailable, the loaded sets are served.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from types import MappingProxyType
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from service.bundle.card import Calibration
 from service.engine.heads import Embeddings, LabelVectors
@@ -53,7 +53,7 @@ class StoredSets:
         self._encoding = encoding
         self._poll_seconds = poll_seconds
         self._hidden = frozenset(hidden)
-        self._sets: Mapping[str, LabelSet] = MappingProxyType({})
+        self.by_name: Mapping[str, LabelSet] = MappingProxyType({})
         self._mark = Mark(-1, 0)
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -61,13 +61,8 @@ class StoredSets:
         self._timeout_seconds = _TIMEOUT_SECONDS
         self._failure: str | None = None
         self._stopped = False
-        self.encoding_again: tuple[int, int] | None = None
-        """How many sets of another embedding space are encoded, of how many; None after that."""
-
-    @property
-    def by_name(self) -> Mapping[str, LabelSet]:
-        """The sets as they are now."""
-        return self._sets
+        self.reencoding_progress: tuple[int, int] | None = None
+        """Encoded and all sets of another embedding space while they are encoded; else None."""
 
     @property
     def revision(self) -> int:
@@ -114,14 +109,14 @@ class StoredSets:
             mark, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
             for name, stored in versions.items():
-                known = self._sets.get(name)
+                known = self.by_name.get(name)
                 if not _is_current(known, stored):
                     known = await self._load(name)
                 if known is not None:
                     loaded[name] = known
-            for name in sorted((loaded.keys() & self._hidden) - self._sets.keys()):
+            for name in sorted((loaded.keys() & self._hidden) - self.by_name.keys()):
                 _log.warning("label set %s of the store is hidden by a read-only one", name)
-            self._sets, self._mark = MappingProxyType(loaded), mark
+            self.by_name, self._mark = MappingProxyType(loaded), mark
 
     async def reach(self, version: int, names: Sequence[str]) -> None:
         """Loads the store's writes unless the sets `names` are at `version` or later.
@@ -157,10 +152,10 @@ class StoredSets:
         self,
         name: str,
         thresholds: Mapping[str, float | None],
-        calibration: Calibration | Literal["same"] | None,
+        calibration: Calibration | None,
         if_version: int | None,
     ) -> LabelSet:
-        """Writes a set's calibration, and thresholds (0..1) for some labels; others keep theirs."""
+        """Writes thresholds (0..1) for some labels of a set, and its calibration; None keeps it."""
         stored = await self._call(self._store.read, name)
         if stored is None:
             raise LabelSetNotFound(name)
@@ -171,8 +166,7 @@ class StoredSets:
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
         vectors = await self._encoding.project(stored.embeddings)
-        pair = old.calibration if calibration == "same" else calibration
-        definition = replace_fields(old, thresholds=new, calibration=pair)
+        definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
         labels, _ = await self._commit(
             definition, stored.embeddings, vectors, replace=True, if_version=stored.version
         )
@@ -182,7 +176,7 @@ class StoredSets:
         """Deletes a set; requests that have pinned its snapshot keep it."""
         async with self._changing:
             written = await self._call(self._store.delete, name, if_version)
-            self._show({n: s for n, s in self._sets.items() if n != name}, written)
+            self._publish({n: s for n, s in self.by_name.items() if n != name}, written)
 
     async def _commit(
         self,
@@ -200,21 +194,21 @@ class StoredSets:
             if written.version > written.previous:
                 version = str(written.version)
                 labels = self._encoding.make_set(definition, vectors, version, "store")
-                self._show({**self._sets, labels.name: labels}, written)
+                self._publish({**self.by_name, labels.name: labels}, written)
                 return labels, written.created
         return await self._find_current(definition, written.version), False
 
     async def _find_current(self, definition: Definition, version: int) -> LabelSet:
         stored = Stored(version, definition.digest)
-        if not _is_current(self._sets.get(definition.name), stored):
+        if not _is_current(self.by_name.get(definition.name), stored):
             await self.refresh()
-        found = self._sets.get(definition.name)
+        found = self.by_name.get(definition.name)
         if found is None:  # deleted meanwhile
             raise LabelSetNotFound(definition.name)
         return found
 
-    def _show(self, sets: dict[str, LabelSet], written: Written) -> None:
-        self._sets = MappingProxyType(sets)
+    def _publish(self, sets: dict[str, LabelSet], written: Written) -> None:
+        self.by_name = MappingProxyType(sets)
         if written.previous == self.revision:  # else another process wrote too: poll again
             self._mark = self._mark._replace(revision=written.version)
 
@@ -222,7 +216,7 @@ class StoredSets:
         if self.revision >= version:
             return True
         # A missing set may be one that another process has just written.
-        sets = [self._sets.get(name) for name in names if name not in self._hidden]
+        sets = [self.by_name.get(name) for name in names if name not in self._hidden]
         return bool(sets) and all(known and int(known.version) >= version for known in sets)
 
     async def _load(self, name: str) -> LabelSet | None:
@@ -242,7 +236,7 @@ class StoredSets:
         # Replicas of the other bundle go on with their own rows.
         others = await self._call(self._store.list_others)
         for number, (name, space) in enumerate(others.items()):
-            self.encoding_again = (number, len(others))
+            self.reencoding_progress = (number, len(others))
             _log.info(
                 "label set %s is of another embedding space: encoding it again (%d of %d)",
                 *(name, number + 1, len(others)),
@@ -257,7 +251,7 @@ class StoredSets:
                     "it again, or serve the bundle that it is of",
                     *(name, error.describe()),
                 )
-        self.encoding_again = None
+        self.reencoding_progress = None
 
     async def _encode_other(self, name: str, space: str) -> None:
         stored = await self._call(self._store.read, name, space)

@@ -66,7 +66,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     Raises UnknownLabel or ConflictingLabels for names in `include` and `exclude`.
     """
     if len(sets) == 1 and not question.include and not question.exclude:
-        chosen = sets[0].everything
+        chosen = sets[0].all_positions
         part = Part(sets[0], chosen, _choose_head(sets[0], chosen, question))
         return Selection(question, tuple(sets), (part,))
     include = _resolve_names(sets, question.include or ())
@@ -92,7 +92,7 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
             chosen[[positions[name] for name in names if name in positions]] = counts
         answered |= positions.keys()
         if chosen.any():
-            some = labels.everything if chosen.all() else np.flatnonzero(chosen)
+            some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(Part(labels, some, _choose_head(labels, some, question)))
     return Selection(question, tuple(sets), tuple(parts))
 

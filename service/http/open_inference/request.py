@@ -19,7 +19,7 @@ from service.errors import InvalidTensors
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
-from service.labels.question import Question, check_question
+from service.labels.question import Question, parse_question
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 IMAGE = "image"
@@ -169,7 +169,7 @@ def parse_infer_request(
     fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
     if parameters.label_set is not None:
         fields["label_set"] = [name.strip() for name in parameters.label_set.split(",")]
-    question = check_question(fields, "body")
+    question = parse_question(fields, "body")
     photos = _read_photos(asked.inputs, raw, contract, max_photos)
     seconds = parameters.timeout / 1e6 if parameters.timeout else math.inf
     return InferRequest(asked.id, seconds, photos, question, _read_outputs(asked))

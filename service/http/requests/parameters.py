@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from service.errors import InvalidParameters, InvalidValue, RepeatedField
 from service.labels.definition import check_candidates
-from service.labels.question import Question, check_question
+from service.labels.question import Question, parse_question
 
 LIST_PARAMETERS = frozenset({"include", "exclude", "label_set", "candidate_labels"})
 SINGLE_PARAMETERS = frozenset(Question.model_fields) - LIST_PARAMETERS
@@ -40,7 +40,7 @@ def _read_query_string(text: bytes) -> Question:
     escaped = text.decode("utf-8", NOT_UTF8)
     for name, value in parse_qsl(escaped, keep_blank_values=True, errors=NOT_UTF8):
         query[name].append(value)
-    return check_question(read_texts(query, "query"), "query")
+    return parse_question(read_texts(query, "query"), "query")
 
 
 def read_texts(given: Mapping[str, list[str]], place: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ async def add_fields(query: Question, fields: dict[str, Any], max_candidates: in
 
 
 def _merge(query: Question, fields: dict[str, Any]) -> Question:
-    body = check_question(fields, "body")
+    body = parse_question(fields, "body")
     given = {name: value for name, value in query if value is not None}
     for name, value in given.items():
         if getattr(body, name) not in (None, value):

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 
 from service import errors
 from service.errors import (
-    InvalidLabelSet,
     InvalidParameters,
     InvalidValue,
     LabelSetChanged,
@@ -42,6 +41,7 @@ from service.labels.definition import (
     Definition,
     LabelSetRecord,
     ThresholdsRecord,
+    check_size,
     define_label_set,
     refuse_duplicates,
 )
@@ -209,7 +209,8 @@ async def replace_label_set(request: Request, host: Host, name: Name) -> Respons
     body = await read_json_object(request, host.settings)
     definition = await asyncio.to_thread(_define, body, host.settings.max_labels_per_set, name)
     with pipeline.admit():
-        work = _replace(request, pipeline.catalogue, definition)
+        version = await _demand_version(request, pipeline.catalogue, name)
+        work = pipeline.catalogue.register(definition, replace=True, if_version=version)
         labels, created = await cancel_on_disconnect(request, work)
         return await _answer(request, labels, created=created)
 
@@ -270,13 +271,6 @@ async def delete_label_set(request: Request, host: Host, name: Name) -> None:
         await pipeline.catalogue.delete(name, if_version=version)
 
 
-async def _replace(
-    request: Request, catalogue: Catalogue, definition: Definition
-) -> tuple[LabelSet, bool]:
-    version = await _demand_version(request, catalogue, definition.name)
-    return await catalogue.register(definition, replace=True, if_version=version)
-
-
 async def _demand_version(request: Request, catalogue: Catalogue, name: str) -> int | None:
     """Returns the version that a write must replace: `ABSENT`, `PRESENT`, or None for no condition.
 
@@ -319,10 +313,8 @@ def _make_tag(labels: LabelSet) -> str:
 
 def _define(body: dict[str, Any], max_labels: int, name: str | None = None) -> Definition:
     labels = body.get("labels")
-    if isinstance(labels, list) and len(labels) > max_labels:  # before each of them is checked
-        raise InvalidLabelSet(
-            f"A label set takes at most {max_labels} labels; this one has {len(labels)}"
-        )
+    if isinstance(labels, list):
+        check_size(len(labels), max_labels)  # before each of them is checked
     if name is not None and body.setdefault("name", name) != name:
         raise InvalidParameters(
             [InvalidValue("body", "name", f"Should be the name in the path, {quote(name)}")]

@@ -27,7 +27,7 @@ _WRITING = "label_store_writing"  # execution option
 
 
 class Database:
-    """One database; `connections` counts those opened: each may reach another, restored one."""
+    """One database; `connections` counts those opened: after a restore, they reach another one."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self.connections = 0
@@ -38,7 +38,7 @@ class Database:
 
     @contextmanager
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
-        """Gives a connection; with `writing`, in a transaction that is committed at the end.
+        """Yields a connection; with `writing`, in a transaction that is committed at the end.
 
         Raises `StoreUnavailable` or `StoreFull` in place of SQLAlchemy's errors.
         """

@@ -24,7 +24,7 @@ from service.errors import (
     StoreUnavailable,
     TooManyLabelSets,
 )
-from service.labels.definition import Definition
+from service.labels.definition import Definition, check_size
 from service.labels.store.database import Database, format_address
 
 ABSENT = 0
@@ -122,7 +122,7 @@ class LabelStore:
         self._prepared = False
 
     def read_mark(self) -> Mark:
-        """Returns the present mark."""
+        """Returns the current mark."""
         with self._connect() as connection:
             return self._read_mark(connection)
 
@@ -194,7 +194,7 @@ class LabelStore:
             if (same := _find_same(definition, found, replace, if_version)) is not None:
                 return Written(same, previous)
             self._check_limits(connection, definition)
-            connection.execute(sa.delete(_SETS).where(self._is(definition.name)))
+            connection.execute(sa.delete(_SETS).where(self._match(definition.name)))
             row = _encode_row(definition, embeddings)
             connection.execute(
                 sa.insert(_SETS).values(space=self._space, version=previous + 1, **row)
@@ -210,7 +210,7 @@ class LabelStore:
             check_version(name, found, if_version)
             if found is None:
                 raise LabelSetNotFound(name)
-            connection.execute(sa.delete(_SETS).where(self._is(name)))
+            connection.execute(sa.delete(_SETS).where(self._match(name)))
             connection.execute(sa.update(_STATE).values(revision=previous + 1))
             mine = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == name)
             connection.execute(sa.delete(_DELETED).where(mine))
@@ -241,7 +241,7 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
-    def _is(self, name: str) -> sa.ColumnElement[bool]:
+    def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
     def _read_mark(self, connection: sa.Connection) -> Mark:
@@ -249,7 +249,7 @@ class LabelStore:
         return Mark(revision, self._database.connections)
 
     def _find(self, connection: sa.Connection, name: str) -> Stored | None:
-        query = sa.select(_SETS.c.version, _SETS.c.digest).where(self._is(name))
+        query = sa.select(_SETS.c.version, _SETS.c.digest).where(self._match(name))
         row = connection.execute(query).one_or_none()
         return None if row is None else Stored(*row)
 
@@ -262,10 +262,7 @@ class LabelStore:
     def _check_limits(self, connection: sa.Connection, definition: Definition) -> None:
         limits = self._limits
         count = len(definition.names)
-        if count > limits.labels_per_set:
-            raise InvalidLabelSet(
-                f"A label set takes at most {limits.labels_per_set} labels; this one has {count}"
-            )
+        check_size(count, limits.labels_per_set)
         others = sa.and_(_SETS.c.space == self._space, _SETS.c.name != definition.name)
         total = sa.func.coalesce(sa.func.sum(_SETS.c.num_labels), 0)
         sets, labels = connection.execute(sa.select(sa.func.count(), total).where(others)).one()

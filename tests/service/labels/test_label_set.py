@@ -105,7 +105,7 @@ def test_screened_labels_reach_their_thresholds_from_rank_0(
     threshold: Threshold | None, shift: list[float]
 ) -> None:
     labels = screened_set()
-    found = labels.screen(threshold, 10, labels.everything)
+    found = labels.screen(threshold, 10, labels.all_positions)
     assert found.wanted == 10
     assert found.scale.tolist() == [1, 1, 1]
     np.testing.assert_allclose(found.shift, shift, rtol=1e-6)
@@ -114,7 +114,7 @@ def test_screened_labels_reach_their_thresholds_from_rank_0(
 
 def test_screened_labels_are_ranked_by_their_calibration() -> None:
     labels = screened_set(PAIR)
-    found = labels.screen(0.2, 10, labels.everything)
+    found = labels.screen(0.2, 10, labels.all_positions)
     assert found.scale.tolist() == [0.5] * 3
     np.testing.assert_allclose(found.shift, [np.log(4) - 2] * 3, rtol=1e-6)
 
@@ -123,7 +123,7 @@ def test_larger_scale_raises_the_rank_for_the_errors_of_estimates() -> None:
     labels = screened_set(PAIR)
     assert labels.calibration is not None
     labels.calibration[:, 2] = (0.75, -1.0)
-    found = labels.screen(None, 10, labels.everything)
+    found = labels.screen(None, 10, labels.all_positions)
     np.testing.assert_allclose(found.shift, [-2, -2, -1 + 4 * 0.25], rtol=1e-6)
 
 
@@ -141,7 +141,7 @@ def test_equal_questions_share_the_screened_labels() -> None:
     assert labels.screen(0.25, 11, np.array([0, 2])) is not first
     assert labels.screen(0.25, 10, np.array([1, 2])) is not first
     for wanted in range(100, 116):  # evicts the least recently used
-        labels.screen(None, wanted, labels.everything)
+        labels.screen(None, wanted, labels.all_positions)
     assert labels.screen(0.25, 10, np.array([0, 2])) is not first
 
 

@@ -250,7 +250,7 @@ async def test_sets_of_another_embedding_space_are_encoded_again_at_the_start(
         assert cars.thresholds[0] == 0.7
         again, created = await sets.write(prompted, replace=False)
         assert (again, created) == (cars, False)
-        assert sets.encoding_again is None
+        assert sets.reencoding_progress is None
         # Encoded as if it were registered here.
         await sets.delete("cars", None)
         fresh, _ = await sets.write(prompted, replace=False)
@@ -498,6 +498,6 @@ async def test_calibration_and_thresholds_are_set_apart(sets: StoredSets) -> Non
     own = Calibration(scale=0.5, shift=1.0)
     await sets.write(define("pets", "cat", "dog"), replace=False)
     await sets.calibrate("pets", {"dog": 0.9}, own, None)
-    kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3}, "same", None)
+    kept = await sets.calibrate("pets", {"dog": None, "cat": 0.3}, None, None)
     assert kept.own_calibration == own
     assert kept.calibrated.tolist() == [True, False]
