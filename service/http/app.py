@@ -21,7 +21,7 @@ from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
-from service.http.security.browsers import PageGuard, read_origins
+from service.http.security.browsers import SecurityHeaders, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
@@ -145,7 +145,7 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
     app.add_middleware(BudgetMiddleware, budget=app.state.budget)
-    app.add_middleware(PageGuard)
+    app.add_middleware(SecurityHeaders)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.metrics import bind_own_port, serve_own_port
-from service.http.transport.ports import bracket, explain_port, open_both, share_port
+from service.http.transport.ports import bracket, explain_port, open_dual_stack, share_port
 from service.http.transport.protocol import make_protocol
 from service.http.transport.shedding import Shedder
 from service.http.transport.workers import Worker
@@ -100,11 +100,11 @@ class Server(uvicorn.Server):
     async def _prepare(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
 
-        def hear() -> None:
-            if not worker.hear(self._stop, self._host.note_others_ready):
+        def receive() -> None:
+            if not worker.receive(self._stop, self._host.note_others_ready):
                 loop.remove_reader(worker.link.fileno())
 
-        loop.add_reader(worker.link.fileno(), hear)
+        loop.add_reader(worker.link.fileno(), receive)
         if worker.listens_at_once:
             self._host.waits_for_others = True
         else:
@@ -229,7 +229,7 @@ def run_server(
     metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
     with serve_own_port(metrics_port, app.state.metrics):
         if seat is None:
-            Server(config, host).run(open_both(settings))
+            Server(config, host).run(open_dual_stack(settings))
         else:
             Server(config, host, seat.worker).run(share_port(seat.ports))
     if host.failure is not None:

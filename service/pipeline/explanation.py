@@ -23,8 +23,8 @@ MapArray = NDArray[np.float32]
 class Explanation:
     """Where a label was found."""
 
-    # Of the part of the upright photo that the model sees, [rows, columns], 0..1; the largest value
-    # is 1, or all are 0.
+    # [rows, columns] over the part of the upright photo that the model sees. The largest value is
+    # 1, or all are 0.
     map: MapArray
     overlay: bytes | None  # the map as a PNG file to lay over the whole photo, if asked for
 
@@ -35,7 +35,7 @@ class Explanation:
 
 
 class Explainer:
-    """Computes the maps of a bundle's labels; safe to use from several threads."""
+    """Computes the maps of a bundle's labels; thread-safe."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._contract = bundle.card.input

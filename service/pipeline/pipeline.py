@@ -131,7 +131,7 @@ class Pipeline:
     async def _pin(self, question: Question, deadline: float) -> Sequence[LabelSet]:
         pinning = self.catalogue.pin(question)
         if not (question.min_version or question.candidate_labels):
-            return await pinning  # does not wait then; a timeout takes 6 us
+            return await pinning  # never waits; a timeout would cost 6 us
         try:
             async with asyncio.timeout_at(deadline):
                 return await pinning

@@ -1,4 +1,4 @@
-"""The answer for one photo, how long each stage took, and both as JSON values."""
+"""The answer for one photo, with the time of each stage, and both as JSON values."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from service.bundle.card import Activation
 from service.engine.heads import ScreenedLogits
-from service.labels.label_set import LabelSet, Source
+from service.labels.label_set import Source
 from service.labels.question import Threshold
 from service.pipeline.selection import Part, Selection
 
@@ -77,13 +77,15 @@ def score_labels(
     if not parts:
         return ()
     limit = question.top_k
-    applies = question.threshold is not None or limit is None
-    if question.threshold is None and limit is None and _compete(selection.sets):
-        limit, applies = 1, False
+    by_threshold = question.threshold is not None or limit is None
+    # The scores of a lone softmax set compete: its best label is the answer.
+    competes = len(selection.sets) == 1 and selection.sets[0].activation == "softmax"
+    if question.threshold is None and limit is None and competes:
+        limit, by_threshold = 1, False
     found = [
         label
         for values, part in zip(logits, parts, strict=True)
-        for label in _score_part(values, part, question.threshold, limit, applies)
+        for label in _score_part(values, part, question.threshold, limit, by_threshold)
     ]
     # Each part is sorted already; the sort is stable.
     if len(parts) > 1:
@@ -96,7 +98,7 @@ def _score_part(
     part: Part,
     threshold: Threshold | None,
     limit: int | None,
-    applies: bool,
+    by_threshold: bool,
 ) -> list[ScoredLabel]:
     labels, chosen = part.labels, part.chosen
     if isinstance(logits, ScreenedLogits):
@@ -110,7 +112,7 @@ def _score_part(
     if len(scores) != len(chosen):
         scores = scores[chosen]
     fixed = threshold if isinstance(threshold, float | int) else None
-    if applies:
+    if by_threshold:
         own = labels.thresholds if whole else labels.thresholds[chosen]
         (among,) = (scores >= (own if fixed is None else fixed)).nonzero()
         scores, chosen = scores[among], chosen[among]
@@ -128,17 +130,13 @@ def _score_part(
     ]
 
 
-def _compete(sets: Sequence[LabelSet]) -> bool:
-    return len(sets) == 1 and sets[0].activation == "softmax"
-
-
 def _order_best(scores: NDArray[np.float64], limit: int | None) -> NDArray[np.intp]:
     """Returns the positions of the best scores, at most `limit`; equal ones keep their order."""
     keys = -scores  # NaN is last in every sort
     if limit is None or len(keys) <= max(limit, _MAX_SORTED):
         return keys.argsort(kind="stable")[:limit]
     last = np.partition(keys, limit - 1)[limit - 1]
-    # All that equal the last one are sorted too: the first of them is in the answer.
+    # Scores equal to the last one are sorted too, so that the first of them is in the answer.
     (among,) = (~(keys > last)).nonzero()
     best: NDArray[np.intp] = among[keys[among].argsort(kind="stable")[:limit]]
     return best

@@ -14,9 +14,9 @@ from service.errors import ConflictingLabels, UnknownLabel
 from service.labels.label_set import LabelSet
 from service.labels.question import Question
 
-# The screen costs as much as scoring 90 labels, of 200 it leaves out 110.
+# The screen costs as much as scoring 90 labels; of 200 it leaves out 110.
 _MIN_SCREENED = 200
-# A screen for the best few labels would miss some: its recall was measured for 20.
+# A screen for fewer labels would miss some: its recall was measured for the best 20.
 _MIN_WANTED = 10
 # The screen keeps half of a set for the best fifth.
 _MOST_WANTED = 5

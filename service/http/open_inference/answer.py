@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -38,11 +38,7 @@ WrittenTensor = tuple[dict[str, Any], bytes]
 """A tensor's JSON, and its bytes if it is binary."""
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(protected_namespaces=())
-
-
-class ServerAnswer(_Answer):
+class ServerAnswer(BaseModel):
     """Answer of `/v2`."""
 
     name: str = Field(examples=["ml-decoder-serve"])
@@ -50,13 +46,13 @@ class ServerAnswer(_Answer):
     extensions: list[str] = Field(examples=[list(EXTENSIONS)])
 
 
-class LiveAnswer(_Answer):
+class LiveAnswer(BaseModel):
     """Answer of `/v2/health/live`."""
 
     live: Literal[True] = True
 
 
-class ReadyAnswer(_Answer):
+class ReadyAnswer(BaseModel):
     """Answer of `/v2/health/ready`."""
 
     ready: Literal[True] = True
@@ -68,7 +64,7 @@ class ModelReadyAnswer(ReadyAnswer):
     name: str
 
 
-class TensorAnswer(_Answer):
+class TensorAnswer(BaseModel):
     """A tensor of a model; -1 is any size."""
 
     name: str
@@ -76,7 +72,7 @@ class TensorAnswer(_Answer):
     shape: list[int]
 
 
-class ModelAnswer(_Answer):
+class ModelAnswer(BaseModel):
     """Answer of `/v2/models/{name}`."""
 
     name: str = Field(examples=["ml-decoder-lite0"])

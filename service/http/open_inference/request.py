@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from service.bundle.card import InputContract
-from service.errors import InvalidTensors
+from service.errors import InvalidTensors, quote
 from service.http.requests.json import MAX_PARTS, parse_json
 from service.http.requests.uploads import decode_base64
 from service.images.decode import DecodedImage, PixelArray
@@ -33,7 +33,6 @@ _ALL_LABELS = 2**31 - 1
 _MAX_DIMENSION = 2**31 - 1
 _MAX_TIMEOUT = 2**64 - 1  # Triton's type
 _SHARED_MEMORY = "shared_memory_"
-_MAX_CHARACTERS = 80
 _LENGTH = struct.Struct("<I")
 
 
@@ -163,7 +162,7 @@ def parse_infer_request(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise InvalidTensors(f"'{place[:_MAX_CHARACTERS]}': {first['msg']}") from error
+        raise InvalidTensors(f"{quote(place)}: {first['msg']}") from error
     _check_unsupported(asked)
     parameters = asked.parameters
     fields: dict[str, Any] = {"top_k": _ALL_LABELS, "min_version": parameters.min_version}
@@ -204,7 +203,7 @@ def _read_photos(
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (IMAGE, PIXELS):
-            raise InvalidTensors(f"Input '{name[:_MAX_CHARACTERS]}' is unknown")
+            raise InvalidTensors(f"Input {quote(name)} is unknown")
     if len(names) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
     (tensor,) = inputs
@@ -307,7 +306,7 @@ def _read_outputs(asked: InferBody) -> tuple[Output, ...]:
     for tensor in asked.outputs:
         name, classes = tensor.name, tensor.parameters.classification
         if name not in OUTPUTS:
-            raise InvalidTensors(f"Output '{name[:_MAX_CHARACTERS]}' is unknown")
+            raise InvalidTensors(f"Output {quote(name)} is unknown")
         if name in outputs:
             raise InvalidTensors(f"Output '{name}' is requested more than once")
         if classes is not None and name != SCORES:

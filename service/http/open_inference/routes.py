@@ -28,8 +28,8 @@ from service.http.open_inference.request import (
     parse_infer_request,
 )
 from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
-from service.http.responses.openapi import document_answer, document_tensors
-from service.http.responses.problems import PREFIX, document_errors
+from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
+from service.http.responses.problems import PREFIX
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
@@ -137,7 +137,7 @@ async def live() -> LiveAnswer:
 @router.get(
     f"{PREFIX}/health/ready",
     summary="Readiness: predictions are answered",
-    responses=document_errors(*_UNAVAILABLE),
+    responses=document_v2_errors(*_UNAVAILABLE),
 )
 async def ready(host: Host) -> ReadyAnswer:
     """Returns 200 if predictions are answered now."""
@@ -149,18 +149,18 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # Logs and metrics show this path: a prefix given to `include_router` would be missing.
     depends = [Depends(check) for check in (find_model, *checks)]
     of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=depends)
-    documented = document_errors(*_MODEL_ERRORS, errors.Unauthorized)
+    documented = document_v2_errors(*_MODEL_ERRORS, errors.Unauthorized)
     of_model.get("", summary="Inputs and outputs", responses=documented, dependencies=[*PREDICT])(
         model
     )
     of_model.get(
-        "/ready", summary="Readiness of the model", responses=document_errors(*_MODEL_ERRORS)
+        "/ready", summary="Readiness of the model", responses=document_v2_errors(*_MODEL_ERRORS)
     )(model_ready)
     of_model.post(
         "/infer",
         summary="Scores of photos or pixels",
         response_class=Response,
-        responses={**_ANSWERS, **document_errors(*_INFER_ERRORS)},
+        responses={**_ANSWERS, **document_v2_errors(*_INFER_ERRORS)},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
         dependencies=[*PREDICT, LIMITED],
     )(infer)

@@ -28,6 +28,11 @@ _WATCH_AFTER_SECONDS = 0.05
 ResultT = TypeVar("ResultT")
 
 
+def read_media_type(request: Request) -> str:
+    """Returns the Content-Type without parameters, in lower case; empty without one."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 class BodyBudget:
     """The bytes that the bodies of all requests of an event loop may still take in memory.
 

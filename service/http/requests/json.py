@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 
 from service.errors import MalformedBody, UnsupportedMediaType
-from service.http.requests.body import JSON, Body
+from service.http.requests.body import JSON, Body, read_media_type
 from service.labels.definition import MAX_EMBEDDING_VALUES
 from service.settings import Settings
 
@@ -28,7 +28,7 @@ _QUICK_BYTES = 65536
 async def read_json_object(request: Request, settings: Settings) -> dict[str, Any]:
     """Reads the body of a label set; raises the errors of `Body` and `parse_json`."""
     body = Body(request, settings)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+    if read_media_type(request) != JSON:
         raise UnsupportedMediaType((JSON,))
     # A label may be an object of three members, one of them a text or a list of numbers.
     max_parts = MAX_PARTS + 6 * settings.max_labels_per_set

@@ -25,7 +25,7 @@ from service.errors import (
     UnknownField,
     UnsupportedMediaType,
 )
-from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body
+from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import parse_aside
 from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.labels.question import Question
@@ -34,7 +34,7 @@ from service.settings import Settings
 MAX_TEXT_BYTES = 65_536
 MAX_TEXT_PARTS = 2048
 _URL_FIELD = "url"
-# What browsers write before base64. The media type is ignored: the bytes tell it.
+# Browsers write this before base64. The media type is ignored: formats are recognised by content.
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 
@@ -95,10 +95,9 @@ def decode_base64(image: bytes | str) -> bytes:
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
     """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
     body = Body(request, settings)
-    content_type = request.headers.get("content-type", "")
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = read_media_type(request)
     if media_type == MULTIPART:
-        return await read_form(body, content_type, shape)
+        return await read_form(body, request.headers["content-type"], shape)
     if media_type == JSON:
         return _read_json(await parse_aside(await body.read()), shape)
     if media_type.startswith("image/") and not shape.batch:
@@ -124,11 +123,10 @@ async def read_groups(
     Returns the images by field. Raises MissingField without an image in the first field, and the
     errors of `read_form`.
     """
-    content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != MULTIPART:
+    if read_media_type(request) != MULTIPART:
         raise UnsupportedMediaType((MULTIPART,))
     form = _Form(fields, (), max_images)
-    await form.read(Body(request, settings), content_type)
+    await form.read(Body(request, settings), request.headers["content-type"])
     return form.images
 
 

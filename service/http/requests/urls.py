@@ -93,7 +93,7 @@ class Fetcher:
         connections = httpcore.AsyncConnectionPool(self._context, network_backend=self._network)
         async with connections as pool:
             for _ in range(1 + MAX_REDIRECTS):
-                target = check_url(url)
+                target = parse_url(url)
                 async with pool.stream("GET", target, headers=_HEADERS) as response:
                     headers = {name.lower(): value for name, value in response.headers}
                     if response.status in _REDIRECTS:
@@ -149,7 +149,7 @@ class _PublicNetwork(httpcore.AsyncNetworkBackend):
         )
 
 
-def check_url(url: str) -> httpcore.URL:
+def parse_url(url: str) -> httpcore.URL:
     """Returns the parts of an https URL to port 443 without user; others raise UrlNotUsable."""
     if len(url) > _MAX_CHARACTERS or not _URL_CHARACTERS.fullmatch(url):
         raise UrlNotUsable

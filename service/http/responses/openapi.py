@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -13,11 +13,21 @@ from pydantic import BaseModel
 from service.http.requests.body import BYTES, JSON, MULTIPART, RAW_IMAGE
 from service.http.requests.parameters import LIST_PARAMETERS
 from service.http.requests.uploads import UploadShape
-from service.http.responses.problems import PROBLEM_JSON, ErrorType, describe_type, document_headers
+from service.http.responses.problems import (
+    PROBLEM_JSON,
+    ErrorAnswer,
+    ErrorType,
+    describe_type,
+    find_v2_status,
+    list_headers,
+)
 from service.labels.question import Question
 
-_PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"type": "string"}
+_ERROR_HEADERS = {
+    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
+    "WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}},
+}
 
 TAG = {"headers": {"ETag": {"description": "The set's version, in quotes.", "schema": _TEXT}}}
 """For FastAPI's `responses`: the header of an answer with a label set."""
@@ -48,10 +58,36 @@ class DocumentedApp(FastAPI):
 
 def document_problems(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
     """Returns FastAPI's `responses` for the listed error classes, an example for each."""
-    by_status: dict[int | str, list[ErrorType]] = defaultdict(list)
-    for error in errors:
-        by_status[error.status].append(error)
-    return {status: _document_status(group) for status, group in sorted(by_status.items(), key=str)}
+    return {
+        status: {
+            "description": "; ".join(f"`{error.code}`: {error.title}" for error in group),
+            "content": {
+                PROBLEM_JSON: {
+                    "schema": {"$ref": "#/components/schemas/Problem"},
+                    "examples": {
+                        error.code: {
+                            "value": describe_type(error, "6f1c0ab2").model_dump(exclude_none=True)
+                        }
+                        for error in group
+                    },
+                }
+            },
+            **_document_headers(group),
+        }
+        for status, group in _group(errors, int)
+    }
+
+
+def document_v2_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
+    """Returns FastAPI's `responses` for the listed error classes of a route below `/v2`."""
+    return {
+        status: {
+            "model": ErrorAnswer,
+            "description": "; ".join(error.title for error in group),
+            **_document_headers(group),
+        }
+        for status, group in _group(errors, find_v2_status)
+    }
 
 
 def document_predict(shape: UploadShape) -> dict[str, Any]:
@@ -177,13 +213,16 @@ def _inline(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - J
     return value
 
 
-def _document_status(errors: list[ErrorType]) -> dict[str, Any]:
-    examples = {
-        error.code: {"value": describe_type(error, "6f1c0ab2").model_dump(exclude_none=True)}
-        for error in errors
-    }
-    return {
-        "description": "; ".join(f"`{error.code}`: {error.title}" for error in errors),
-        "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
-        **document_headers(errors),
-    }
+def _group(
+    errors: Iterable[ErrorType], find_status: Callable[[int], int]
+) -> list[tuple[int, list[ErrorType]]]:
+    groups: dict[int, list[ErrorType]] = defaultdict(list)
+    for error in errors:
+        groups[find_status(error.status)].append(error)
+    return sorted(groups.items())
+
+
+def _document_headers(errors: Iterable[ErrorType]) -> dict[str, Any]:
+    sent = {name for error in errors for name in list_headers(error)}
+    headers = {name: described for name, described in _ERROR_HEADERS.items() if name in sent}
+    return {"headers": headers} if headers else {}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -41,10 +39,6 @@ _FRAMEWORK_ERRORS: Mapping[int, type[RequestError]] = {
 _BAD_REQUESTS = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
-_HEADERS = {
-    "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
-    "WWW-Authenticate": {"description": "`Bearer`.", "schema": {"type": "string"}},
-}
 
 logger = logging.getLogger(__name__)
 
@@ -124,30 +118,9 @@ def list_headers(error: ServiceError | ErrorType) -> dict[str, str]:
     return headers
 
 
-def document_headers(errors: Iterable[ErrorType]) -> dict[str, Any]:
-    """Returns the headers of an answer for an OpenAPI document; empty if it has none."""
-    sent = {name for error in errors for name in list_headers(error)}
-    headers = {name: described for name, described in _HEADERS.items() if name in sent}
-    return {"headers": headers} if headers else {}
-
-
-def document_errors(*errors: ErrorType) -> dict[int | str, dict[str, Any]]:
-    """Returns FastAPI's `responses` of a route below `/v2`."""
-    by_status: dict[int, list[ErrorType]] = defaultdict(list)
-    for error in errors:
-        by_status[_find_status(error.status)].append(error)
-    return {
-        int(status): {
-            "model": ErrorAnswer,
-            "description": "; ".join(error.title for error in group),
-            **document_headers(group),
-        }
-        for status, group in sorted(by_status.items())
-    }
-
-
-def _find_status(status: int) -> int:
-    return HTTPStatus.BAD_REQUEST if status in _BAD_REQUESTS else status
+def find_v2_status(status: int) -> int:
+    """Returns the status below `/v2` of an error with `status` elsewhere."""
+    return HTTPStatus.BAD_REQUEST.value if status in _BAD_REQUESTS else status
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -212,7 +185,7 @@ def _answer(request: Request, error: ServiceError) -> JSONResponse:
     headers = list_headers(error)
     path = request.scope["path"].removeprefix(request.scope["root_path"])
     if f"{path}/".startswith(f"{PREFIX}/"):
-        return JSONResponse({"error": error.describe()}, _find_status(error.status), headers)
+        return JSONResponse({"error": error.describe()}, find_v2_status(error.status), headers)
     request_id: str | None = request.scope.get("state", {}).get("request_id")
     content = describe_problem(error, request_id).model_dump(exclude_none=True)
     return JSONResponse(content, error.status, headers, PROBLEM_JSON)

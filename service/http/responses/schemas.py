@@ -1,4 +1,4 @@
-"""The shape of every good answer, as pydantic models.
+"""The shape of every successful answer, as pydantic models.
 
 Models of predictions only document what `prediction_json.py` writes.
 """
@@ -27,7 +27,7 @@ from service.pipeline.pipeline import Pipeline
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(from_attributes=True, protected_namespaces=())
+    model_config = ConfigDict(from_attributes=True)
 
 
 class NameAndVersion(_Answer):
@@ -86,7 +86,7 @@ class TimingsAnswer(_Answer):
 
 
 class ImageAnswer(_Answer):
-    """What was found in one image."""
+    """The labels found in one image."""
 
     image: ImageSize
     labels: list[ScoredLabelAnswer] = Field(description="Best score first.")
@@ -94,7 +94,7 @@ class ImageAnswer(_Answer):
 
 
 class ImageFailure(_Answer):
-    """Why one image of a batch has no labels; the others are not affected."""
+    """The problem of one image of a batch; the others are not affected."""
 
     error: Problem
 
@@ -170,7 +170,7 @@ class PhotoScore(_Answer):
 
 
 class OperatingPointAnswer(_Answer):
-    """What a threshold does on the photos."""
+    """Precision and recall of a threshold on the photos."""
 
     threshold: float = Field(ge=0, le=1, examples=[0.61])
     precision: float | None = Field(
@@ -202,7 +202,7 @@ class HealthAnswer(_Answer):
 
 
 class RuntimeAnswer(_Answer):
-    """What runs the model, after `auto` settings are resolved."""
+    """Device and precision of the model, after `auto` settings are resolved."""
 
     device: Device
     provider: str = Field(
@@ -320,25 +320,14 @@ def answer_info(pipeline: Pipeline) -> InfoAnswer:
     card, encoding = pipeline.bundle.card, pipeline.catalogue.encoding
     head, open_head = None, None
     if card.trained_head is not None:
-        trained, maps = card.trained_head, pipeline.explainer.knows_trained
-        head = HeadAnswer(
-            kind=trained.kind,
-            activation=trained.activation,
-            maps=maps,
-            threshold=trained.threshold,
-            calibration=trained.calibration,
-        )
+        head = HeadAnswer(**dict(card.trained_head), maps=pipeline.explainer.knows_trained)
     if encoding is not None:
+        fields = dict(encoding.head)
+        fields["embedding_space"] = EmbeddingSpaceAnswer.model_validate(fields["embedding_space"])
+        if not pipeline.settings.screen:
+            fields["screen"] = None
         open_head = OpenHeadAnswer(
-            kind=encoding.head.kind,
-            activation=encoding.head.activation,
-            embedding_space=EmbeddingSpaceAnswer.model_validate(encoding.head.embedding_space),
-            threshold=encoding.head.threshold,
-            calibration=encoding.head.calibration,
-            trained_names=encoding.head.trained_names,
-            encodes_text=encoding.encodes_text,
-            maps=pipeline.explainer.knows_open,
-            screen=encoding.head.screen if pipeline.settings.screen else None,
+            **fields, encodes_text=encoding.encodes_text, maps=pipeline.explainer.knows_open
         )
     return InfoAnswer(
         model=NameAndVersion.model_validate(card),

@@ -1,11 +1,11 @@
-"""Headers for browsers: a content security policy for our pages, CORS for other sites' pages."""
+"""Headers for browsers: security headers of our pages, and CORS for pages of other sites."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import StartError
+from service.errors import StartError, quote
 
 # `data:` pictures are Swagger UI's icons, `blob:` ones are photos that were never uploaded.
 PAGE_POLICY = "; ".join(
@@ -20,10 +20,10 @@ PAGE_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-EVERYWHERE = ((b"x-content-type-options", b"nosniff"),)
-"""Headers of every answer."""
-_ON_PAGES = (
-    *EVERYWHERE,
+COMMON_HEADERS = ((b"x-content-type-options", b"nosniff"),)
+"""Security headers of every answer."""
+_PAGE_HEADERS = (
+    *COMMON_HEADERS,
     (b"content-security-policy", PAGE_POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
@@ -31,8 +31,8 @@ _ON_PAGES = (
 )
 
 
-class PageGuard:
-    """ASGI middleware: adds the headers that the route has not set, more of them on HTML."""
+class SecurityHeaders:
+    """ASGI middleware: adds security headers that the route has not set, more of them to HTML."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,12 +40,12 @@ class PageGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = _add_headers(message["headers"])
             await send(message)
 
-        await self._app(scope, receive, send_guarded)
+        await self._app(scope, receive, send_with_headers)
 
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
         if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
             raise StartError(
                 "cors_origins: an origin must be a scheme and a host such as https://a.example; "
-                f"it is '{origin[:80]}'"
+                f"it is {quote(origin)}"
             )
     if not origins:
         return None
@@ -76,5 +76,5 @@ def read_origins(setting: str | None) -> dict[str, Any] | None:
 def _add_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     given = dict(headers)
     is_page = given.get(b"content-type", b"").startswith(b"text/html")
-    wanted = _ON_PAGES if is_page else EVERYWHERE
+    wanted = _PAGE_HEADERS if is_page else COMMON_HEADERS
     return [*headers, *(header for header in wanted if header[0] not in given)]

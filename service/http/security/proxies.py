@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from service.errors import StartError
+from service.errors import StartError, quote
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class TrustedProxies(ProxyHeadersMiddleware):
     """uvicorn's reader of `X-Forwarded-For` and `-Proto`, which also finds the root path.
 
-    It sets `root_path` to the prefix, and `path` to the prefix and the route, as ASGI says, whether
-    the proxy has removed the prefix or not.
+    As ASGI requires, it sets `root_path` to the prefix and `path` to the prefix and the route. The
+    proxy may have removed the prefix from the path or not.
     """
 
     def __init__(self, app: ASGIApp, root_path: str | None) -> None:
@@ -46,7 +46,7 @@ class TrustedProxies(ProxyHeadersMiddleware):
         await super().__call__(scope, receive, send)  # type: ignore[arg-type]
 
     def _read_prefix(self, scope: Scope) -> str:
-        """Returns the prefix that a trusted proxy names, joined if several did; else nothing."""
+        """Returns the prefix that trusted proxies name, joined; empty if none does."""
         values = [value for name, value in scope["headers"] if name == _PREFIX_HEADER]
         if not values:
             return ""
@@ -67,7 +67,7 @@ def read_root_path(setting: str | None) -> str:
     if prefix and not (_is_prefix(prefix) and len(prefix) <= _MAX_CHARACTERS):
         raise StartError(
             "root_path must be a path such as /tags or /a/b, of letters, digits, '.', '_', '~' and "
-            f"'-'; it is '{prefix[:80]}'"
+            f"'-'; it is {quote(prefix)}"
         )
     return prefix
 

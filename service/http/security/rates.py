@@ -10,7 +10,7 @@ from itertools import islice
 
 from fastapi import Depends, Request
 
-from service.errors import RateLimited, StartError
+from service.errors import RateLimited, StartError, quote
 
 _RATE = re.compile(
     r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE
@@ -74,6 +74,6 @@ def _parse_rate(rate: str) -> tuple[int, int]:
     found = _RATE.fullmatch(rate)
     if found is None or found[3].lower() not in _UNIT_SECONDS or not int(found[1]):
         raise StartError(
-            f"rate_limit must be a positive rate such as 100/minute; it is '{rate[:80]}'"
+            f"rate_limit must be a positive rate such as 100/minute; it is {quote(rate)}"
         )
     return int(found[1]), int(found[2] or 1) * _UNIT_SECONDS[found[3].lower()]

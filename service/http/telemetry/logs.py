@@ -33,45 +33,34 @@ class TextFormatter(logging.Formatter):
         return " ".join([super().formatMessage(record), *words])
 
 
-class RequestIdFilter(logging.Filter):
-    """Adds the id of the current request to log records."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Always returns True."""
-        request_id = request_id_of.get()
-        if request_id is not None:
-            record.request_id = request_id
-        return True
+def add_request_id(record: logging.LogRecord) -> bool:
+    """Adds the id of the current request to a log record; a logging filter that drops none."""
+    request_id = request_id_of.get()
+    if request_id is not None:
+        record.request_id = request_id
+    return True
 
 
 def configure_logs(level: str, log_format: LogFormat = "text") -> None:
     """Sends log records of this severity and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(make_formatter(log_format))
-    handler.addFilter(RequestIdFilter())
+    handler.addFilter(add_request_id)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         # uvicorn logs ten lines at start and stop; the server's own three are enough.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-class WorkerFilter(logging.Filter):
-    """Adds the number of this worker process to log records."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Always returns True."""
-        record.worker = self._number
-        return True
-
-
 def name_worker(number: int) -> None:
     """Adds the number of this worker process to all its log lines."""
+
+    def add_worker(record: logging.LogRecord) -> bool:
+        record.worker = number
+        return True
+
     for handler in logging.getLogger().handlers:
-        handler.addFilter(WorkerFilter(number))
+        handler.addFilter(add_worker)
 
 
 def make_formatter(log_format: LogFormat) -> logging.Formatter:

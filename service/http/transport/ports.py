@@ -14,7 +14,7 @@ from service.settings import Settings
 _NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
-def open_both(settings: Settings) -> list[socket.socket] | None:
+def open_dual_stack(settings: Settings) -> list[socket.socket] | None:
     """Returns sockets of IPv6 and IPv4 if the host is `::`; else None: uvicorn opens its own.
 
     uvicorn would listen on IPv6 only. With one socket for both, IPv4 clients have addresses like

@@ -17,14 +17,14 @@ from typing import Any
 from service.errors import QueueFull
 from service.http.host import PipelineHost
 from service.http.responses.problems import PROBLEM_JSON, describe_type
-from service.http.security.browsers import EVERYWHERE
+from service.http.security.browsers import COMMON_HEADERS
 from service.http.security.proxies import read_root_path
 from service.http.telemetry.access import RAW_REQUEST_ID, choose_request_id, read_request_id
 from service.http.telemetry.metrics import Metrics
 from service.http.transport.protocol import Refusal
 
 _BODY = describe_type(QueueFull, "%b").model_dump_json(exclude_none=True).encode()
-_HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *EVERYWHERE)
+_HEADERS = ((b"content-type", PROBLEM_JSON.encode()), *COMMON_HEADERS)
 # A line for each refusal would cost as much as the refusal.
 _LOG_SECONDS = 1
 

@@ -27,9 +27,9 @@ _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _KILLING_STOP = 3
 _LONGEST_PAUSE_SECONDS = 30.0
 
-# What a worker sends; any other message is the reason of its end.
+# A message of a worker; any other is the reason of its end.
 _READY = "ready"
-# What the supervisor sends.
+# Messages of the supervisor.
 _STOP = "stop"
 _COMPLETE = "complete"
 
@@ -57,7 +57,7 @@ class Worker:
         with suppress(OSError):
             self.link.send(message)
 
-    def hear(self, stop: Callable[[], None], complete: Callable[[], None]) -> bool:
+    def receive(self, stop: Callable[[], None], complete: Callable[[], None]) -> bool:
         """Calls `stop` or `complete` for each message; returns False at the supervisor's end.
 
         `stop` is once for each signal. `complete` is once, when all workers of the start are ready.
@@ -72,7 +72,9 @@ class Worker:
 
 
 @dataclass
-class _Place:
+class _Slot:
+    """One of `count` workers: its process, or when its replacement starts."""
+
     number: int
     process: ForkProcess | None = None
     link: Connection | None = None
@@ -99,7 +101,7 @@ class Supervisor:
         """`announce` is called once, when all workers are ready."""
         self._serve = serve
         self._announce = announce
-        self._places = [_Place(number) for number in range(1, count + 1)]
+        self._slots = [_Slot(number) for number in range(1, count + 1)]
         self._complete = False
         self._stops = 0
 
@@ -114,24 +116,24 @@ class Supervisor:
                     self._start_missing()
                     self._wait(signals)
             finally:
-                for place in self._list_running():
-                    _kill(place)
+                for slot in self._list_running():
+                    _kill(slot)
 
-    def _list_running(self) -> list[_Place]:
-        return [place for place in self._places if place.process is not None]
+    def _list_running(self) -> list[_Slot]:
+        return [slot for slot in self._slots if slot.process is not None]
 
     def _start_missing(self) -> None:
-        for place in self._places:
-            if place.process is None and not self._stops and place.start_at <= time.monotonic():
-                self._start(place)
+        for slot in self._slots:
+            if slot.process is None and not self._stops and slot.start_at <= time.monotonic():
+                self._start(slot)
 
-    def _start(self, place: _Place) -> None:
-        place.link, theirs = multiprocessing.Pipe()
-        place.ready, place.reason = False, ""
-        at_once = place.number == 1 and not self._complete
-        worker = Worker(place.number, at_once, theirs)
+    def _start(self, slot: _Slot) -> None:
+        slot.link, theirs = multiprocessing.Pipe()
+        slot.ready, slot.reason = False, ""
+        at_once = slot.number == 1 and not self._complete
+        worker = Worker(slot.number, at_once, theirs)
         process = multiprocessing.get_context("fork").Process(
-            target=self._run_worker, args=(worker,), name=f"worker {place.number}"
+            target=self._run_worker, args=(worker,), name=f"worker {slot.number}"
         )
         # A signal between the fork and the worker's own handlers would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -140,13 +142,13 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
-        place.process = process
-        logger.info("worker started", extra={"worker": place.number, "pid": process.pid})
+        slot.process = process
+        logger.info("worker started", extra={"worker": slot.number, "pid": process.pid})
 
     def _run_worker(self, worker: Worker) -> None:
-        for place in self._places:
-            if place.link is not None:
-                place.link.close()  # else no worker would notice the supervisor's end
+        for slot in self._slots:
+            if slot.link is not None:
+                slot.link.close()  # else no worker would notice the supervisor's end
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
@@ -155,16 +157,16 @@ class Supervisor:
         try:
             self._serve(worker)
         except (StartError, BundleError, ServiceBroken) as error:
-            _leave(worker, str(error))
+            _exit(worker, str(error))
         except BaseException:
             logger.exception("unexpected error in a worker")
-            _leave(worker, "unexpected error: see the log")
+            _exit(worker, "unexpected error: see the log")
 
     def _wait(self, signals: socket.socket) -> None:
         running = self._list_running()
-        links = [place.link for place in running if place.link is not None]
-        sentinels = [place.process.sentinel for place in running if place.process is not None]
-        pauses = [place.start_at for place in self._places if place.process is None]
+        links = [slot.link for slot in running if slot.link is not None]
+        sentinels = [slot.process.sentinel for slot in running if slot.process is not None]
+        pauses = [slot.start_at for slot in self._slots if slot.process is None]
         timeout = None
         if pauses and not self._stops:
             timeout = max(0.0, min(pauses) - time.monotonic())
@@ -172,68 +174,68 @@ class Supervisor:
         if signals in found:
             for _ in signals.recv(64):
                 self._stop()
-        for place in running:
-            self._hear(place)
-            if place.process is not None and place.process.sentinel in found:
-                self._bury(place)
+        for slot in running:
+            self._receive(slot)
+            if slot.process is not None and slot.process.sentinel in found:
+                self._reap(slot)
 
     def _stop(self) -> None:
         self._stops += 1
-        for place in self._list_running():
-            if place.link is not None:
+        for slot in self._list_running():
+            if slot.link is not None:
                 with suppress(OSError):
-                    place.link.send(_STOP)
+                    slot.link.send(_STOP)
             if self._stops >= _KILLING_STOP:
-                _kill(place)
+                _kill(slot)
 
-    def _hear(self, place: _Place) -> None:
+    def _receive(self, slot: _Slot) -> None:
         try:
-            while place.link is not None and place.link.poll():
-                message = place.link.recv()
+            while slot.link is not None and slot.link.poll():
+                message = slot.link.recv()
                 if message == _READY:
-                    place.ready, place.failed_starts = True, 0
+                    slot.ready, slot.failed_starts = True, 0
                 else:
-                    place.reason = message
+                    slot.reason = message
         except (EOFError, OSError):
-            place.link = None
-        if not self._complete and all(each.ready for each in self._places):
+            slot.link = None
+        if not self._complete and all(each.ready for each in self._slots):
             self._complete = True
-            first = self._places[0].link
+            first = self._slots[0].link
             if first is not None:
                 with suppress(OSError):
                     first.send(_COMPLETE)
             self._announce()
 
-    def _bury(self, place: _Place) -> None:
-        assert place.process is not None
-        place.process.join()
-        code = place.process.exitcode or 0
-        was_ready, place.ready = place.ready, False
-        place.process = place.link = None
+    def _reap(self, slot: _Slot) -> None:
+        assert slot.process is not None
+        slot.process.join()
+        code = slot.process.exitcode or 0
+        was_ready, slot.ready = slot.ready, False
+        slot.process = slot.link = None
         if self._stops and code in (0, -signal.SIGTERM):
             return
-        reason = place.reason or _describe(code)
+        reason = slot.reason or _describe(code)
         if not (self._complete or was_ready or self._stops):
-            raise StartError(place.reason or f"worker {place.number} cannot start: {reason}")
-        logger.error("worker ended", extra={"worker": place.number, "reason": reason})
+            raise StartError(slot.reason or f"worker {slot.number} cannot start: {reason}")
+        logger.error("worker ended", extra={"worker": slot.number, "reason": reason})
         if was_ready or self._stops:
             return
-        if not any(each.ready for each in self._places):
+        if not any(each.ready for each in self._slots):
             raise ServiceBroken(f"no worker can start: {reason}")
-        pause = min(2.0**place.failed_starts, _LONGEST_PAUSE_SECONDS)
-        place.failed_starts += 1
-        place.start_at = time.monotonic() + pause
+        pause = min(2.0**slot.failed_starts, _LONGEST_PAUSE_SECONDS)
+        slot.failed_starts += 1
+        slot.start_at = time.monotonic() + pause
 
 
-def _leave(worker: Worker, reason: str) -> None:
+def _exit(worker: Worker, reason: str) -> None:
     worker.send(reason)
     sys.stderr.flush()
     os._exit(1)  # Python's own exit could wait for a hanging GPU
 
 
-def _kill(place: _Place) -> None:
-    if place.process is not None:
-        place.process.kill()
+def _kill(slot: _Slot) -> None:
+    if slot.process is not None:
+        slot.process.kill()
 
 
 def _describe(code: int) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.errors import BodyTooLarge, OriginTimeout, QueueFull, UrlNotUsable
 from service.http.requests.body import BodyBudget, Reservation
-from service.http.requests.urls import MAX_REDIRECTS, Fetcher, check_url, is_public
+from service.http.requests.urls import MAX_REDIRECTS, Fetcher, is_public, parse_url
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, assert_still_serving, serve_app
 
@@ -288,7 +288,7 @@ async def test_certificates_are_read_once(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_any_text_is_a_plain_url_or_refused(text: str) -> None:
     for url in (text, f"https://{text}", f"https://a.example/{text}"):
         try:
-            assert check_url(url).scheme == b"https"
+            assert parse_url(url).scheme == b"https"
         except UrlNotUsable:
             continue
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from service.http.telemetry.logs import LogFormat, RequestIdFilter, make_formatter, request_id_of
+from service.http.telemetry.logs import LogFormat, add_request_id, make_formatter, request_id_of
 
 
 def make_record(sentence: str = "request", **fields: object) -> logging.LogRecord:
@@ -51,9 +51,9 @@ def test_traceback_is_in_the_json_object() -> None:
 def test_request_id_is_on_the_lines_of_its_request_only() -> None:
     token = request_id_of.set("abc")
     within = make_record()
-    RequestIdFilter().filter(within)
+    add_request_id(within)
     request_id_of.reset(token)
     outside = make_record()
-    RequestIdFilter().filter(outside)
+    add_request_id(outside)
     assert make_formatter("text").format(within).endswith("request request_id=abc")
     assert "request_id" not in make_formatter("text").format(outside)

@@ -17,7 +17,7 @@ from service.bundle.reader import Bundle
 from service.errors import StartError
 from service.http.app import create_app
 from service.http.host import PipelineHost
-from service.http.telemetry.traces import TraceIdFilter, open_provider
+from service.http.telemetry.traces import add_trace_id, open_provider
 from service.settings import Settings
 from tests.support.photos import make_photo
 from tests.support.serving import assert_still_serving, send_image, send_images
@@ -129,7 +129,7 @@ def test_log_lines_carry_the_trace(
     client: TestClient, exporter: Exporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "service.http.telemetry.access")
-    with caplog.filtering(TraceIdFilter()):
+    with caplog.filtering(add_trace_id):
         send_image(client)
     request, _ = split(exporter)
     (record,) = (each for each in caplog.records if each.getMessage() == "request")
