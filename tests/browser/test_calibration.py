@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from service.labels.calibration import find_best_f1
 from tests.browser.conftest import Visit
-from tests.browser.test_looks import assert_accessible, keep_screenshot
+from tests.browser.test_looks import Scheme, assert_accessible, keep_screenshot
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
 
@@ -150,11 +150,12 @@ def test_another_label_starts_without_photos(page: Page, tmp_path: Path) -> None
         expect(page.get_by_role("button", name="Keep threshold")).to_be_disabled()
 
 
-@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(320, "dark"), (1280, "light")])
 def test_calibration_fits_its_width_and_passes_axe(
-    page: Page, visit: Visit, tmp_path: Path, width: int
+    page: Page, visit: Visit, tmp_path: Path, width: int, scheme: Scheme
 ) -> None:
     page.set_viewport_size({"width": width, "height": 844})
+    page.emulate_media(color_scheme=scheme)
     photos = write_photos(tmp_path)
     give(page, photos[:3], "show it")
     give(page, photos[3:], "do not")

@@ -4,12 +4,13 @@
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import MAP, Visit
 from tests.support.photos import make_photo
@@ -19,6 +20,7 @@ Scheme = Literal["light", "dark"]
 
 def fill_page(visit: Visit) -> None:
     """Brings the page into the state with the most elements."""
+    visit.maps = MAP
     page = visit.open()
     page.get_by_label("Any words").fill("a label that is rather long, yak")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
@@ -30,70 +32,94 @@ def fill_page(visit: Visit) -> None:
     page.wait_for_timeout(600)  # the summary is announced after a pause
 
 
-def keep_screenshot(visit: Visit, name: str) -> None:
-    folder = os.environ.get("SCREENSHOTS")
-    if folder:
-        visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_page_fits_its_width_and_passes_axe(visit: Visit, scheme: Scheme, width: int) -> None:
-    visit.maps = MAP
-    visit.page.set_viewport_size({"width": width, "height": 844})
-    visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    fill_page(visit)
-    keep_screenshot(visit, f"{width}-{scheme}")
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert_accessible(visit)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_that_found_nothing_fits_a_phone_and_passes_axe(visit: Visit, scheme: Scheme) -> None:
-    visit.page.set_viewport_size({"width": 320, "height": 844})
-    visit.page.emulate_media(color_scheme=scheme)
+def find_nothing(visit: Visit) -> None:
     page = visit.open()
-    page.get_by_label("Any words").fill("a label that is rather long, yak")
+    page.get_by_label("Any words").fill(f"a label that is rather long, {'w' * 120}, ягода")
     page.get_by_role("heading", name="your own + trained + everyday").wait_for()
     page.check("[value=number]")
     page.get_by_label("Threshold for every label").fill("1")
     page.locator(".nothing").wait_for()
     page.locator(".maybe").wait_for()
-    keep_screenshot(visit, f"nothing-{scheme}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
-    assert_accessible(visit)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1280])
-def test_page_with_own_photos_passes_axe(
-    visit: Visit, tmp_path: Path, scheme: Scheme, width: int
+def choose(page: Page, *contents: bytes) -> None:
+    """Chooses photos with these contents."""
+    name = "holiday-in-the-mountains-{}.png"
+    page.get_by_label("Choose photos").set_input_files(
+        [
+            {"name": name.format(i), "mimeType": "image/png", "buffer": content}
+            for i, content in enumerate(contents)
+        ]
+    )
+
+
+def choose_several(visit: Visit) -> None:
+    page = visit.open()
+    choose(page, make_photo(1), b"junk", make_photo(2))
+    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
+    page.get_by_text("Answer as JSON").click()
+
+
+def choose_broken(visit: Visit) -> None:
+    page = visit.open()
+    choose(page, b"junk")
+    page.get_by_role("alert").wait_for()
+
+
+def wait_for_others(visit: Visit) -> None:
+    page = visit.open()
+    page.route(
+        "**/predict",
+        lambda route: (
+            None if b"mountains-1" in (route.request.post_data_buffer or b"") else route.fallback()
+        ),
+    )
+    choose(page, make_photo(1), make_photo(2))
+    expect(page.locator("#downloads-status")).to_have_text("1 of 2 photos labelled")
+
+
+def lack_key(visit: Visit) -> None:
+    problem = {"status": 401, "title": "A valid key is needed", "code": "unauthorised"}
+    visit.page.route("**/info", lambda route: route.fulfill(status=401, json=problem))
+    visit.page.goto(visit.url)
+    visit.page.get_by_role("alert").wait_for()
+
+
+def open_key(visit: Visit) -> None:
+    visit.open()
+    visit.page.evaluate("sessionStorage.setItem('ml-decoder-key', 'k')")
+    visit.open().get_by_role("button", name="API key").click()
+
+
+def open_card(visit: Visit) -> None:
+    visit.open().get_by_role("button", name="Model card").click()
+
+
+STATES: list[Callable[[Visit], None]] = [
+    *(fill_page, find_nothing, choose_several, choose_broken, wait_for_others),
+    *(lack_key, open_key, open_card),
+]
+CASES = [(fill_page, 390, "dark"), (fill_page, 768, "light")] + [
+    (state, width, scheme) for state in STATES for width, scheme in ((320, "light"), (1280, "dark"))
+]
+
+
+@pytest.mark.parametrize(("state", "width", "scheme"), CASES)
+def test_page_fits_its_width_and_passes_axe(
+    visit: Visit, state: Callable[[Visit], None], width: int, scheme: Scheme
 ) -> None:
     visit.page.set_viewport_size({"width": width, "height": 844})
     visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    page = visit.open()
-    for i, content in enumerate((make_photo(1), b"junk", make_photo(2))):
-        (tmp_path / f"holiday-in-the-mountains-{i}.png").write_bytes(content)
-    page.get_by_label("Choose photos").set_input_files(sorted(tmp_path.iterdir()))
-    expect(page.locator("#downloads-status")).to_have_text("2 of 3 photos labelled, 1 failed")
-    page.get_by_text("Answer as JSON").click()
-    keep_screenshot(visit, f"photos-{width}-{scheme}")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    state(visit)
+    keep_screenshot(visit, f"{state.__name__}-{width}-{scheme}")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
     assert_accessible(visit)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_model_card_and_key_field_pass_axe(visit: Visit, scheme: Scheme) -> None:
-    page = visit.page
-    page.emulate_media(color_scheme=scheme)
-    visit.open()
-    page.evaluate("sessionStorage.setItem('ml-decoder-key', 'k')")
-    visit.open()
-    page.get_by_role("button", name="API key").click()
-    assert_accessible(visit)
-    page.get_by_role("button", name="Model card").click()
-    keep_screenshot(visit, f"card-{scheme}")
-    assert_accessible(visit)
+def keep_screenshot(visit: Visit, name: str) -> None:
+    folder = os.environ.get("SCREENSHOTS")
+    if folder:
+        visit.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 def assert_accessible(visit: Visit) -> None:

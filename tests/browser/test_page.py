@@ -717,28 +717,6 @@ def test_model_card_opens_and_closes(visit: Visit) -> None:
     expect(card).to_be_hidden()
 
 
-_FOCUSED = """(e => e === document.body ? '' :
-    e.id || e.ariaLabel || e.firstElementChild?.alt || e.dataset.label || e.value || e.innerText
-)(document.activeElement)"""
-
-
-def test_page_works_with_the_keyboard_alone(visit: Visit) -> None:
-    page = open_mapped(visit)
-    expect(page.locator("button.label")).to_have_count(3)
-    reached: list[str] = []
-    while len(reached) == len(set(reached)):  # once around
-        page.keyboard.press("Tab")
-        reached += filter(None, [page.evaluate(_FOCUSED)])
-    for name in ("card-open", "files", "Sample: cat", "candidates", "keep-name", "keep", "top-k"):
-        assert name in reached
-    assert {"trained", "everyday", "compare", "curl", "python"} <= set(reached)
-    assert {"lamp", "table", "chair"} <= set(reached)
-    page.locator("button.label").first.focus()
-    page.keyboard.press("Space")
-    expect(page.locator("#map")).to_be_visible()
-    expect(page.locator("button.label").first).to_be_focused()
-
-
 def test_focus_stays_in_the_column_of_the_pressed_label(visit: Visit) -> None:
     page = open_mapped(visit)
     page.get_by_label("Compare with").select_option("everyday")

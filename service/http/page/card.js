@@ -27,7 +27,7 @@ export function fillCard(element, info) {
 }
 
 const METRIC_HEAD = ["Figure", "Precision", "Value", "Photos"];
-const BIN_HEAD = ["Score", "Scores", "Mean score", "Share right"];
+const BIN_HEAD = ["Score", "Count", "Mean score", "Share right"];
 const LABEL_HEAD = ["Label", "Threshold", "Precision", "Recall", "Photos"];
 
 /** `error` is the expected calibration error: the mean gap between score and share right. */
@@ -39,7 +39,7 @@ function describeScores({ calibration }) {
 
 /** One of ten equal bins. */
 function binRow({ scores, mean_score, share_right }, i) {
-  const range = `${(i / 10).toFixed(1)} to ${((i + 1) / 10).toFixed(1)}`;
+  const range = `${(i / 10).toFixed(1)}\u00a0to\u00a0${((i + 1) / 10).toFixed(1)}`;
   return [range, scores, mean_score.toFixed(3), share_right.toFixed(3)];
 }
 
