@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).parents[1] / "http" / "page" / "samples" / "chelsea.jpg"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to send."""
+    """The requests to send."""
 
     url: str
     photos: Sequence[bytes]  # image files, sent in turn; client i begins with photo i

@@ -53,7 +53,7 @@ class LabelledFolder(BaseModel):
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """What a run found."""
+    """The results of a calibration."""
 
     fit: Fit | None  # None: the set keeps the calibration that it had
     points: Mapping[str, OperatingPoint]  # by label
@@ -70,9 +70,9 @@ async def calibrate_set(
 ) -> CalibrationReport:
     """Calibrates the scores of a set, and sets thresholds of labels with `MIN_POSITIVES` photos.
 
-    A threshold is that of best F1, or the lowest that reaches `precision_target` (0..1). Only
-    photos of the split count, if one is given; those that cannot be used are left out. Raises
-    LabelSetChanged if the set was changed meanwhile, and StartError for an unusable folder.
+    A threshold is that of best F1, or the lowest that reaches `precision_target` (0..1). Given a
+    split, only its photos count; photos that cannot be used are left out. Raises LabelSetChanged if
+    the set was changed meanwhile, and StartError for an unusable folder.
     """
     labelled = read_labelled_folder(folder)
     photos = {
@@ -141,7 +141,7 @@ def _fit(
 
 
 def _move_thresholds(labels: LabelSet, after: Calibration) -> dict[str, float]:
-    """Returns the labels' own thresholds on the new scores, on which they decide as before."""
+    """Returns the labels' own thresholds on the new scores, which the same photos reach."""
     moved = {}
     for position in np.flatnonzero(labels.calibrated):
         scale, shift = (1.0, 0.0) if labels.calibration is None else labels.calibration[:, position]
@@ -172,7 +172,7 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
 ) -> tuple[dict[Path, dict[str, float]], list[LabelledPhoto]]:
-    """Returns the scores by photo and label, and the photos that have none."""
+    """Returns the scores by photo and label, and the photos without scores."""
     selection = await pipeline.select(question)
     scores, left_out = {}, []
     async with aclosing(label_photos(pipeline, selection, photos)) as labelled:

@@ -38,7 +38,7 @@ EXIT_SOME_FAILED = 1
 _CSV_COLUMNS = ("photo", "label", "score", "threshold", "source", "calibrated", "error")
 # https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-# What `auto` means instead of a default precision on other processors.
+# The precision that `auto` takes on processors that lack or have certain instructions.
 _OTHER_PROCESSORS = {
     ("openvino", "fp32"): " (bf16 where the processor has it)",
     ("openvino", "int8"): " (fp32 without VNNI)",
@@ -101,7 +101,7 @@ def show_photo(photo: LabelledPhoto) -> None:
 
 
 def show_failure(photo: LabelledPhoto) -> None:
-    """Shows on stderr why a photo has no labels."""
+    """Shows on stderr the reason why a photo has no labels."""
     failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
     Console(stderr=True).print(failure, soft_wrap=True)
 
@@ -267,7 +267,7 @@ def show_label_sets(sets: Sequence[LabelSet]) -> None:
 
 
 def describe_calibration(found: CalibrationReport) -> dict[str, Any]:
-    """Returns what a calibration found as JSON values."""
+    """Returns the results of a calibration as JSON values."""
     fit = found.fit
     calibration = None
     if fit is not None:
@@ -285,7 +285,7 @@ def describe_calibration(found: CalibrationReport) -> dict[str, Any]:
 
 
 def show_calibration(name: str, found: CalibrationReport) -> None:
-    """Shows what a calibration of a label set found."""
+    """Shows the results of a calibration of a label set."""
     table = Table("label", "threshold", "precision", "recall", title=Text(name))
     for label, point in found.points.items():
         shares = (point.threshold, point.precision, point.recall)

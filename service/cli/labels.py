@@ -135,12 +135,11 @@ def calibrate(  # noqa: PLR0913 - a command has a parameter for each flag
         raise StartError(reason) from error
     for photo in found.left_out:
         show_failure(photo)
-    left_out = len(found.left_out)
     if as_json:
         write_json({"name": name, **describe_calibration(found)})
     else:
         show_calibration(name, found)
-    if left_out:
+    if found.left_out:
         raise typer.Exit(EXIT_SOME_FAILED)
 
 

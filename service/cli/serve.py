@@ -9,11 +9,12 @@ import gc
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from service.engine.devices import may_use_gpu
@@ -92,7 +93,7 @@ def _supervise(
         }
         seat = server.WorkerSeat(worker, ports, metrics_port)
         _serve(settings.model_copy(update=threads), open_graphs, seat)
-        if os.getppid() != supervisor:  # killed: it could not remove them
+        if os.getppid() != supervisor:  # it was killed, before it removed them
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -120,18 +121,10 @@ def _share_state(settings: Settings) -> Iterator[tuple[Settings, Sequence[str]]]
     # prometheus_client reads the variable when it is imported.
     variable = "PROMETHEUS_MULTIPROC_DIR"
     place = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
-    with _make_folder(place) as metrics, _make_folder() as folder:
+    make_folder = partial(TemporaryDirectory, prefix="ml-decoder-", ignore_cleanup_errors=True)
+    with make_folder(dir=place) as metrics, make_folder() as folder:
         os.environ.setdefault(variable, metrics)
         if settings.label_store == MEMORY:
             store = str(Path(folder) / "labels.db")
             settings = settings.model_copy(update={"label_store": store})
         yield settings, (metrics, folder)
-
-
-@contextmanager
-def _make_folder(place: str | None = None) -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="ml-decoder-", dir=place)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

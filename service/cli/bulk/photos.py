@@ -43,10 +43,9 @@ class PhotoStore:
 def open_photos(location: str, exclude: Sequence[str] = ()) -> tuple[PhotoStore, list[str], int]:
     """Returns the store, unique names (sorted for a folder), and the number of things left out.
 
-    Args:
-        location: path or URL (any scheme of pyarrow) of a folder, which is searched recursively
-            without hidden files, or of a text file with one name per line, relative to the file.
-        exclude: patterns of files and folders to leave out; for a folder only.
+    `location` is a path, or a URL of any scheme of pyarrow. A folder is searched recursively,
+    without hidden files and names that match a pattern of `exclude`. A text file has one name a
+    line, relative to the file, and takes no patterns.
     """
     filesystem, path = open_filesystem(location)
     left_out = LeftOut()

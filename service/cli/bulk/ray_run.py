@@ -24,7 +24,7 @@ from service.cli.bulk.run import (
     Report,
     Totals,
     describe_question,
-    find_left,
+    find_remaining,
     prepare_settings,
     tag_photos,
 )
@@ -47,13 +47,13 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     job = replace(job, settings=_divide_settings(job.settings))
     question = asyncio.run(_describe(job))
     with open_parts(job.out, question) as parts:
-        left, totals = find_left(job, parts, names)
+        remaining, totals = find_remaining(job, parts, names)
         totals.left_out = left_out
-        report(totals, len(left))
-        if left:
-            for part in _tag_on_ray(left, workers, (job, store, parts)):
+        report(totals, len(remaining))
+        if remaining:
+            for part in _tag_on_ray(remaining, workers, (job, store, parts)):
                 totals.add(part)
-                report(totals, len(left))
+                report(totals, len(remaining))
         return totals
 
 

@@ -84,18 +84,18 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
-            left, totals = find_left(job, parts, names)
+            remaining, totals = find_remaining(job, parts, names)
             totals.left_out = left_out
-            report(totals, len(left))
+            report(totals, len(remaining))
             records: list[Record] = []
-            async for record in tag_photos(pipeline, selection, store, left):
+            async for record in tag_photos(pipeline, selection, store, remaining):
                 totals.count(record)
                 if record is not None:
                     records.append(record)
-                if len(records) == job.part_size or (records and totals.seen == len(left)):
+                if len(records) == job.part_size or (records and totals.seen == len(remaining)):
                     await asyncio.to_thread(parts.write, records)
                     records = []
-                report(totals, len(left))
+                report(totals, len(remaining))
             return totals
 
 
@@ -128,8 +128,13 @@ def _describe_set(labels: LabelSet) -> dict[str, Any]:
     return found
 
 
-def find_left(job: BulkJob, parts: PartFolder, names: Sequence[str]) -> tuple[list[str], Totals]:
-    """Returns the photos that are not done, and the totals of the others."""
+def find_remaining(
+    job: BulkJob, parts: PartFolder, names: Sequence[str]
+) -> tuple[list[str], Totals]:
+    """Returns the photos that are not done, and the totals of the others.
+
+    With `retry_failed`, the rows of failed photos are removed first.
+    """
     if job.retry_failed:
         parts.forget_failed(names)
     done = parts.read_done()
