@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.backbones.backbone import Backbone
 from models.checkpoints.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -29,10 +29,7 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
         raise CheckpointError("the checkpoints have different networks, inputs or labels")
     if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # true for NaN, too
         raise CheckpointError("the shares do not sum to 1")
-    states = [(part.network.state_dict(), share) for part, share in parts]
-    last.network.load_state_dict(
-        {key: _mean([(state[key], share) for state, share in states]) for key in states[0][0]}
-    )
+    _load_mean(last.network, [(part.network.state_dict(), share) for part, share in parts])
     return last
 
 
@@ -43,10 +40,8 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
         raise CheckpointError("a head without a backbone cannot be averaged")
     untouched = Backbone(config.backbone, (config.input.height, config.input.width))
     load_pretrained(untouched)
-    states = [(untouched.state_dict(), share), (network.backbone.state_dict(), 1 - share)]
-    network.backbone.load_state_dict(
-        {key: _mean([(state[key], part) for state, part in states]) for key in states[0][0]}
-    )
+    backbone = network.backbone
+    _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
     return checkpoint
 
 
@@ -65,6 +60,11 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
         pixels,
         checkpoint.label_names,
     )
+
+
+def _load_mean(module: nn.Module, states: list[tuple[dict[str, Tensor], float]]) -> None:
+    mean = {key: _mean([(state[key], share) for state, share in states]) for key in states[0][0]}
+    module.load_state_dict(mean)
 
 
 def _mean(tensors: list[tuple[Tensor, float]]) -> Tensor:

@@ -6,9 +6,8 @@ the attention to the token, times the worth of the token's value for the label. 
 logit's weights back to the values along the residual path of the decoder layer: through the
 pooling, the gains of both norms and the output projection. It leaves out the feed-forward layer and
 the norms' centring and division. Related: attention times value (Kobayashi et al., arXiv
-2004.10102), attention times gradient (Chefer et al., arXiv 2103.15679). Attention alone points
-badly: a label that the image does not show attends to empty background; see
-`docs/explain.md`.
+2004.10102), attention times gradient (Chefer et al., arXiv 2103.15679). Attention alone misleads: a
+label that the image does not show attends to empty background; see `docs/explain.md`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ NUM_NAMES = 32
 """Names whose votes a label's keys have. To find 99.9 % of the 20 best of 20,000 nouns, 192 labels
 have to be scored; 223 with 16 names, 152 with all 1,000."""
 MAX_SCORED = 4096  # bounds the memory of a run
+_STRIDE = 2  # of pooled tokens, in rows and columns
 _NEVER = -1e30
 
 
@@ -48,14 +49,12 @@ class Screen(nn.Module):
         grid: tuple[int, int],
         first: Stage = FIRST,
         second: Stage = SECOND,
-        stride: int = 2,
     ) -> None:
-        """`head` is in eval mode; tokens of a `grid` of rows and columns are pooled by `stride`."""
+        """`head` is in eval mode; `grid` are the rows and columns of tokens."""
         super().__init__()
         self.head = head
         self.grid = grid
         self.first, self.second = first, second
-        self.stride = stride
         self.register_buffer("reference", torch.zeros(head.config.decoder_width))
 
     @torch.no_grad()
@@ -166,7 +165,7 @@ class Screen(nn.Module):
     def _pool(self, x: Tensor) -> Tensor:
         # [B, S, D] -> [B, T, D]
         plane = x.transpose(1, 2).unflatten(-1, self.grid)
-        pooled = functional.avg_pool2d(plane, self.stride, ceil_mode=True, count_include_pad=False)
+        pooled = functional.avg_pool2d(plane, _STRIDE, ceil_mode=True, count_include_pad=False)
         return pooled.flatten(2).transpose(1, 2)
 
 

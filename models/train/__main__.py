@@ -14,7 +14,7 @@ from models.checkpoints.files import read_file
 from models.commands import report_mistakes, run_command
 from models.data import check_negatives, check_photos, check_single_labels, keep_relevant
 from models.train.build import build_network, start_from
-from models.train.command import Place, make_parser, make_place, read_recipe
+from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import Recipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
 from models.train.task import make_task
@@ -36,17 +36,17 @@ def _train(arguments: argparse.Namespace) -> None:
         mixed_precision=recipe.mixed_precision,
         accumulate=recipe.accumulate,
     )
-    place = make_place(arguments, accelerator, accelerator.device)
-    score = train(place, recipe, arguments.init)
+    context = make_context(arguments, accelerator, accelerator.device)
+    score = train(context, recipe, arguments.init)
     if accelerator.is_main_process:
-        print(f"{place.out / 'model.safetensors'}: {score:.2f} mAP on validation")
+        print(f"{context.out / 'model.safetensors'}: {score:.2f} mAP on validation")
 
 
-def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
+def train(context: RunContext, recipe: Recipe, init: Path | None = None) -> float:
     """Trains a network, writes its checkpoint and returns its mAP on validation, percent."""
     if recipe.relevant_photos:
-        place = replace(place, data=keep_relevant(place.data))
-    data = place.data
+        context = replace(context, data=keep_relevant(context.data))
+    data = context.data
     check_photos(data.split("train") + data.split("val"))
     check_negatives(data)
     if recipe.single_label:
@@ -56,23 +56,23 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
     identity = recipe.model_dump() | {
         "label_names": list(data.label_names),
         "photos": len(data.split("train")),
-        "processes": place.accelerator.num_processes,
+        "processes": context.accelerator.num_processes,
         "init": fingerprint,
     }
-    folder = RunFolder(place.out, identity)
+    folder = RunFolder(context.out, identity)
     state = folder.read_state()
     seed_everything(recipe.seed)
     network = build_network(recipe, data, recipe.pretrained and init is None)
     if start is not None:
-        place.accelerator.print(f"{start.name}: took {start_from(network, start)}")
+        context.accelerator.print(f"{start.name}: took {start_from(network, start)}")
         start = None  # frees its tensors
-    task = make_task(network, recipe, place, fingerprint)
-    run = Run(task, recipe, folder, place.accelerator)
+    task = make_task(network, recipe, context, fingerprint)
+    run = Run(task, recipe, folder, context.accelerator)
     if state is not None:
         run.resume(state)
-    (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
+    (context.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     score = run.fit()["val_mAP_percent"]
-    if not place.accelerator.is_main_process:
+    if not context.accelerator.is_main_process:
         return score
     # The task shares tail and head with the network, whose frozen part never changed.
     task.network.load_state_dict(run.ema.module.state_dict())
@@ -82,7 +82,7 @@ def train(place: Place, recipe: Recipe, init: Path | None = None) -> float:
         "recipe": recipe.model_dump_json(),
     }
     names = () if network.config.num_classes is None else data.label_names
-    write_checkpoint(place.out / "model.safetensors", network.cpu(), names, notes)
+    write_checkpoint(context.out / "model.safetensors", network.cpu(), names, notes)
     return score
 
 

@@ -17,7 +17,7 @@ RecipeT = TypeVar("RecipeT", bound=BaseRecipe)
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """Data, folders and devices of a run.
 
     Attributes:
@@ -61,15 +61,15 @@ def read_recipe(arguments: argparse.Namespace, kind: type[RecipeT]) -> RecipeT:
     return kind.read(arguments.recipe, given)
 
 
-def make_place(
+def make_context(
     arguments: argparse.Namespace, accelerator: Accelerator, device: torch.device
-) -> Place:
+) -> RunContext:
     """Reads the labelled folder and makes the run's folders; raises DataError or OSError."""
     data = read_labelled_folder(arguments.data)
     cache = arguments.cache or arguments.out / "cache"
     for folder in (arguments.out, cache):
         folder.mkdir(parents=True, exist_ok=True)
-    return Place(data, arguments.out, cache, accelerator, device, arguments.workers)
+    return RunContext(data, arguments.out, cache, accelerator, device, arguments.workers)
 
 
 def _read_workers(text: str) -> int:

@@ -62,9 +62,9 @@ class BaseRecipe(BaseModel):
 class Recipe(BaseRecipe):
     """Choices of a training run on labelled photos.
 
-    With `frozen_stages` above 0 the frozen part of the backbone runs once over `views` augmented
-    copies of each photo, and the epochs take these in turn. With 0 every photo is augmented anew
-    in each epoch.
+    With `frozen_stages` above 0, the frozen part of the backbone runs once over `views` augmented
+    copies of each photo. The epochs take these in turn. With 0, every photo is augmented anew in
+    each epoch.
     """
 
     backbone: str = Field("tf_efficientnet_lite0", description="timm name")

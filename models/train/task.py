@@ -21,7 +21,7 @@ from models.data import LabelledImage
 from models.metrics import mean_average_precision
 from models.network import Network
 from models.train.cache import Array, cache_outputs
-from models.train.command import Place
+from models.train.command import RunContext
 from models.train.losses import make_loss, make_mix
 from models.train.queries import QueryAugmentation, ZeroShotLabels, read_zero_shot_labels
 from models.train.recipe import Recipe, RecipeError
@@ -173,7 +173,7 @@ def freeze_named(body: nn.Module, pattern: str) -> None:
         parameter.requires_grad_(False)
 
 
-def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> LabelTask:
+def make_task(network: Network, recipe: Recipe, context: RunContext, start: str) -> LabelTask:
     """Returns the task of training a network, with which it shares its parameters.
 
     `start` is the fingerprint of `--init`, "" for none. Raises DataError and RecipeError.
@@ -185,24 +185,26 @@ def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> Lab
     prepared = network.config.input
 
     def encode(images: Tensor) -> tuple[Tensor]:
-        return (frozen(images.to(place.device, memory_format=torch.channels_last)),)
+        return (frozen(images.to(context.device, memory_format=torch.channels_last)),)
 
     def read(split: str, transform: Transform, views: int) -> Photos | CachedFeatures:
-        photos = Photos.of_split(place.data, split, transform)
+        photos = Photos.of_split(context.data, split, transform)
         if recipe.frozen_stages == 0:
             return photos
         key = _cache_key(recipe, photos.images, views, start + prepared.model_dump_json())
-        path = place.cache / f"{place.data.file_name}-{split}-{key}.npy"
-        frozen.to(place.device).to(memory_format=torch.channels_last)
-        with place.accelerator.main_process_first():  # the others find the file
-            (features,) = cache_outputs(encode, photos, [transform] * views, [path], place.workers)
+        path = context.cache / f"{context.data.file_name}-{split}-{key}.npy"
+        frozen.to(context.device).to(memory_format=torch.channels_last)
+        with context.accelerator.main_process_first():  # the others find the file
+            (features,) = cache_outputs(
+                encode, photos, [transform] * views, [path], context.workers
+            )
         return CachedFeatures(features, photos.targets)
 
     from_weights = recipe.pretrained or bool(start)
     augmentation = QueryAugmentation(recipe.random_queries, recipe.query_noise)
     return LabelTask(
         zero_shot=(
-            read_zero_shot_labels(place.data, augmentation, place.device)
+            read_zero_shot_labels(context.data, augmentation, context.device)
             if recipe.head == "zero_shot_ml_decoder"
             else None
         ),
@@ -211,8 +213,8 @@ def make_task(network: Network, recipe: Recipe, place: Place, start: str) -> Lab
         train=read("train", training_transform(recipe, prepared), recipe.views),
         val=read("val", evaluation_transform(prepared), 1),
         recipe=recipe,
-        accelerator=place.accelerator,
-        workers=place.workers if recipe.frozen_stages == 0 else 0,
+        accelerator=context.accelerator,
+        workers=context.workers if recipe.frozen_stages == 0 else 0,
     )
 
 

@@ -25,7 +25,7 @@ from models.config import ZeroShotMLDecoderConfig
 from models.data import check_photos
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.text import read_text_encoder
-from models.train.command import Place, make_parser, make_place, read_recipe
+from models.train.command import RunContext, make_context, make_parser, read_recipe
 from models.train.recipe import OpenRecipe
 from models.train.run import Run, RunFolder, make_accelerator, seed_everything
 from models.train_open.names import choose_captions, choose_names, read_hold_out
@@ -59,13 +59,13 @@ def main(argv: list[str] | None = None) -> int:
 def _train(arguments: argparse.Namespace) -> None:
     recipe = read_recipe(arguments, OpenRecipe)
     device: torch.device = arguments.device
-    place = make_place(arguments, make_accelerator(cpu=device.type == "cpu"), device)
+    context = make_context(arguments, make_accelerator(cpu=device.type == "cpu"), device)
     hold_out = [name for path in arguments.hold_out for name in read_hold_out(path)]
     text = read_text_encoder(arguments.text_encoder, arguments.text_encoder_name)
     init = None if arguments.init is None else read_open_head(arguments.init)
-    figures = train(place, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
+    figures = train(context, recipe, read_sources(arguments.checkpoint, text), hold_out, init)
     summary = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    print(f"{place.out / 'open.safetensors'}: {summary}")
+    print(f"{context.out / 'open.safetensors'}: {summary}")
 
 
 def _read_device(text: str) -> torch.device:
@@ -76,7 +76,7 @@ def _read_device(text: str) -> torch.device:
 
 
 def train(
-    place: Place,
+    context: RunContext,
     recipe: OpenRecipe,
     sources: Sources,
     hold_out: Collection[str],
@@ -86,7 +86,7 @@ def train(
 
     `hold_out` are names whose concepts are not trained on; `init` is a head to start from.
     """
-    data, text = place.data, sources.text
+    data, text = context.data, sources.text
     images = data.split("train")
     check_photos(images + data.split("val"))
     seed_everything(recipe.seed)
@@ -100,9 +100,9 @@ def train(
         "text_encoder": text.sha256,
         "init": "" if init is None else fingerprint_encoder(init.head),
     }
-    folder = RunFolder(place.out, identity)
+    folder = RunFolder(context.out, identity)
     state = folder.read_state()
-    train_photos, val_photos = read_photos(place, recipe, sources, names)
+    train_photos, val_photos = read_photos(context, recipe, sources, names)
     groups = (names.labels, names.concepts, names.held_out, sources.teacher.names)
     embeddings = NameEmbeddings(*(text.embed_names(group, recipe.template) for group in groups))
     captions = embed_captions(sources, choose_captions(data, images, hold_out))
@@ -119,12 +119,12 @@ def train(
         val=val_photos,
         trained=match_labels(sources, names),
         recipe=recipe,
-        device=place.device,
+        device=context.device,
     )
-    run = Run(task, recipe, folder, place.accelerator)
+    run = Run(task, recipe, folder, context.accelerator)
     if state is not None:
         run.resume(state)
-    (place.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
+    (context.out / "recipe.json").write_text(recipe.model_dump_json(indent=2))
     figures = run.fit()
     head.load_state_dict(run.ema.module.state_dict())
     task.center_votes()
@@ -139,7 +139,7 @@ def train(
             **{name: f"{value:.3f}" for name, value in figures.items()},
         },
     )
-    write_open_head(place.out / "open.safetensors", head.cpu(), origin)
+    write_open_head(context.out / "open.safetensors", head.cpu(), origin)
     return figures
 
 

@@ -14,7 +14,7 @@ from models.checkpoints.open_head import fingerprint_encoder
 from models.heads.zero_shot import ZeroShotMLDecoder
 from models.metrics import average_precisions
 from models.train.cache import Array, cache_outputs
-from models.train.command import Place
+from models.train.command import RunContext
 from models.train.losses import asymmetric_loss
 from models.train.queries import QueryAugmentation
 from models.train.recipe import OpenRecipe
@@ -193,27 +193,27 @@ class OpenTask(Task[Batch]):
 
 
 def read_photos(
-    place: Place, recipe: OpenRecipe, sources: Sources, names: Vocabulary
+    context: RunContext, recipe: OpenRecipe, sources: Sources, names: Vocabulary
 ) -> tuple[OpenPhotos, OpenPhotos]:
     """Returns the training and the validation photos; runs encoder and teacher if not cached."""
     shared, student, other = (
-        part.eval().to(place.device).to(memory_format=torch.channels_last)
+        part.eval().to(context.device).to(memory_format=torch.channels_last)
         for part in share_stages(sources.encoder, sources.teacher.backbone)
     )
-    sources.teacher.classifier.to(place.device)
+    sources.teacher.classifier.to(context.device)
     networks = "".join(map(fingerprint_encoder, (sources.encoder, sources.teacher.backbone)))
 
     def encode(images: Tensor) -> tuple[Tensor, Tensor]:
-        features = shared(images.to(place.device, memory_format=torch.channels_last))
+        features = shared(images.to(context.device, memory_format=torch.channels_last))
         return student(features), sources.teacher.classify(other(features))
 
     def read(split: str, views: Sequence[Transform]) -> OpenPhotos:
-        photos = Photos.of_split(place.data, split, views[0])
+        photos = Photos.of_split(context.data, split, views[0])
         key = f"{networks}{describe_files(photos.images)}{views}"
-        stem = f"{place.data.file_name}-{split}-{recipe.seed}-"
+        stem = f"{context.data.file_name}-{split}-{recipe.seed}-"
         stem += hashlib.sha256(key.encode()).hexdigest()[:16]
-        paths = [place.cache / f"{stem}.{kind}.npy" for kind in ("tokens", "teacher")]
-        tokens, logits = cache_outputs(encode, photos, views, paths, place.workers)
+        paths = [context.cache / f"{stem}.{kind}.npy" for kind in ("tokens", "teacher")]
+        tokens, logits = cache_outputs(encode, photos, views, paths, context.workers)
         return OpenPhotos(
             tokens,
             logits,

@@ -18,7 +18,7 @@ from models.checkpoints.open_head import OpenHeadCheckpoint, read_open_head, wri
 from models.data import DataError, read_labelled_folder
 from models.evaluate_open import evaluate_open, score_conse
 from models.text import read_text_encoder
-from models.train.command import Place
+from models.train.command import RunContext
 from models.train.recipe import OpenRecipe, RecipeError
 from models.train.run import make_accelerator
 from models.train_open.__main__ import main, train
@@ -104,9 +104,9 @@ class Runs:
             folder.mkdir(exist_ok=True)
         accelerator = make_accelerator(cpu=True)
         data = read_labelled_folder(self.photos)
-        place = Place(data, out, cache, accelerator, accelerator.device, 0)
+        context = RunContext(data, out, cache, accelerator, accelerator.device, 0)
         recipe = RECIPE.model_copy(update={"epochs": 1, **changes})
-        return train(place, recipe, self.sources, hold_out, init)
+        return train(context, recipe, self.sources, hold_out, init)
 
     def read(self, name: str) -> OpenHeadCheckpoint:
         return read_open_head(self.folder / name / "open.safetensors")
