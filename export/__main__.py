@@ -4,7 +4,8 @@ With `--bundle` in place of a checkpoint, a finished bundle is calibrated again,
 repository.
 
 Logs its progress to stderr; exits with 0 (written), 1 (written, but photos were left out) or 2 (not
-written).
+written). The options and the checkpoint's first bytes are checked before torch is imported, which
+takes seconds.
 """
 
 from __future__ import annotations
@@ -17,22 +18,15 @@ from pathlib import Path
 from typing import get_args
 
 from export import ExportError
-from export.build import ExportRequest, build_bundle
-from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
-from export.calibration.heads import Rules
-from export.sources.open import OpenRequest
-from export.triton.repository import check_new_bundle, write_repository
-from models.checkpoints.description import CheckpointError, add_hint_flags, read_hints
-from models.commands import run_command
-from models.data import DataError
-from models.metrics import MetricError
+from models.checkpoints.description import add_hint_flags
+from models.checkpoints.formats import check_checkpoint
+from models.commands import RequestError, run_command
 from service.bundle.card import Precision
-from service.bundle.reader import Bundle, load_bundle
 from service.errors import BundleError
 
 _EXIT_SOME_LEFT_OUT = 1
 _EXIT_NOT_WRITTEN = 2
-_REFUSALS = (ExportError, CheckpointError, DataError, MetricError, BundleError, OSError)
+_REFUSALS = (ExportError, RequestError, BundleError, OSError)
 # An option -> the option that it needs.
 _NEEDS = {
     "triton_precision": "triton",
@@ -52,9 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr()
     left_out: set[Path] = set()
     try:
-        bundle = _export(given, left_out)
-        if given.triton is not None:
-            write_repository(given.triton, bundle, given.triton_precision)
+        for checkpoint in filter(None, (given.checkpoint, given.open_head)):
+            check_checkpoint(checkpoint)
+        from export.run import run_export
+
+        run_export(given, left_out)
     except _REFUSALS as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return _EXIT_NOT_WRITTEN
@@ -63,25 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{len(left_out)} {photos} left out\n")
         return _EXIT_SOME_LEFT_OUT
     return 0
-
-
-def _export(given: argparse.Namespace, left_out: set[Path]) -> Bundle:
-    if given.out is None:
-        return load_bundle(given.bundle)
-    if given.triton is not None:
-        check_new_bundle(given.triton, given.out)
-    if given.bundle is None:
-        return build_bundle(_to_request(given), left_out)
-    request = RecalibrationRequest(
-        bundle=given.bundle,
-        out=given.out,
-        photos=given.photos,
-        open_photos=given.open_photos,
-        open_split=given.open_split,
-        model_version=given.model_version,
-        rules=_to_rules(given),
-    )
-    return recalibrate_bundle(request, left_out)
 
 
 def _read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -129,40 +106,6 @@ def _log_to_stderr() -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.handlers = [logging.StreamHandler(sys.stderr)]
-
-
-def _to_request(given: argparse.Namespace) -> ExportRequest:
-    return ExportRequest(
-        checkpoint=given.checkpoint,
-        out=given.out,
-        photos=given.photos,
-        precisions=frozenset(given.precision),
-        hints=read_hints(given),
-        label_names=given.label_names,
-        label_thresholds=given.label_thresholds,
-        compact_weights=given.compact_weights,
-        model_version=given.model_version or "1",
-        license=given.license,
-        training_data=given.training_data,
-        opened=_to_open_request(given),
-        rules=_to_rules(given),
-    )
-
-
-def _to_rules(given: argparse.Namespace) -> Rules:
-    return Rules(raw_scores=given.raw_scores, precision_target=given.precision_target)
-
-
-def _to_open_request(given: argparse.Namespace) -> OpenRequest | None:
-    if given.open_head is None and given.open_photos is None and not given.label_set:
-        return None
-    return OpenRequest(
-        checkpoint=given.open_head,
-        text_encoder=given.text_encoder,
-        label_sets=tuple(given.label_set),
-        photos=given.open_photos,
-        split=given.open_split,
-    )
 
 
 def _to_precisions(text: str) -> tuple[Precision, ...]:

@@ -1,14 +1,16 @@
-"""Facts about a network besides its tensors: a user's hints, a foreign file's description."""
+"""Facts about a network besides its tensors: a user's hints, a foreign file's description.
+
+Does not import torch, so that commands read their options and refuse mistakes at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from models.commands import RequestError
 from models.config import (
@@ -20,7 +22,10 @@ from models.config import (
     Query2LabelConfig,
 )
 
-State = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State: TypeAlias = "dict[str, Tensor]"
 
 
 class CheckpointError(RequestError):

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
+from models.checkpoints.formats import HUB, check_checkpoint, is_on_hub, is_safetensors
 
-_PREFIX = "hf-hub:"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _CONFIG = "config.json"
 
@@ -51,19 +51,17 @@ class CheckpointFile:
 
 
 def read_file(checkpoint: Path | str) -> CheckpointFile:
-    """Reads safetensors by the suffix, else torch's pickle of tensors and plain data only."""
+    """Reads safetensors, else torch's pickle of tensors and plain data only."""
+    check_checkpoint(checkpoint)
     description = _read_description(checkpoint)
     path = locate(checkpoint)
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint file at {path}")
+    of_safetensors = is_safetensors(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read") from error
     metadata, content = (
-        _parse_safetensors(path.name, data)
-        if path.suffix == ".safetensors"
-        else ({}, _unpickle(path.name, data))
+        _parse_safetensors(path.name, data) if of_safetensors else ({}, _unpickle(path.name, data))
     )
     return CheckpointFile(
         path.name, hashlib.sha256(data).hexdigest(), content, metadata, description
@@ -80,8 +78,8 @@ def write_file(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> No
 
 
 def locate(checkpoint: Path | str) -> Path:
-    """Returns a local path; downloads a file from the hub to its cache."""
-    if not is_on_hub(checkpoint):
+    """Returns a local file, in a folder that of its weights; downloads one from the hub."""
+    if not is_on_hub(checkpoint) and not Path(checkpoint).is_dir():
         return Path(checkpoint)
     for name in WEIGHTS:
         if (path := fetch(checkpoint, name)) is not None:
@@ -90,7 +88,7 @@ def locate(checkpoint: Path | str) -> Path:
 
 
 def _read_description(checkpoint: Path | str) -> Description:
-    path = fetch(checkpoint, _CONFIG) if is_on_hub(checkpoint) else None
+    path = fetch(checkpoint, _CONFIG)
     if path is None:
         return Description()
     try:  # as timm writes it
@@ -102,11 +100,6 @@ def _read_description(checkpoint: Path | str) -> Description:
     return Description(name, read_names(found.get("label_names")), preparation)
 
 
-def is_on_hub(checkpoint: Path | str) -> bool:
-    """Whether this is `hf-hub:owner/name`."""
-    return str(checkpoint).startswith(_PREFIX)
-
-
 def fetch(checkpoint: Path | str, name: str) -> Path | None:
     """Returns a file of a folder or a repository, None if it has no such file."""
     if not is_on_hub(checkpoint):
@@ -114,7 +107,7 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
         return path if path.is_file() else None
     logging.set_verbosity_error()  # it would log each of its retries
     try:
-        return Path(hf_hub_download(str(checkpoint).removeprefix(_PREFIX), name))
+        return Path(hf_hub_download(str(checkpoint).removeprefix(HUB), name))
     except LocalEntryNotFoundError as error:  # a subclass: there is no network
         raise CheckpointError(f"{checkpoint} cannot be fetched: the hub is out of reach") from error
     except EntryNotFoundError:

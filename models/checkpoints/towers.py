@@ -24,7 +24,8 @@ from transformers.utils import logging
 
 from models.checkpoints.checkpoint import fill
 from models.checkpoints.description import NO_HINTS, CheckpointError, Hints, State
-from models.checkpoints.files import WEIGHTS, fetch, is_on_hub, read_file
+from models.checkpoints.files import WEIGHTS, fetch, read_file
+from models.checkpoints.formats import is_on_hub
 from models.checkpoints.layouts.open_clip import describe_model, describe_photos, rename
 from models.checkpoints.layouts.state import unwrap
 from models.config import InputConfig, NetworkConfig, TwoTowerConfig
@@ -76,7 +77,7 @@ def read_towers(checkpoint: Path | str, hints: Hints = NO_HINTS) -> Towers | Non
         stored = _read_transformers(checkpoint, name, config)
     elif open_clip:
         stored = _read_open_clip(checkpoint, name, open_clip)
-    elif is_on_hub(checkpoint) and (written is None or "architecture" in config):
+    elif "architecture" in config or (written is None and is_on_hub(checkpoint)):
         return None  # one file, perhaps with timm's description
     else:
         raise CheckpointError(f"{name} must be a model of type clip or siglip; it is {written}")

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,21 +97,17 @@ class _Code:
 
 
 def test_export_prints_one_line_for_a_bad_checkpoint(
-    checkpoint: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     golden = read_golden("mld_10_full_7x7_b1")
     write_official(golden, tmp_path / "head.pth")
     golden.state["decoder.layers.1.norm1.bias"] = golden.state["decoder.layers.0.norm1.bias"]
     write_official(golden, tmp_path / "two-layers.pth")
-    (tmp_path / "damaged.pth").write_bytes((tmp_path / "head.pth").read_bytes()[:5000])
-    (tmp_path / "cut.safetensors").write_bytes(checkpoint.read_bytes()[:5000])
     torch.save({"model": _Code()}, tmp_path / "code.pth")
     torch.save({"fc.weight": torch.zeros(2, 3)}, tmp_path / "classifier.pth")
     for name, reason in {
         "two-layers.pth": "has decoder.layers.1.norm1.bias, which no ML-Decoder head has",
-        "damaged.pth": "damaged",
-        "cut.safetensors": "damaged or not a safetensors file",
         "code.pth": "code in a pickle is refused",
         "classifier.pth": "has no head of ML-Decoder, Query2Label or RAM",
         "head.pth": "has a head without a backbone",
@@ -119,3 +117,25 @@ def test_export_prints_one_line_for_a_bad_checkpoint(
         assert line.startswith("error: ")
         assert reason in line
     assert not (tmp_path / "pwned").exists()
+
+
+def test_export_refuses_a_text_file_before_torch_is_imported(
+    checkpoint: Path, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "notes.pth").write_text("hello\n")
+    script = (
+        "import sys; from export.__main__ import main; code = main(sys.argv[1:]); "
+        "assert not {'torch', 'onnx'} & sys.modules.keys(); sys.exit(code)"
+    )
+    options = ("--precision", "fp32", "--out", tmp_path / "model", "--checkpoint")
+    found = subprocess.run(
+        [sys.executable, "-c", script, *options, tmp_path / "notes.pth"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("error: notes.pth is a text file; ")
+    code, _ = run(*options, checkpoint)
+    assert code == 0

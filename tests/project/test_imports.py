@@ -38,7 +38,7 @@ ORDER = {
     """,
     "export": """
         graphs  sources  accuracy  int8  variants  calibration  build  evaluate  triton
-        __main__
+        run  __main__
     """,
 }
 ROOMS = [f"{part}.{room}" for part, rooms in ORDER.items() for room in rooms.split()]

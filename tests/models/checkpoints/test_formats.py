@@ -1,0 +1,98 @@
+"""Files and folders that users give as checkpoints."""
+
+import json
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from models.checkpoints.checkpoint import load_checkpoint, write_checkpoint
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.formats import check_checkpoint
+from tests.export.tiny_network import LABELS, make_network
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "good.safetensors", make_network(), LABELS, {})
+    return tmp_path / "good.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.pth", b"", "is empty; a checkpoint is a safetensors file, or what torch.save"),
+        ("notes.pth", "Größe\n".encode() * 999, "is a text file; a checkpoint is"),
+        ("junk.pth", bytes(range(256)), "is of no known format; a checkpoint is"),
+        ("photo.pth", b"\x89PNG\r\n", "is a PNG image; a checkpoint is"),
+        ("pointer.safetensors", b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        ("plain.pkl", pickle.dumps({"w": 1}), "is a pickle that torch.save did not write"),
+        ("model.onnx", b"\x08\x08\x12\x07pytorch\0", "give the weights that it was made from"),
+        ("junk.zip", b"PK\x03\x04junk", "is damaged or cut off: its end is missing"),
+    ],
+)
+def test_file_that_is_no_checkpoint_is_refused_as_what_it_is(
+    good: Path, tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    for refuse in (check_checkpoint, load_checkpoint):
+        with pytest.raises(CheckpointError, match=rf"^{name} .*{re.escape(reason)}"):
+            refuse(tmp_path / name)
+    assert load_checkpoint(good)
+
+
+def test_file_that_is_cut_off_is_refused(good: Path, tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(99)}, tmp_path / "whole.pth")
+    for whole in (good, tmp_path / "whole.pth"):
+        for length in (99, whole.stat().st_size - 1):
+            cut = tmp_path / f"cut{whole.suffix}"
+            cut.write_bytes(whole.read_bytes()[:length])
+            with pytest.raises(CheckpointError, match="damaged or cut off"):
+                check_checkpoint(cut)
+        check_checkpoint(whole)
+
+
+def test_other_archives_than_torchs_are_refused(tmp_path: Path) -> None:
+    for name, inside in (
+        ("script.pth", ("script/data.pkl", "script/constants.pkl", "script/version")),
+        ("other.zip", ("readme.txt",)),
+    ):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for part in inside:
+                archive.writestr(part, "")
+    with pytest.raises(CheckpointError, match="is a TorchScript program: store its weights"):
+        check_checkpoint(tmp_path / "script.pth")
+    with pytest.raises(CheckpointError, match=r"is a zip archive that torch.save did not write"):
+        check_checkpoint(tmp_path / "other.zip")
+    for is_zip in (True, False):
+        torch.save({"weight": torch.zeros(1)}, tmp_path / "good.pth",
+                   _use_new_zipfile_serialization=is_zip)  # fmt: skip
+        check_checkpoint(tmp_path / "good.pth")
+
+
+def test_safetensors_are_read_under_any_suffix(good: Path, tmp_path: Path) -> None:
+    assert load_checkpoint(good.rename(tmp_path / "model.bin"))
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is a folder without config\.json: give the file"):
+        check_checkpoint(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is a bundle: give it with --bundle, or serve it"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint file at "):
+        check_checkpoint(tmp_path / "gone.pth")
+    check_checkpoint("hf-hub:someone/model")
+
+
+def test_folder_of_timm_is_read_as_its_repository_on_the_hub(tmp_path: Path) -> None:
+    model = timm.create_model("test_resnet", num_classes=3).eval()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_resnet"}))
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(load_checkpoint(tmp_path)(images), model(images))
