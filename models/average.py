@@ -55,6 +55,7 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
     return (
         config.backbone,
         config.prefix_tokens,
+        config.features,
         head,
         config.activation,
         pixels,

@@ -11,6 +11,11 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 ResizeMode = Literal["squash", "crop"]
 Activation = Literal["sigmoid", "softmax"]
 PrefixTokens = Literal["keep", "drop"]
+Features = Literal["forward", "forward_features"]
+"""The method of a timm model without classifier and pooling that gives a head its features.
+
+`forward` goes on to what is behind the features: a norm in ConvNeXt, a convolution in MobileNet.
+"""
 Triple = tuple[float, float, float]
 
 
@@ -221,6 +226,7 @@ class NetworkConfig(_Config):
     head: HeadConfig
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
     prefix_tokens: PrefixTokens = "drop"  # whether the head sees class and register tokens
+    features: Features = "forward_features"
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:

@@ -36,7 +36,7 @@ class Network(nn.Module):
         size = (config.input.height, config.input.width)
         norm_pooled = isinstance(config.head, GapConfig) and config.head.norm_epsilon is not None
         self.backbone = Backbone(
-            config.backbone, size, config.prefix_tokens, norm_pooled=norm_pooled
+            config.backbone, size, config.prefix_tokens, config.features, norm_pooled=norm_pooled
         )
         if self.backbone.width != config.head.encoder_width:
             raise ValueError(

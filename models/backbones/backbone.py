@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.backbones.cvt import CVTS, Cvt
 from models.commands import RequestError
-from models.config import InputConfig, Interpolation, PrefixTokens
+from models.config import Features, InputConfig, Interpolation, PrefixTokens
 from models.heads.attention import to_tokens
 
 # The TResNet-XL of ML-Decoder's authors; timm's `tresnet_xl` is an older, wider network.
@@ -41,6 +41,7 @@ class Backbone(nn.Module):
         name: str,
         image_size: tuple[int, int] | None = None,
         prefix_tokens: PrefixTokens = "drop",
+        features: Features = "forward_features",
         *,
         norm_pooled: bool = False,
     ) -> None:
@@ -51,7 +52,10 @@ class Backbone(nn.Module):
         self.prefix_tokens = int(getattr(self.body, "num_prefix_tokens", unnamed))
         self._num_dropped = self.prefix_tokens if prefix_tokens == "drop" else 0
         self.channels_last = getattr(self.body, "output_fmt", "NCHW") == "NHWC"
-        self.width = int(cast("Any", self.body).num_features)  # C
+        self.features = features
+        body = cast("Any", self.body)
+        width = getattr(body, "head_hidden_size", None) if features == "forward" else None
+        self.width = int(width or body.num_features)  # C
 
     def split(self, frozen_stages: int) -> tuple[nn.Module, nn.Module]:
         """Returns (images -> features, features -> tokens), which share the parameters.
@@ -79,7 +83,7 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encodes normalised images [B, 3, H, W] to tokens [B, S, C]."""
-        return self.as_tokens(cast("Any", self.body).forward_features(images))
+        return self.as_tokens(getattr(self.body, self.features)(images))
 
     @torch.inference_mode()
     def count_tokens(self, image_size: tuple[int, int]) -> int:

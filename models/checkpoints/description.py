@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from models.commands import RequestError
 from models.config import (
     DecoderConfig,
+    Features,
     HeadConfig,
     NetworkConfig,
     OpenHeadConfig,
@@ -43,6 +44,7 @@ class Hints:
     prefix_tokens: PrefixTokens | None = (
         None  # whether a head sees a ViT's class token and the like
     )
+    features: Features | None = None  # which of a backbone's a head takes, if two fit
     crop: bool = False  # a centre crop, as timm evaluates a classifier
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std
     single_label: bool = False  # a photo has exactly one label, so scores are a softmax
@@ -75,10 +77,12 @@ class Hints:
             raise CheckpointError(f"{name} was made with {config.backbone}, not {self.backbone}")
         if self.prefix_tokens not in (None, config.prefix_tokens):
             raise CheckpointError(f"{name} was made with --prefix-tokens {config.prefix_tokens}")
+        if self.features not in (None, config.features):
+            raise CheckpointError(f"{name} was made with --features {config.features}")
         if self.crop and config.input.resize_mode != "crop":
             raise CheckpointError(f"{name} takes whole photos: leave out --crop")
         height, width, head = config.input.height, config.input.width, config.head
-        if self.image_size not in (None, height, width):
+        if self.image_size is not None and {self.image_size} != {height, width}:
             raise CheckpointError(
                 f"{name} was made for {height} x {width} pixels, not {self.image_size}"
             )
@@ -106,6 +110,8 @@ def add_hint_flags(parser: argparse.ArgumentParser) -> None:
         "the attention, if the file has no encoder to show it")  # fmt: skip
     add("--prefix-tokens", choices=get_args(PrefixTokens), help="whether the head was trained on "
         "all tokens of a ViT, or without its class and register tokens")  # fmt: skip
+    add("--features", choices=get_args(Features), help="whether the head was trained on "
+        "backbone(images) or on backbone.forward_features(images)")  # fmt: skip
     add("--crop", action="store_true", help="see the centre of a photo, as timm evaluates "
         "classifiers (default: all of it, squashed)")  # fmt: skip
     add("--plain-pixels", action="store_true", help="trained on pixels in 0..1, without mean and "

@@ -110,7 +110,7 @@ def start_from(network: Network, init: CheckpointFile) -> str:
         _fill_backbone(network.backbone, bare.state)
         return "its backbone" + _take_pixels(network, _read_pixels(network, bare.described))
     name = network.config.backbone
-    start = read_checkpoint(init, Hints(name, prefix_tokens="drop"))
+    start = read_checkpoint(init, Hints(name, prefix_tokens="drop", features="forward_features"))
     if start.config is None:
         raise CheckpointError(f"{init.name} has no {name} to start from")
     assert isinstance(start.network, Network)  # it has a configuration

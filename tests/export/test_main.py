@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from timm.layers.ml_decoder import add_ml_decoder_head
+from torch import nn
 
 from export.__main__ import main
 from service.bundle.reader import load_bundle
@@ -74,6 +77,7 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
         (["--label-thresholds", "gone"], "label thresholds gone cannot be read"),
         (["--label-thresholds", "gone", "--photos", "gone"], "does not fit --photos"),
         (["--num-heads", "8"], "has 4 attention heads, not 8"),
+        (["--image-size", "32"], "was made for 32 x 48 pixels, not 32"),
         (["--precision", "int4"], "'int4' is not one of fp32, fp16, int8"),
         (["--label-set", "zoo.json"], "--label-set needs --open-head"),
         (["--text-encoder", "folder"], "--text-encoder needs --open-head"),
@@ -138,4 +142,26 @@ def test_export_refuses_a_text_file_before_torch_is_imported(
     (line,) = found.stderr.splitlines()
     assert line.startswith("error: notes.pth is a text file; ")
     code, _ = run(*options, checkpoint)
+    assert code == 0
+
+
+@pytest.mark.parametrize("add_head", [add_ml_decoder_head, lambda model: model])
+def test_export_names_tensors_that_are_not_those_of_the_backbone(
+    tmp_path: Path, run: Run, add_head: Callable[[nn.Module], nn.Module]
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("sea\nmeadow\nrose\n")
+    torch.save(add_head(timm.create_model("test_resnet", num_classes=3)).state_dict(),
+               tmp_path / "tagger.pth")  # fmt: skip
+    arguments = ("--label-names", names, "--precision", "fp32", "--out", tmp_path / "model")
+    arguments += ("--checkpoint", tmp_path / "tagger.pth", "--backbone")
+    other = "the file's tensors are not those of mobilenetv3_small_050: there is no blocks.0.0."
+    for backbone, reason in (
+        ("mobilenetv3_small_050", other),
+        ("resnet1000", "timm has no model named 'resnet1000'"),
+    ):
+        code, (line,) = run(*arguments, backbone)
+        assert code == 2
+        assert line.startswith(f"error: {reason}")
+    code, _ = run(*arguments, "test_resnet")
     assert code == 0

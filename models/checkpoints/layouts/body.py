@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import timm
 import torch
@@ -13,7 +15,7 @@ from models.backbones.backbone import Backbone, BackboneError, classifier_names,
 from models.checkpoints.description import CheckpointError, Description, Hints, State
 from models.checkpoints.layouts import backbones
 from models.checkpoints.layouts.state import take
-from models.config import InputConfig
+from models.config import Features, InputConfig
 
 OFFICIAL_TRESNET_MARK = "body.conv1.0.weight"
 
@@ -26,13 +28,23 @@ _COUNTERS = "num_batches_tracked"  # of batch norms; not used by the network
 _STATISTICS = "running_mean"  # of batch norms
 
 
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A backbone in a file."""
+
+    state: State  # under timm's names
+    backbone: str
+    input: InputConfig
+    features: Features = "forward_features"
+
+
 def read_body(
-    state: State, hints: Hints, described: Description, width: int | None
-) -> tuple[State, str, InputConfig]:
-    """Returns (tensors under timm's names, backbone, preparation of photos).
+    state: State, hints: Hints, described: Description, width: int | None, place: str = ""
+) -> Body:
+    """Reads a backbone; raises CheckpointError.
 
     `width` is that of the tokens that the head takes; None if the backbone classifies by itself.
-    Raises CheckpointError.
+    `place` is the prefix of the head's tensors in the file.
     """
     state = strip(state, (OFFICIAL_TRESNET_MARK, _TRESNET_MARK, _RESNET_MARK))
     official = OFFICIAL_TRESNET_MARK in state
@@ -53,12 +65,23 @@ def read_body(
     spec = _prepare(name, hints, described, None)
     try:
         norm_pooled = width is None and "fc_norm.weight" in state
-        backbone = Backbone(name, (spec.height, spec.width), norm_pooled=norm_pooled)
+        backbone = Backbone(
+            name,
+            (spec.height, spec.width),
+            features=hints.features or "forward_features",
+            norm_pooled=norm_pooled,
+        )
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
-    if width not in (None, backbone.width):
+    state = strip(state, (next(iter(backbone.body.state_dict())),))
+    body = _fit(state, backbone, spec)
+    features = backbone.features
+    if width is not None and hints.features is None and body.keys() <= state.keys():
+        features = _find_features(state, backbone, spec, width, place)
+    given = backbone.width if features == backbone.features else width
+    if width not in (None, given):
         raise CheckpointError(
-            f"{name} gives tokens of width {backbone.width}, the file's head takes {width}"
+            f"{name} gives tokens of width {given}, the file's head takes {width}"
         )
     if backbone.prefix_tokens and hints.prefix_tokens is None:
         raise CheckpointError(
@@ -66,7 +89,7 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return _fit(state, backbone, spec, classifies=width is None), name, spec
+    return Body(body, name, spec, features)
 
 
 def strip(state: State, marks: Collection[str]) -> State:
@@ -83,15 +106,13 @@ def strip(state: State, marks: Collection[str]) -> State:
     return inside
 
 
-def _read_tresnet(
-    state: State, hints: Hints, described: Description
-) -> tuple[State, str, InputConfig]:
+def _read_tresnet(state: State, hints: Hints, described: Description) -> Body:
     name = backbones.recognise(state, backbones.TRESNETS)
     if name is None:
         _refuse_fused("TResNet", [_STATISTICS], state)
         raise CheckpointError("the checkpoint's backbone is a TResNet of unknown size")
     size = _TRESNET_SIZES.get(name, _TRESNET_SIZE)
-    return state, name, _prepare(name, hints, described, (size, size))
+    return Body(state, name, _prepare(name, hints, described, (size, size)))
 
 
 def _prepare(
@@ -112,7 +133,7 @@ def _prepare(
         raise CheckpointError(str(error)) from error
 
 
-def _fit(state: State, backbone: Backbone, spec: InputConfig, *, classifies: bool) -> State:
+def _fit(state: State, backbone: Backbone, spec: InputConfig) -> State:
     """Returns exactly the backbone's tensors, counters of batch norms aside.
 
     The backbone's own classifier is left out, and tensors that its tokens do not depend on are
@@ -120,27 +141,61 @@ def _fit(state: State, backbone: Backbone, spec: InputConfig, *, classifies: boo
     backbone's weights. Raises CheckpointError if tensors are missing or left over.
     """
     own = backbone.body.state_dict()
-    state = strip(state, (next(iter(own)),))
     classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
     found = {k: v for k, v in state.items() if k in own or not k.startswith(classifiers)}
-    behind = tuple(f"{name.partition('.')[0]}." for name in classifiers)
-    behind_tokens = [key for key in found if key in own and key.startswith(behind)]
-    if behind_tokens and not classifies and not _reads(backbone, behind_tokens, spec):
-        raise CheckpointError(
-            f"the file has {behind_tokens[0]}, which {backbone.name} applies behind its features: "
-            "a head on such features cannot be served"
-        )
     missing = sorted(k for k in own.keys() - found.keys() if not k.endswith(_COUNTERS))
     extra = sorted(k for k in found.keys() - own.keys() if not k.endswith(_COUNTERS))
     _refuse_fused(backbone.name, missing, found)
     unread = () if extra or _reads(backbone, missing, spec) else missing
-    wrong = [f"no {key}" for key in missing[:1] if not unread]
-    wrong += [f"a {key}" for key in extra[:1]]
+    check_names(backbone.name, () if unread else missing, extra)
+    for key in found.keys() & own.keys():
+        shapes = tuple(found[key].shape), tuple(own[key].shape)
+        if shapes[0] != shapes[1]:
+            raise CheckpointError(
+                f"the file's tensors are not those of {backbone.name} for {spec.height} x "
+                f"{spec.width} pixels: {key} has shape {shapes[0]}, not {shapes[1]}"
+            )
+    return {**found, **{key: torch.zeros_like(own[key]) for key in unread}}
+
+
+@torch.inference_mode()
+def _find_features(
+    state: State, backbone: Backbone, spec: InputConfig, width: int, place: str
+) -> Features:
+    """Returns the method whose features a head of this width was trained on.
+
+    Raises CheckpointError if both fit and differ, and the file does not show which it was.
+    """
+    classifiers = tuple(f"{name}." for name in classifier_names(backbone.name))
+    if any(key.startswith(classifiers) for key in state):
+        return "forward_features"  # `forward` would give the scores of this classifier
+    body = cast("Any", backbone.eval().body)
+    images = torch.rand(1, 3, spec.height, spec.width)
+    try:
+        features, whole = body.forward_features(images), body(images)
+    except Exception:  # timm's models raise many types
+        return "forward_features"
+    if whole.dim() < features.dim() or (whole.shape == features.shape and whole.allclose(features)):
+        return "forward_features"  # the others are pooled, or the same
+    given = backbone.as_tokens(whole).shape[2]
+    if given != backbone.width:
+        return "forward" if given == width else "forward_features"
+    if any("." in name and f".{place}".endswith(f".{name}") for name in classifiers):
+        return "forward"  # the head is in the place of the model's own
+    raise CheckpointError(
+        f"the file does not show whether its head was trained on {backbone.name}(images) or on its "
+        "forward_features(images), which differ: give --features forward or --features "
+        "forward_features"
+    )
+
+
+def check_names(model: str, missing: Sequence[str], extra: Sequence[str]) -> None:
+    """Raises CheckpointError if there are names of tensors that a model has alone, or the file."""
+    wrong = [f"no {key}" for key in missing[:1]] + [f"a {key}" for key in extra[:1]]
     if wrong:
         raise CheckpointError(
-            f"the file's tensors are not those of {backbone.name}: there is {' and '.join(wrong)}"
+            f"the file's tensors are not those of {model}: there is {' and '.join(wrong)}"
         )
-    return {**found, **{key: torch.zeros_like(own[key]) for key in unread}}
 
 
 def _reads(backbone: Backbone, keys: Collection[str], spec: InputConfig) -> bool:

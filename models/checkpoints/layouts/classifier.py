@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import timm
 import torch
@@ -22,7 +22,7 @@ from models.checkpoints.description import (
     Weights,
     join_parts,
 )
-from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, read_body, strip
+from models.checkpoints.layouts.body import OFFICIAL_TRESNET_MARK, check_names, read_body, strip
 from models.config import GapConfig, NetworkConfig
 
 MORE_THAN_POOLING = "more than pooling, a norm and linear layers, and cannot be served"
@@ -36,7 +36,7 @@ _LEAVES: tuple[str, ...] = ("weight", "bias")
 def read_classifier(state: State, hints: Hints, described: Description) -> Weights | None:
     """Translates a classifier with a head of pooling, perhaps a norm, and a linear layer.
 
-    Returns None if there is none, or the name of its backbone is missing.
+    Returns None if the name of its backbone is missing, or not one of timm's.
     """
     name = hints.backbone or described.architecture
     known = name is not None and timm.is_model(name)
@@ -44,8 +44,12 @@ def read_classifier(state: State, hints: Hints, described: Description) -> Weigh
     state = strip(state, (OFFICIAL_TRESNET_MARK, *(f"{layer}.weight" for layer in classifiers)))
     if OFFICIAL_TRESNET_MARK in state:
         return _read_asl(state, hints, described)
-    if name is None or not classifiers or not all(f"{c}.weight" in state for c in classifiers):
+    if hints.backbone is not None and not known:
+        raise CheckpointError(f"timm has no model named {name!r}")
+    if name is None or not classifiers:
         return None
+    if not all(f"{layer}.weight" in state for layer in classifiers):
+        _refuse(state, name, classifiers)
     return _read_timm(state, classifiers, name, hints, described)
 
 
@@ -62,12 +66,14 @@ def _read_asl(state: State, hints: Hints, described: Description) -> Weights | N
     if len(linear) != 2:
         return None
     body = {key: tensor for key, tensor in state.items() if key.startswith("body.")}
-    body, name, spec = read_body(body, hints, described, linear["weight"].shape[1])
+    found = read_body(body, hints, described, linear["weight"].shape[1])
     classes, width = linear["weight"].shape
     config = NetworkConfig(
-        backbone=name, input=spec, head=GapConfig(num_classes=classes, encoder_width=width)
+        backbone=found.backbone,
+        input=found.input,
+        head=GapConfig(num_classes=classes, encoder_width=width),
     )
-    return join_parts(body, _to_linear(linear), config, described.label_names)
+    return join_parts(found.state, _to_linear(linear), config, described.label_names)
 
 
 def _read_timm(
@@ -82,7 +88,8 @@ def _read_timm(
     head_state = _to_linear(linear)
     places = ("fc_norm", f"{classifiers[0].partition('.')[0]}.norm")
     norm = next((place for place in places if f"{place}.weight" in state), None)
-    body, name, spec = read_body(state, replace(hints, prefix_tokens="drop"), described, None)
+    found = read_body(state, replace(hints, prefix_tokens="drop"), described, None)
+    spec = found.input
     model = _load(create_timm(name, (spec.height, spec.width), {"num_classes": classes}), state)
     hidden = _find_hidden(model)
     if hidden is not None:
@@ -107,7 +114,15 @@ def _read_timm(
     with torch.inference_mode():
         example = (images, model(images))
     names = described.label_names or _find_imagenet_names(classes)
-    return replace(join_parts(body, head_state, config, names), example=example)
+    return replace(join_parts(found.state, head_state, config, names), example=example)
+
+
+def _refuse(state: State, name: str, classifiers: Sequence[str]) -> NoReturn:
+    own = timm.create_model(name).state_dict()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    behind = tuple(f"{layer}." for layer in classifiers)
+    check_names(name, [key for key in missing if not key.startswith(behind)], extra)
+    raise CheckpointError(f"the file has {name} without a classifier, and no head: no {behind[0]}*")
 
 
 def _to_linear(layer: Mapping[str, Tensor], ours: str = "linear") -> State:

@@ -46,12 +46,12 @@ _PARTS = ("decoder.", "wordvec_proj.")
 _FIRST_PARTS = ("embed_standart.", "query_embed.", "duplicate_pooling")
 
 
-def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
+def split_head(state: Mapping[str, Tensor]) -> tuple[str, State, State] | None:
     """Finds the head in a file, under any prefix.
 
     Returns:
-        (the head's tensors, names from `decoder.` or `wordvec_proj.` on; all others), or None
-        if there is no head.
+        (the head's prefix; its tensors, names from `decoder.` or `wordvec_proj.` on; all others),
+        or None if there is no head.
     """
     marks = [key for key in state if key.endswith(MARK)]
     if len(marks) != 1:
@@ -61,7 +61,7 @@ def split_head(state: Mapping[str, Tensor]) -> tuple[State, State] | None:
     head = take({key: tensor for key, tensor in state.items() if key.startswith(own)}, prefix)
     # timm's copy, like the authors' first version, has only the layers below `decoder.`.
     head = {k if k.startswith(_PARTS) else f"decoder.{k}": v for k, v in head.items()}
-    return head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
+    return prefix, head, {key: tensor for key, tensor in state.items() if not key.startswith(own)}
 
 
 def read_ml_decoder(

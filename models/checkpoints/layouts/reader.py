@@ -85,16 +85,20 @@ def _take_network(state: State) -> State:
 
 
 def _read_ml_decoder(
-    head_keys: State, body: State, hints: Hints, described: Description
+    place: str, head_keys: State, body: State, hints: Hints, described: Description
 ) -> Weights:
     head, head_state = ml_decoder.read_ml_decoder(head_keys, hints.num_heads)
     if not body:
         return Weights(head_state, head, described.label_names)
-    body, name, spec = read_body(body, hints, described, head.encoder_width)
+    found = read_body(body, hints, described, head.encoder_width, place)
     config = NetworkConfig(
-        backbone=name, input=spec, head=head, prefix_tokens=hints.prefix_tokens or "drop"
+        backbone=found.backbone,
+        input=found.input,
+        head=head,
+        prefix_tokens=hints.prefix_tokens or "drop",
+        features=found.features,
     )
-    return join_parts(body, head_state, config, described.label_names)
+    return join_parts(found.state, head_state, config, described.label_names)
 
 
 def _read_query2label(state: State, hints: Hints, label_names: tuple[str, ...] | None) -> Weights:

@@ -68,6 +68,15 @@ def test_classifier_with_more_than_pooling_is_refused(name: str, tmp_path: Path)
         load_checkpoint(tmp_path / "model.pth", backbone=name)
 
 
+def test_backbone_without_a_classifier_is_refused(tmp_path: Path) -> None:
+    state, path = make_classifier("test_resnet").state_dict(), tmp_path / "model.pth"
+    torch.save({key: tensor for key, tensor in state.items() if "fc." not in key}, path)
+    with pytest.raises(CheckpointError, match=r"test_resnet without a classifier, .* no fc\.\*"):
+        load_checkpoint(path, backbone="test_resnet")
+    torch.save(state, path)
+    assert load_checkpoint(path, backbone="test_resnet")
+
+
 def test_imagenet_names_are_timms_and_none_is_repeated(tmp_path: Path) -> None:
     model = make_classifier("test_resnet", 1000)
     torch.save({"arch": "test_resnet", "state_dict": model.state_dict()}, tmp_path / "model.pth")

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,6 +227,12 @@ def test_tensors_of_another_backbone_are_named(tmp_path: Path) -> None:
     torch.save(state | {"body.bn1.bias": torch.zeros(3)}, path)
     with pytest.raises(CheckpointError, match=r"not those of resnet18: there is a body\.bn1\.bias"):
         load_checkpoint(path, backbone="resnet18")
+    wider = {"conv1.weight": torch.zeros(32, 3, 7, 7)}
+    torch.save(state | wider, path)
+    with pytest.raises(CheckpointError, match=r"conv1\.weight has shape \(32, 3, 7, 7\), not \(64"):
+        load_checkpoint(path, backbone="resnet18")
+    torch.save(state, path)
+    assert load_checkpoint(path, backbone="resnet18")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121"])
@@ -260,15 +267,72 @@ def test_authors_head_replaces_all_of_a_models_own(name: str, tmp_path: Path) ->
         torch.testing.assert_close(found, compute(model.head, model.forward_features(images)))
 
 
-def test_norm_that_is_behind_the_features_is_refused(tmp_path: Path) -> None:
+def make_module(name: str, width: int | None = None, **options: Any) -> Any:
+    """A module as in the README of ML-Decoder, with lively norms, in eval mode."""
+    torch.manual_seed(0)
     module = nn.Module()
-    module.backbone = timm.create_model("test_convnext", num_classes=0, global_pool="")
-    module.head = MLDecoder(5, -1, 64, module.backbone.num_features)
+    module.backbone = timm.create_model(name, **options)
+    width = width or module.backbone.num_features
+    module.ml_decoder_head = MLDecoder(5, -1, 64, width)
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return module.eval()
+
+
+def test_head_behind_the_norm_of_a_models_own_head_is_asked_for_and_heeded(tmp_path: Path) -> None:
+    module = make_module("test_convnext", num_classes=0, global_pool="")
+    path, images = tmp_path / "model.pth", torch.rand(2, 3, 160, 160)
+    torch.save(module.state_dict(), path)
+    with pytest.raises(CheckpointError, match="give --features forward or --features forward_f"):
+        load_checkpoint(path, backbone="test_convnext")
+    with torch.inference_mode():
+        for method, features in (
+            ("forward", module.backbone(images)),
+            ("forward_features", module.backbone.forward_features(images)),
+        ):
+            network = load_checkpoint(path, backbone="test_convnext", features=method)
+            expected = compute(module.ml_decoder_head, features)
+            torch.testing.assert_close(network(images), expected)
+    network = read_checkpoint(path, Hints("test_convnext", features="forward")).network
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    with pytest.raises(CheckpointError, match=r"was made with --features forward$"):
+        load_checkpoint(tmp_path / "own.safetensors", features="forward_features")
+    own = load_checkpoint(tmp_path / "own.safetensors")
+    torch.testing.assert_close(own(images), network(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "width", "method"),
+    [
+        ("test_convnext", {"num_classes": 9}, None, "forward_features"),  # `forward` gives 9 scores
+        ("mobilenetv3_small_050", {"num_classes": 0, "global_pool": ""}, 1024, "forward"),
+        ("mobilenetv3_small_050", {"num_classes": 0, "global_pool": ""}, 288, "forward_features"),
+        ("mobilenetv3_small_050", {"num_classes": 0}, 288, "forward_features"),
+    ],
+)
+def test_classifier_or_width_shows_which_features_a_head_takes(
+    tmp_path: Path, name: str, options: dict[str, Any], width: int | None, method: str
+) -> None:
+    module = make_module(name, width, **options)
     torch.save(module.state_dict(), tmp_path / "model.pth")
-    with pytest.raises(
-        CheckpointError, match=r"head\.norm\.\w+, which test_convnext applies behind"
-    ):
-        load_checkpoint(tmp_path / "model.pth", backbone="test_convnext")
+    images = torch.rand(1, 3, 160, 160)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "model.pth", backbone=name)(images)
+        expected = compute(module.ml_decoder_head, getattr(module.backbone, method)(images))
+        torch.testing.assert_close(found, expected)
+
+
+def test_head_in_the_place_of_a_classifier_is_behind_its_norm(tmp_path: Path) -> None:
+    model = make_module("test_convnext", num_classes=0, global_pool="").backbone
+    torch.manual_seed(0)
+    model.head.fc = MLDecoder(5, -1, 64, model.num_features).eval()
+    torch.save({"model": rename(model.state_dict(), "net.")}, tmp_path / "model.pth")
+    images = torch.rand(1, 3, 160, 160)
+    with torch.inference_mode():
+        found = load_checkpoint(tmp_path / "model.pth", backbone="test_convnext")(images)
+        normed = model.head.norm(model.forward_features(images))
+        torch.testing.assert_close(found, compute(model.head.fc, normed))
 
 
 def test_batch_norms_fused_into_convolutions_are_refused_as_such(tmp_path: Path) -> None:
