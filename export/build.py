@@ -22,7 +22,15 @@ from export.sources.trained import Source, read_source
 from export.variants import Variants, add_open_head, make_variants
 from models.checkpoints.description import NO_HINTS, Hints
 from models.config import OpenHeadConfig, RamConfig
-from service.bundle.card import Label, Metric, ModelCard, Precision, Provenance, TrainedHead
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Label,
+    Metric,
+    ModelCard,
+    Precision,
+    Provenance,
+    TrainedHead,
+)
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
@@ -119,7 +127,7 @@ def _describe(request: ExportRequest, source: Source) -> ModelCard:
             kind=head.kind,
             num_labels=config.num_classes,
             activation=config.activation,
-            threshold=head.threshold if isinstance(head, RamConfig) else None,
+            threshold=head.threshold if isinstance(head, RamConfig) else FALLBACK_THRESHOLD,
         )
     try:
         return ModelCard(

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from export.graphs.graph import FloatArray
 from export.sources.photos import LabelledPhotos
-from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Calibration,
+    HeadCalibration,
+    Label,
+    OpenHead,
+    TrainedHead,
+)
 from service.labels.calibration import (
     Fit,
     OperatingPoint,
@@ -23,7 +30,6 @@ from service.labels.calibration import (
     find_thresholds,
     fit_calibration,
 )
-from service.labels.label_set import FALLBACK_THRESHOLD
 from service.pipeline.scoring import compute_scores
 
 Scores = NDArray[np.float64]
@@ -63,11 +69,9 @@ def calibrate_trained(
     scores = compute_scores(scored.logits, head.activation, None if fit is None else fit.stack())
     names = [label.name for label in labels]
     points = _find_points(names, scores, targets, rules)
-    threshold = None
-    if rules.precision_target is not None:
-        threshold = _find_shared(scores, targets, rules)
-    shared = FALLBACK_THRESHOLD if threshold is None else threshold
-    chosen = [points[name].threshold if name in points else shared for name in names]
+    found = None if rules.precision_target is None else _find_shared(scores, targets, rules)
+    threshold = FALLBACK_THRESHOLD if found is None else found
+    chosen = [points[name].threshold if name in points else threshold for name in names]
     _log_answers("trained labels", scores >= np.array(chosen), scored.photos)
     own = (None,) * len(names) if fit is None else fit.labels
     changed = {"calibration": _describe(fit, scored.photos), "threshold": threshold}
@@ -97,8 +101,8 @@ def calibrate_open(head: OpenHead, scored: ScoredPhotos, rules: Rules) -> OpenHe
         threshold = _find_shared(scores, targets, rules)
     if fit is None and threshold is None:  # 0.5 would have no meaning on raw scores
         threshold = find_best_f1(scores.ravel(), targets.ravel()).threshold
-    used = FALLBACK_THRESHOLD if threshold is None else threshold
-    _log_answers("open labels", scores >= used, scored.photos)
+    threshold = FALLBACK_THRESHOLD if threshold is None else threshold
+    _log_answers("open labels", scores >= threshold, scored.photos)
     changed = {"activation": "sigmoid", "calibration": calibration, "threshold": threshold}
     if fit is None:  # all open labels are on one scale
         changed["trained_names"] = None

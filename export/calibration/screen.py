@@ -26,7 +26,6 @@ from service.bundle import card
 from service.bundle.manifest import GraphName
 from service.bundle.writer import BundleDraft
 from service.engine.heads import LABELS_PER_RUN
-from service.labels.label_set import FALLBACK_THRESHOLD
 
 _NOUNS = "imagenet22k"  # timm's list of WordNet's nouns (WordNet 3.0 licence)
 _PHOTOS = 128  # to fit to, and to measure on
@@ -151,8 +150,7 @@ def measure_screen(
     labels = dict(zip(outputs, encoder.run(outputs, {"embeddings": embeddings}), strict=True))
     chunks = np.array_split(labels["queries"], math.ceil(len(embeddings) / LABELS_PER_RUN))
     fit = head.calibration or card.Calibration(scale=1.0, shift=0.0)
-    threshold = FALLBACK_THRESHOLD if head.threshold is None else head.threshold
-    floor = math.log(threshold) - math.log1p(-threshold)
+    floor = math.log(head.threshold) - math.log1p(-head.threshold)
 
     def keep(photo: FloatArray, scale: float, shift: float) -> list[NDArray[np.generic]]:
         feeds = {"tokens": photo, "wanted": np.array([_BEST]), **labels}

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -33,6 +34,14 @@ Triple = tuple[float, float, float]
 
 # A name becomes a folder name and a part of a URL.
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+FALLBACK_THRESHOLD = 0.5
+"""Threshold if nothing else is known: on calibrated scores, more likely than not."""
+# Older bundles have null.
+_HeadThreshold = Annotated[
+    float,
+    Field(ge=0.0, le=1.0),
+    BeforeValidator(lambda value: FALLBACK_THRESHOLD if value is None else value),
+]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -113,7 +122,7 @@ class TrainedHead(Record):
     kind: str
     num_labels: int = Field(ge=1)
     activation: Activation
-    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    threshold: _HeadThreshold = FALLBACK_THRESHOLD
     calibration: HeadCalibration | None = None
 
 
@@ -176,7 +185,7 @@ class OpenHead(Record):
     kind: str
     activation: Activation = "sigmoid"
     embedding_space: EmbeddingSpace
-    threshold: float | None = Field(default=None, ge=0.0, le=1.0)
+    threshold: _HeadThreshold = FALLBACK_THRESHOLD
     calibration: HeadCalibration | None = None
     trained_names: HeadCalibration | None = None
     screen: Screen | None = None

@@ -26,7 +26,15 @@ from service.bundle.card import Device
 
 # For annotations alone: each command imports its own, and `--help` needs none.
 if TYPE_CHECKING:
-    from service.bundle.card import HeadCalibration, Label, ModelCard, Screen, Triple
+    from service.bundle.card import (
+        HeadCalibration,
+        Label,
+        ModelCard,
+        OpenHead,
+        Screen,
+        TrainedHead,
+        Triple,
+    )
     from service.bundle.reader import Bundle
     from service.cli.bench import Load
     from service.cli.calibrate import CalibrationReport
@@ -181,10 +189,10 @@ def show_bundle(bundle: Bundle) -> None:
         "backbone": card.provenance.backbone,
         "prefix tokens": card.provenance.prefix_tokens or "-",
         "training data": card.provenance.training_data,
-        "trained head": "-" if trained is None else f"{trained.kind}, {trained.activation}",
+        "trained head": "-" if trained is None else _describe_head(trained),
         "open head": "-"
         if opened is None
-        else f"{opened.kind}, {opened.activation}, {opened.embedding_space.encoder}",
+        else f"{_describe_head(opened)}, {opened.embedding_space.encoder}",
         "input": f"{size}, {card.input.resize_mode}, {card.input.interpolation}",
         "mean": _format_channels(card.input.mean),
         "std": _format_channels(card.input.std),
@@ -217,6 +225,11 @@ def show_bundle(bundle: Bundle) -> None:
                     *(f"{share:.3f}" for share in shares),
                 )
             Console().print(table)
+
+
+def _describe_head(head: TrainedHead | OpenHead) -> str:
+    least = f"threshold {head.threshold:g} unless a label has its own"
+    return f"{head.kind}, {head.activation}, {least}"
 
 
 def _describe_screen(screen: Screen) -> str:

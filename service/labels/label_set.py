@@ -8,13 +8,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.card import Activation, Calibration, Label, OpenHead, TrainedHead
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Activation,
+    Calibration,
+    Label,
+    OpenHead,
+    TrainedHead,
+)
 from service.engine.heads import Keys, LabelVectors, QueryArray, ScreenedQueries
 from service.labels.definition import Definition
 from service.labels.question import Threshold
-
-FALLBACK_THRESHOLD = 0.5
-"""Threshold where nothing else is known: on calibrated scores, more likely than not."""
 
 # Questions whose arrays for the screened head a set caches.
 _MAX_SCREENED = 16
@@ -122,7 +126,7 @@ def make_trained_set(
 ) -> LabelSet:
     """Returns the set of a bundle's trained labels; without a `head`, of raw sigmoid scores."""
     names = tuple(label.name for label in labels)
-    fallback = None if head is None else head.threshold
+    fallback = FALLBACK_THRESHOLD if head is None else head.threshold
     thresholds, calibrated = _fill([label.threshold for label in labels], fallback)
     of_head = None if head is None else head.calibration
     return LabelSet(
@@ -190,10 +194,9 @@ def make_open_set(  # noqa: PLR0913 - version and origin are names
 
 
 def _fill(
-    thresholds: Sequence[float | None], fallback: float | None
+    thresholds: Sequence[float | None], fallback: float
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    rest = FALLBACK_THRESHOLD if fallback is None else fallback
-    filled = [rest if value is None else value for value in thresholds]
+    filled = [fallback if value is None else value for value in thresholds]
     own = [value is not None for value in thresholds]
     return np.array(filled, np.float64), np.array(own, np.bool_)
 

@@ -217,7 +217,7 @@ class HeadAnswer(_Answer):
     kind: str = Field(examples=["ml_decoder"])
     activation: Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
-    threshold: float | None = Field(description="Threshold of labels without their own.")
+    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
     calibration: HeadCalibration | None = Field(
         description="How logits become probabilities. Null: scores are the activation of the "
         "checkpoint's logits, which are not probabilities."
@@ -250,7 +250,7 @@ class OpenHeadAnswer(_Answer):
         "sigmoid."
     )
     embedding_space: EmbeddingSpaceAnswer
-    threshold: float | None = Field(description="Threshold of labels without their own.")
+    threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
     calibration: HeadCalibration | None = Field(
         description="As that of `head`, measured on labels that were not trained."
     )

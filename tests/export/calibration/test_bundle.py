@@ -130,7 +130,7 @@ def test_heads_get_calibrations_measured_on_the_photos(calibrated: Bundle) -> No
         assert (calibration.dataset, calibration.images) == (dataset, len(PICTURES))
         assert calibration.labels == labels
         assert calibration.error_after < calibration.error_before
-    assert get_open(calibrated).threshold is None
+    assert get_open(calibrated).threshold == 0.5
 
 
 def test_labels_keep_their_descriptions_and_get_thresholds_on_calibrated_scores(
@@ -172,7 +172,7 @@ def test_bundle_is_calibrated_in_place_and_raw_again(
     head = raw.card.trained_head
     assert head is not None
     assert head.calibration is get_open(raw).calibration is get_open(raw).trained_names is None
-    assert get_open(raw).threshold is not None
+    assert get_open(raw).threshold != 0.5
     assert all(label.calibration is None for label in raw.labels)
     (everyday,) = read_bundle_sets(raw)
     assert everyday.thresholds[2] == pytest.approx(0.7)

@@ -44,7 +44,7 @@ def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
     assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
     assert (head.calibration.dataset, head.calibration.images) == ("made/val", 600)
     assert head.calibration.error_after < head.calibration.error_before / 2
-    assert head.threshold is None
+    assert head.threshold == 0.5
     assert [label.description for label in labels] == [f"{name} things" for name in NAMES]
 
 
@@ -113,7 +113,7 @@ def test_precision_target_sets_the_thresholds_of_labels_that_reach_it(
 def test_precision_target_that_no_label_reaches_leaves_the_default() -> None:
     scored = make_scored(scale=0.01)
     head, labels = calibrate_trained(TRAINED, LABELS, scored, Rules(precision_target=0.99))
-    assert head.threshold is None
+    assert head.threshold == 0.5
     assert all(label.threshold is None for label in labels)
 
 
@@ -121,7 +121,7 @@ def test_open_head_has_one_calibration_and_needs_no_threshold() -> None:
     head = calibrate_open(OPEN_HEAD, make_scored(), Rules())
     assert head.calibration is not None
     assert (head.calibration.scale, head.calibration.shift) == pytest.approx((2, -1), abs=0.2)
-    assert head.threshold is None
+    assert head.threshold == 0.5
 
 
 @pytest.mark.parametrize("few", [False, True])

@@ -272,7 +272,7 @@ def test_served_queries_and_logits_equal_torch_and_labels_are_independent(
     for size in (1, 2, 4):
         parts = [run_bundle(bundle, pixels, part.numpy()) for part in embeddings.split(size)]
         assert_close(np.concatenate(parts, axis=1), logits, CHUNK_TOLERANCE)
-    assert bundle.card.open_head.threshold is None
+    assert bundle.card.open_head.threshold == 0.5
 
 
 def test_open_head_of_another_encoder_or_text_encoder_is_refused(

@@ -23,6 +23,19 @@ def test_info_shows_the_card_as_table_or_json(run: Run, tiny_bundle: Bundle) -> 
     assert [label["name"] for label in card["labels"]] == [la.name for la in tiny_bundle.labels]
 
 
+def test_info_shows_the_threshold_that_labels_without_their_own_have(
+    run: Run, tmp_path: Path
+) -> None:
+    bundle = write_tiny_bundle(tmp_path, tiny_card("old"))
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    for stored, shown in ((None, 0.5), (0.68, 0.68)):  # older bundles have null
+        manifest["card"]["trained_head"]["threshold"] = stored
+        (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+        card = json.loads(run("info", "--json", bundle.path)[1])
+        assert card["trained_head"]["threshold"] == shown
+        assert f"threshold {shown} unless a label has its own" in run("info", bundle.path)[1]
+
+
 def test_info_shows_the_default_precision_of_each_device(
     run: Run, tmp_path: Path, tiny_bundle: Bundle
 ) -> None:

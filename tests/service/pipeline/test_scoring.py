@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.bundle.card import Activation, Calibration, Label, TrainedHead
-from service.labels.label_set import FALLBACK_THRESHOLD, LabelSet, make_trained_set
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Activation,
+    Calibration,
+    Label,
+    TrainedHead,
+)
+from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import Question
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
