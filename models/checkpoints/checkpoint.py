@@ -36,10 +36,11 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN401
-    """Reads the network of a checkpoint file; the public entry.
+    """Reads the network of a checkpoint file; public as `models.load_checkpoint`.
 
     Args:
-        path: the file, ours or of a layout that `layouts/` reads, or `hf-hub:owner/name`.
+        path: the file, ours or of a layout that `layouts/` reads, the folder of a timm repository,
+            or `hf-hub:owner/name`.
         **hints: fields of `Hints`, such as `backbone="resnet50"`; give only facts that the file
             lacks.
 
@@ -48,6 +49,9 @@ def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN40
         [B, C, H, W] or [B, S, C], to logits [B, N]. A head for open labels takes embeddings,
         float [L, E], as second argument and returns [B, L]. RAM's takes them if given, RAM++'s as
         [L, descriptions, E].
+
+    Raises:
+        CheckpointError: the file is of no known layout, or lacks a fact; one line that names it.
     """
     return read_checkpoint(path, Hints(**hints)).network
 

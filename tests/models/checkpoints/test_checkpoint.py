@@ -82,17 +82,15 @@ def test_label_names_come_from_idx_to_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 5000])
-@pytest.mark.parametrize(
-    ("name", "reason"), [("own.safetensors", "damaged"), ("official.pth", r"^[^\n]+\Z")]
-)
+@pytest.mark.parametrize("name", ["own.safetensors", "official.pth"])
 def test_truncated_file_is_refused_in_one_line(
-    network: Network, tmp_path: Path, name: str, reason: str, keep: int
+    network: Network, tmp_path: Path, name: str, keep: int
 ) -> None:
     write_checkpoint(tmp_path / "own.safetensors", network, LABELS, {})
     write_head(tmp_path / "official.pth")
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=reason):
+    with pytest.raises(CheckpointError, match=rf"^{name} is [^\n]+\Z"):
         load_checkpoint(path)
 
 
@@ -128,7 +126,7 @@ def test_other_content_is_refused(tmp_path: Path, content: object, reason: str) 
     [
         ({}, "--backbone"),
         ({"backbone": "resnet5000"}, "no model named"),
-        ({"backbone": "test_efficientnet"}, "width"),
+        ({"backbone": "test_efficientnet"}, "not those of test_efficientnet"),
         ({"backbone": "resnet50", "num_heads": 7}, "7 heads"),
     ],
 )

@@ -323,6 +323,15 @@ def test_classifier_or_width_shows_which_features_a_head_takes(
         torch.testing.assert_close(found, expected)
 
 
+def test_head_of_another_width_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    torch.save(make_module("test_resnet", 99, num_classes=0).state_dict(), path)
+    with pytest.raises(CheckpointError, match="test_resnet gives tokens of width 96, the file's h"):
+        load_checkpoint(path, backbone="test_resnet")
+    torch.save(make_module("test_resnet", num_classes=0).state_dict(), path)
+    assert load_checkpoint(path, backbone="test_resnet")
+
+
 def test_head_in_the_place_of_a_classifier_is_behind_its_norm(tmp_path: Path) -> None:
     model = make_module("test_convnext", num_classes=0, global_pool="").backbone
     torch.manual_seed(0)
