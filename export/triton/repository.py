@@ -67,6 +67,8 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     heads = [*_take_trained_head(bundle, precision), *_take_label_sets(bundle, precision)]
     if not heads:
         raise ExportError(f"bundle {bundle.card.name} has no labels whose scores Triton could give")
+    if precision == "int8":  # Triton's backend cannot set `session.x64quantprecision`
+        _log.warning("in Triton, int8 saturates on x86 processors without VNNI: take fp32 there")
     folder.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:

@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from google.protobuf import text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
@@ -180,6 +181,16 @@ def test_repository_is_not_written_in_a_missing_precision(
     assert load_bundle(open_bundle.path) == open_bundle
 
 
+def test_int8_comes_with_a_warning_for_processors_without_vnni(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--bundle", str(write_tiny_bundle(tmp_path).path), "--triton", str(tmp_path / "r")]
+    warning = "in Triton, int8 saturates on x86 processors without VNNI: take fp32 there"
+    for precision in ("int8", "fp32"):
+        assert main([*arguments, "--triton-precision", precision]) == 0
+        assert (warning in capsys.readouterr().err.splitlines()) == (precision == "int8")
+
+
 def test_head_is_written_in_fp32_when_it_lacks_the_precision(tmp_path: Path) -> None:
     graphs: Graphs = tiny_graphs()
     graphs["trained_head"] = {"fp32": graphs["trained_head"]["fp32"]}
@@ -247,12 +258,13 @@ def test_new_bundle_is_not_made_if_a_model_has_a_folder_that_is_no_model(
 ) -> None:
     models = tmp_path / "models"
     (models / place).mkdir(parents=True)
-    new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
+    torch.save({}, tmp_path / "empty.pth")
+    new = ["--checkpoint", str(tmp_path / "empty.pth"), "--out", str(tmp_path / "new")]
     assert main([*new, "--triton", str(models)]) == 2
     assert f"{place} exists and is not a Triton model" in capsys.readouterr().err
     (models / place / "config.pbtxt").touch()
     assert main([*new, "--triton", str(models)]) == 2
-    assert "no checkpoint file" in capsys.readouterr().err
+    assert "the checkpoint has no head" in capsys.readouterr().err
 
 
 def test_bundle_inside_the_repository_is_kept(
@@ -263,9 +275,10 @@ def test_bundle_inside_the_repository_is_kept(
         write_repository(tmp_path, bundle)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
     assert load_bundle(bundle.path) == bundle
-    # A new one is refused before its checkpoint is looked for.
-    new = ["--checkpoint", str(tmp_path / "gone"), "--out", str(tmp_path / "new")]
+    # A new one is refused before its checkpoint is read.
+    torch.save({}, tmp_path / "empty.pth")
+    new = ["--checkpoint", str(tmp_path / "empty.pth"), "--out", str(tmp_path / "new")]
     assert main([*new, "--triton", str(tmp_path)]) == 2
     assert "is in the folder of the Triton model new" in capsys.readouterr().err
     assert main([*new, "--triton", str(tmp_path / "models")]) == 2
-    assert "no checkpoint file" in capsys.readouterr().err
+    assert "the checkpoint has no head" in capsys.readouterr().err
