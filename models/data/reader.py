@@ -39,7 +39,9 @@ def _read(path: Path) -> LabelledFolder:
         return coco.read_coco(path)
     if (path / nus_wide.INDEX).is_file():
         return nus_wide.read_nus_wide(path)
-    if pairs.find_pair_files(path):
+    files, classes = pairs.find_files(path), _list_classes(path / "train")
+    has_pairs = any(s == "train" and pairs.find_missing(file) is None for file, s in files.items())
+    if has_pairs or (files and not classes):
         return pairs.read_pairs(path)
     if (path / "train").is_dir():
         return _read_classes(path)
@@ -78,12 +80,12 @@ def _read_text(value: object) -> str:
 def _read_classes(path: Path) -> LabelledFolder:
     """Reads ImageNet's layout, single-label: `train/<class>/*`, `val/<class>/*`, maybe `test/`.
 
-    Ignores hidden files and folders, such as `.ipynb_checkpoints`, and folders of thumbnails.
+    Ignores CSV files that are no pairs of `train`, such as a log; hidden files and folders, such as
+    `.ipynb_checkpoints`; and folders of thumbnails.
     """
     images = [
         LabelledImage(file, split, (label.name,))
         for folder, split in _SPLITS.items()
-        if (path / folder).is_dir()
         for label in _list_classes(path / folder)
         for file in sorted(label.iterdir())
         if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
@@ -93,5 +95,6 @@ def _read_classes(path: Path) -> LabelledFolder:
 
 
 def _list_classes(path: Path) -> list[Path]:
-    folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    inside = path.iterdir() if path.is_dir() else ()
+    folders = (p for p in inside if p.is_dir() and not p.name.startswith("."))
     return sorted(p for p in folders if p.name not in _THUMBNAIL_FOLDERS)

@@ -244,6 +244,28 @@ def test_pairs_are_refused_when_a_column_or_value_is_missing(
     assert read_labelled_folder(tmp_path).split("train")[0].labels == ("cat",)
 
 
+def test_csv_files_that_are_no_pairs_are_ignored_beside_others_of_their_split(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.csv").write_text("image,label\na,cat\n")
+    (tmp_path / "train-images.csv").write_text("ImageID,OriginalURL\nb,x\n")
+    (tmp_path / "training_log.csv").write_bytes(b"epoch,loss\n1,\xff\n")
+    assert len(read_labelled_folder(tmp_path).images) == 1
+    (tmp_path / "val.csv").write_text("image,tag\na,cat\n")
+    with pytest.raises(DataError, match=r"^val\.csv has no column label or LabelName$"):
+        read_labelled_folder(tmp_path)
+    (tmp_path / "val.csv").write_text("image,label\nb,cat\n")
+    assert len(read_labelled_folder(tmp_path).images) == 2
+
+
+def test_csv_files_beside_class_folders_are_ignored(tmp_path: Path) -> None:
+    touch(tmp_path, "train/dog/1.jpg", "train/cat/2.jpg")
+    (tmp_path / "training_log.csv").write_text("epoch,loss\n1,0.5\n")
+    (tmp_path / "test_predictions.csv").write_text("image,label\n1.jpg,dog\n")
+    folder = read_labelled_folder(tmp_path)
+    assert (folder.single_label, len(folder.images)) == (True, 2)
+
+
 def add_coco_year(folder: Path, name: str, ids: list[int]) -> None:
     index = {
         "categories": [{"id": 1, "name": "person"}],
