@@ -74,6 +74,8 @@ def open_session(bundle: Bundle, graph: GraphName, config: SessionConfig) -> ort
         if device not in CPU_DEVICES:
             raise StartError(f"device {device} cannot open {graph}: {first_line(error)}") from error
         raise BundleError(f"{graph} is not a usable ONNX graph: {first_line(error)}") from error
+    # Kept for a fallback to another provider, which is off: half of the memory of a large model.
+    session._model_bytes = None
     provider = PROVIDERS[device][0][0]
     if session.get_providers()[0] != provider:
         raise StartError(

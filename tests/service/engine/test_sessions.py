@@ -1,4 +1,4 @@
-"""Sessions disable optimisations of ONNX Runtime that are slower or less exact."""
+"""Sessions disable what ONNX Runtime does that is slower or less exact, or holds memory."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ def operators_that_run(folder: Path, disabled: list[str]) -> Counter[str]:
         disabled_optimizers=disabled,
     )
     return Counter(node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node)
+
+
+def test_session_does_not_hold_the_file_beside_its_weights(tiny_bundle: Bundle) -> None:
+    graph = tiny_bundle.read_graph("encoder", "fp32")
+    options = ort.SessionOptions()
+    usual = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    assert graph in vars(usual).values()
+    session = open_session(tiny_bundle, "encoder", SessionConfig("cpu", "fp32"))
+    assert graph not in vars(session).values()
 
 
 def test_disabled_optimiser_is_the_one_that_fuses_sums_and_norms(tmp_path: Path) -> None:
