@@ -35,7 +35,7 @@ def write_photos(folder: Path) -> list[Path]:
 
 
 def score(visit: Visit, photo: Path, label: str = "yak") -> float:
-    query = {"label_set": "herd", "include": label, "top_k": 1}
+    query: dict[str, str | int] = {"label_set": "herd", "include": label, "top_k": 1}
     answer = httpx.post(
         f"{visit.url}/predict", files={"image": photo.read_bytes()}, params=query, timeout=60
     )
@@ -116,6 +116,15 @@ def test_threshold_of_a_set_that_was_changed_meanwhile_is_not_kept(
     expect(page.locator("#calibrate-label option")).to_have_count(1)
     expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
     assert not read_set(visit)["labels"][0]["calibrated"]
+
+
+def test_photos_wait_until_the_service_is_not_busy(page: Page, tmp_path: Path) -> None:
+    problem = {"status": 429, "title": "The service is busy", "code": "queue_full"}
+    busy = {"status": 429, "headers": {"Retry-After": "0.01"}, "json": problem}
+    page.route("**/predict", lambda route: route.fulfill(**busy), times=5)
+    give(page, write_photos(tmp_path)[:1], "show it")
+    expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 0 without")
+    expect(page.locator("#calibrate-status")).to_be_empty()
 
 
 def test_kept_threshold_leaves_calibration_and_embeddings(

@@ -22,7 +22,7 @@ def find_box(page: Page, name: str) -> Locator:
     return page.get_by_role("checkbox", name=name)
 
 
-def press_delete(page: Page, name: str, answer: str = "Delete it") -> None:
+def press_delete(page: Page, name: str, answer: str = "Delete") -> None:
     page.get_by_role("button", name=f"Delete {name}").click()
     page.get_by_role("dialog", name=f"Delete {name}?").get_by_role("button", name=answer).click()
 
@@ -82,13 +82,13 @@ def test_deleting_an_unused_set_sends_no_prediction(visit: Visit) -> None:
     assert len(visit.asked) == 1
 
 
-@pytest.mark.parametrize("button", ["Keep it", None])
+@pytest.mark.parametrize("button", ["Cancel", None])
 def test_unconfirmed_deletion_deletes_nothing(visit: Visit, button: str | None) -> None:
     page = visit.open()
     press_delete(page, "herd")  # not an answer to the next dialog
     expect_deleted(page, "herd")
     page.get_by_role("button", name="Delete zoo").click()
-    expect(page.get_by_role("dialog")).to_contain_text("Its 1 label will be gone for everyone")
+    expect(page.get_by_role("dialog")).to_contain_text("Its 1 label will be deleted for everyone")
     if button:
         page.get_by_role("button", name=button).click()
     else:
@@ -106,7 +106,7 @@ def test_set_changed_by_another_client_is_deleted_only_on_a_second_try(visit: Vi
     register(visit, "zoo", "newt", "crow", "yak")
     press_delete(page, "zoo")
     expect(page.locator("#sets-status")).to_have_text(
-        "zoo was changed meanwhile, and is kept. Delete it again if it should go."
+        "zoo was changed meanwhile and not deleted. Delete again to delete the changed set."
     )
     expect(page.locator(".set", has=find_box(page, "zoo"))).to_contain_text("3 labels")
     assert "zoo" in list_names(visit)
@@ -169,7 +169,7 @@ def test_sets_are_deleted_with_the_keyboard_and_focus_moves_on(visit: Visit) -> 
     page = visit.open()
     page.get_by_role("button", name="Delete herd").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Keep it")).to_be_focused()
+    expect(page.get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
     expect_deleted(page, "herd")
@@ -203,5 +203,5 @@ def test_stored_sets_and_the_dialog_fit_a_phone_and_pass_axe(visit: Visit, schem
     question = page.get_by_role("dialog")
     assert question.evaluate("element => element.scrollWidth <= element.clientWidth")
     assert_accessible(visit)
-    question.get_by_role("button", name="Delete it").click()
+    question.get_by_role("button", name="Delete").click()
     expect_deleted(page, name)

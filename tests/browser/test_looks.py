@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.conftest import MAP, Visit
 from tests.support.photos import make_photo
@@ -44,13 +44,11 @@ def find_nothing(visit: Visit) -> None:
 
 def choose(page: Page, *contents: bytes) -> None:
     """Chooses photos with these contents."""
-    name = "holiday-in-the-mountains-{}.png"
-    page.get_by_label("Choose photos").set_input_files(
-        [
-            {"name": name.format(i), "mimeType": "image/png", "buffer": content}
-            for i, content in enumerate(contents)
-        ]
-    )
+    files: list[FilePayload] = [
+        {"name": f"holiday-in-the-mountains-{i}.png", "mimeType": "image/png", "buffer": content}
+        for i, content in enumerate(contents)
+    ]
+    page.get_by_label("Choose photos").set_input_files(files)
 
 
 def choose_several(visit: Visit) -> None:

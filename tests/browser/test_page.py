@@ -278,7 +278,7 @@ def test_typed_labels_are_scored_and_saved_as_a_set(visit: Visit, samples: Path)
     page.get_by_label("Any words").fill("crow")
     page.get_by_label("Keep as set").fill("zoo")
     page.get_by_role("button", name="Keep", exact=True).click()
-    expect(page.locator("#keep-status")).to_contain_text("has other labels")
+    expect(page.locator("#keep-status")).to_contain_text("a set zoo with other labels")
     page.get_by_role("button", name="Replace it").click()
     expect(page.locator("#keep-status")).to_contain_text("Kept 1 label as zoo")
     kept = httpx.get(f"{visit.url}/labels/zoo").json()
@@ -374,7 +374,7 @@ def test_label_with_a_comma_shows_its_map(visit: Visit) -> None:
 def test_empty_map_shows_a_message(visit: Visit) -> None:
     page = open_mapped(visit, [[0.0, 0.0], [0.0, 0.0]])
     page.get_by_role("button", name="lamp").click()
-    expect(page.locator("#map-caption")).to_have_text("No part of the photo speaks for “lamp”.")
+    expect(page.locator("#map-caption")).to_have_text("The map of “lamp” is empty.")
     expect(page.locator("#map")).to_be_hidden()
 
 
@@ -643,7 +643,7 @@ def test_only_a_failed_connection_is_called_unreachable(visit: Visit) -> None:
     alert = page.get_by_role("alert")
     page.route("**/predict", lambda route: route.fulfill(body="<p>Sign in</p>"), times=1)
     page.get_by_role("checkbox", name="everyday").uncheck()
-    expect(alert).to_have_text("Something else answers in the service's place.")
+    expect(alert).to_contain_text("The answer is not JSON")
     page.route("**/predict", lambda route: route.abort(), times=1)
     page.get_by_role("checkbox", name="everyday").check()
     expect(alert).to_have_text("The service cannot be reached.")

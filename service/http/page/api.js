@@ -103,7 +103,7 @@ async function send(path, options) {
   const response = await reach(path, options);
   const body = await response.json().catch((error) => {
     const isCut = !(error instanceof SyntaxError);
-    throw new Problem(0, { title: isCut ? UNREACHED : "Something else answers in the service's place." });
+    throw new Problem(0, { title: isCut ? UNREACHED : "The answer is not JSON: a proxy may have answered instead of the service." });
   });
   return { body, tag: response.headers.get("etag") };
 }

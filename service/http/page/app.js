@@ -25,6 +25,7 @@ import {
   MOST_LABELS,
   choiceParameters,
   describeThreshold,
+  findLabels,
   groupLabels,
   showParameters,
 } from "./scores.js";
@@ -182,12 +183,12 @@ async function askOthers(signal) {
   await Promise.all(Array.from({ length: PARALLEL }, work));
 }
 
-/** Labels of an answer by the controls, best first, as the service answers `showParameters`. */
-function findLabels(answer, controls) {
-  const { found, maybe } = groupLabels(answer.labels, controls, { typed: new Set(), kept: new Set() });
-  if (controls.mode === "best") return [...found, ...maybe].sort((a, b) => b.score - a.score);
-  if (controls.mode === "calibrated") return found;
-  return found.map((label) => ({ ...label, threshold: controls.threshold, calibrated: false }));
+/** The answer of the service to a request with `showParameters`. */
+function shorten(answer, controls) {
+  const labels = findLabels(answer.labels, controls);
+  if (controls.mode !== "number") return { ...answer, labels };
+  const { threshold } = controls;
+  return { ...answer, labels: labels.map((label) => ({ ...label, threshold, calibrated: false })) };
 }
 
 function listDownloads() {
@@ -196,14 +197,14 @@ function listDownloads() {
   const found = recall(photos);
   return photos.map((photo, i) => {
     const { answer, problem } = found[i];
-    return { photo: photo.name, problem, answer: answer && { ...answer, labels: findLabels(answer, controls) } };
+    return { photo: photo.name, problem, answer: answer && shorten(answer, controls) };
   });
 }
 
 /** Writes the labels or the problem below these photos, and how many photos are done. */
 function renderTiles(photos, controls) {
   recall(photos).forEach((found, i) => {
-    const labels = found?.answer && findLabels(found.answer, controls).map((label) => label.label);
+    const labels = found?.answer && findLabels(found.answer.labels, controls).map((label) => label.label);
     const text = labels && (labels.slice(0, 3).join(", ") || "nothing found");
     showBelow(photos[i], found?.problem ?? text ?? "", Boolean(found?.problem));
   });
@@ -255,7 +256,7 @@ async function pressLabel(column, label) {
     if (isFound) drawMap(byId("map"), byId("photo"), grid, shown.info.input);
     byId("map-caption").textContent = isFound
       ? `Bright: where the model looked for “${label.label}”, most of all ${describePeak(grid)}.`
-      : `No part of the photo speaks for “${label.label}”.`;
+      : `The map of “${label.label}” is empty.`;
   } catch (error) {
     if (shown.pressed !== pressed) return;
     hideMap();
@@ -358,7 +359,7 @@ function showRequest(controls) {
   const hasKey = readKey() !== "";
   byId("curl").textContent = makeCurl(url, photo.name, query, hasKey);
   byId("python").textContent = makePython(url, photo.name, query, hasKey);
-  byId("answer").textContent = JSON.stringify({ ...answer, labels: findLabels(answer, controls) }, null, 2);
+  byId("answer").textContent = JSON.stringify(shorten(answer, controls), null, 2);
 }
 
 function speak(labels) {

@@ -95,7 +95,7 @@ async function score() {
   const query = { label_set: [state.set.name], include: [byId("calibrate-label").value], top_k: ["1"] };
   for (const photo of state.photos.filter((each) => each.score === null)) {
     try {
-      const answer = await predict(photo, query, signal);
+      const answer = await predict(photo, query, signal, { isPatient: true });
       if (signal.aborted) return;
       photo.score = answer.labels[0].score;
     } catch (error) {

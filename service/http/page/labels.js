@@ -126,7 +126,7 @@ async function keep(replace, onChange, onProblem) {
     onChange();
   } catch (error) {
     const isTaken = error.code === "label_set_exists";
-    showKeepStatus(isTaken ? `${name} has other labels.` : error.message, isTaken);
+    showKeepStatus(isTaken ? `There is a set ${name} with other labels.` : error.message, isTaken);
     if (error.needsKey) onProblem(error);
   }
 }
@@ -145,7 +145,7 @@ async function remove(set, onChange, onProblem) {
     await showSets();
     const isKept = !isDeleted && isListed(name);
     byId("sets-status").textContent = isKept
-      ? `${name} was changed meanwhile, and is kept. Delete it again if it should go.`
+      ? `${name} was changed meanwhile and not deleted. Delete again to delete the changed set.`
       : `${name} is deleted.`;
     if (isUsed) onChange();
   } catch (error) {

@@ -17,10 +17,11 @@ const BETWEEN_LABELS = /[,\n]/;
  * `typed` and `kept` are names of the user's own labels: they are shown whatever they score, of
  * `kept` at most `topK`.
  */
-export function groupLabels(labels, { mode, threshold, topK }, { typed, kept }) {
-  const least = (label) => (mode === "number" ? threshold : label.threshold);
+export function groupLabels(labels, controls, { typed, kept }) {
+  const { mode, topK } = controls;
+  const least = (label) => findLeast(label, controls);
   const passes = (label) => label.score >= least(label);
-  const best = new Set((mode === "best" ? labels : labels.filter(passes)).slice(0, topK));
+  const best = new Set(findLabels(labels, controls));
   const others = labels.filter((label) => !passes(label));
   const mine = new Set(others.filter((label) => kept.has(label.label)).slice(0, topK));
   const isOwn = (label) => typed.has(label.label) || mine.has(label);
@@ -34,6 +35,16 @@ export function groupLabels(labels, { mode, threshold, topK }, { typed, kept }) 
         : strangers.filter(isMaybe).slice(0, MOST_MAYBES),
     own: others.filter(isOwn),
   };
+}
+
+/** Labels with which the service answers `showParameters`. */
+export function findLabels(labels, controls) {
+  const found = labels.filter((label) => label.score >= findLeast(label, controls));
+  return (controls.mode === "best" ? labels : found).slice(0, controls.topK);
+}
+
+function findLeast(label, { mode, threshold }) {
+  return mode === "number" ? threshold : label.threshold;
 }
 
 /** What a threshold for all labels means. */
