@@ -12,10 +12,12 @@ from service.http.host import PipelineHost
 from service.settings import Settings
 
 JSON = dict[str, Any]
-_HEAD = """# API
+_HEAD = """<!-- Written by `make reference` from the service's OpenAPI document; do not edit. -->
 
-Made from the service's OpenAPI document by `make reference`; do not edit. A running service shows
-the same at `/docs`, with a form to try each route, and has the document at `/openapi.json`.
+# API
+
+A running service shows the same at `/docs`, with a form to try each route, and has the OpenAPI
+document at `/openapi.json`.
 
 - Every answer has the header `X-Request-ID`, which is also in the log. It is the request's own, or
   a new one.
@@ -42,7 +44,7 @@ def write_reference(document: JSON) -> str:
         for name, schema in sorted(document["components"]["schemas"].items())
         if "properties" in schema
     )
-    return "\n".join([_HEAD, *routes, "## Shapes\n", *shapes]).rstrip() + "\n"
+    return "\n".join([_HEAD, *routes, "## Schemas\n", *shapes]).rstrip() + "\n"
 
 
 def _write_route(method: str, path: str, operation: JSON) -> str:

@@ -14,9 +14,11 @@ from export.__main__ import make_parser
 from service.cli.commands import app
 from tests.project.api_reference import write_table
 
-_HEAD = """# Command line
+_HEAD = """<!-- Written by `make reference` from the commands; do not edit. -->
 
-Made from the commands by `make reference`; do not edit. `ml-decoder COMMAND --help` shows the same.
+# Command line
+
+`ml-decoder COMMAND --help` shows the same.
 
 - [Exit codes](errors.md#exit-codes)
 - `ml-decoder --install-completion` makes your shell complete commands and flags.

@@ -10,9 +10,9 @@ from service import errors
 from service.errors import ServiceError
 from tests.project.api_reference import write_table
 
-_HEAD = """# Errors
+_HEAD = """<!-- Written by `make reference` from `service/errors.py`; do not edit. -->
 
-Made from `service/errors.py` by `make reference`; do not edit.
+# Errors
 
 Every error is `application/problem+json` (RFC 9457):
 

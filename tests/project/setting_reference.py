@@ -20,9 +20,9 @@ _SECTIONS = {
     "log_level": "Logs, metrics, traces",
 }
 _DEFAULT = re.compile(r"(.*)\s\(default\s(.*)\)\.", re.DOTALL)
-_HEAD = """# Settings
+_HEAD = """<!-- Written by `make reference` from `service/settings.py`; do not edit. -->
 
-Made from `service/settings.py` by `make reference`; do not edit.
+# Settings
 
 Every setting is an environment variable `ML_DECODER_*` and a flag of `ml-decoder serve`:
 `ML_DECODER_QUEUE_SIZE=8` is `--queue-size 8`. A flag takes precedence.
