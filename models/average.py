@@ -27,8 +27,9 @@ def average_checkpoints(parts: Sequence[tuple[Checkpoint, float]]) -> Checkpoint
     last = parts[-1][0]
     if any(_identify(part) != _identify(last) for part, _ in parts):
         raise CheckpointError("the checkpoints have different networks, inputs or labels")
-    if not abs(sum(share for _, share in parts) - 1) <= 1e-6:  # true for NaN, too
-        raise CheckpointError("the shares do not sum to 1")
+    total = sum(share for _, share in parts)
+    if not abs(total - 1) <= 1e-6:  # true for NaN, too
+        raise CheckpointError(f"the shares must sum to 1; they sum to {total:g}")
     _load_mean(last.network, [(part.network.state_dict(), share) for part, share in parts])
     return last
 

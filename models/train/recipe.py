@@ -50,7 +50,7 @@ class BaseRecipe(BaseModel):
             try:
                 values = tomllib.loads(path.read_text())
             except (OSError, ValueError) as error:
-                raise RecipeError(f"cannot read the recipe {path}") from error
+                raise RecipeError(f"the recipe {path} cannot be read: {error}") from error
         try:
             return cls.model_validate(values | dict(overrides))
         except ValidationError as error:

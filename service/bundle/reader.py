@@ -111,13 +111,13 @@ def _verify(path: Path, manifest: Manifest) -> Bundle:
     contents = {file: _read_verified(path, file, rec) for file, rec in manifest.files.items()}
     head, content = manifest.card.trained_head, contents.get(LABELS_FILE)
     if head is None and content is not None:
-        raise BundleError(f"{LABELS_FILE} without a trained head")
+        raise BundleError(f"the bundle has a {LABELS_FILE}, but no trained head")
     if head is not None and content is None:
         raise BundleError(f"manifest lists no {LABELS_FILE}")
     labels = () if content is None else _parse_labels(content)
     expected = 0 if head is None else head.num_labels
     if len(labels) != expected:
-        raise BundleError(f"{LABELS_FILE} has {len(labels)} labels, manifest says {expected}")
+        raise BundleError(f"{LABELS_FILE} must have {expected} labels; it has {len(labels)}")
     return Bundle(path=path, manifest=manifest, labels=labels)
 
 
@@ -132,9 +132,12 @@ def _read_verified(folder: Path, file: str, record: FileRecord) -> bytes:
     except OSError as error:
         raise BundleError(f"{folder.name}: {file} cannot be read") from error
     if size != record.bytes:
-        raise BundleError(f"{folder.name}: {file} has {size} bytes, manifest says {record.bytes}")
+        raise BundleError(
+            f"{folder.name}: {file} must have {record.bytes} bytes; it has {size}: copy the bundle "
+            "again"
+        )
     if hashlib.sha256(content).hexdigest() != record.sha256:
-        raise BundleError(f"{folder.name}: {file} does not match its sha256")
+        raise BundleError(f"{folder.name}: {file} does not match its sha256: copy the bundle again")
     return content
 
 
@@ -144,7 +147,7 @@ def _parse_labels(content: bytes) -> tuple[Label, ...]:
     except ValidationError as error:
         raise BundleError(f"{LABELS_FILE}: {format_first_error(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise BundleError(f"{LABELS_FILE} is not a JSON list of labels") from error
+        raise BundleError(f"{LABELS_FILE} must be a JSON list of labels") from error
     names = [label.name for label in labels]
     if len(set(names)) != len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])

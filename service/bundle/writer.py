@@ -60,7 +60,7 @@ def write_bundle(path: Path, draft: BundleDraft) -> Bundle:
     """
     check_target(path)
     if path.name != draft.card.name:
-        raise BundleError(f"folder {path.name} and model name {draft.card.name} differ")
+        raise BundleError(f"the folder must be named {draft.card.name}; it is {path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:

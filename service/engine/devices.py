@@ -84,7 +84,7 @@ def choose_precision(
         if device != "openvino":
             raise StartError(f"precision bf16: device {device} does not support it, use openvino")
         if not multiplies_bf16():
-            raise StartError("precision bf16: this processor has no instructions for it")
+            raise StartError("precision bf16: this processor has no instructions for it, use fp32")
     elif asked not in bundle.precisions():
         raise StartError(f"precision {asked}: the bundle has {', '.join(bundle.precisions())}")
     elif asked == "int8" and device == "openvino" and not multiplies_int8():
@@ -152,7 +152,7 @@ def _find_openvino_cpu() -> ort.OrtEpDevice:
         if device.ep_name == _OPENVINO and device.ep_metadata.get("ov_device") == "CPU":
             return device
     # OpenVINO itself runs on others too: github.com/microsoft/onnxruntime/pull/31981.
-    raise StartError("device openvino: the plug-in supports Intel processors only")
+    raise StartError("device openvino: the plug-in supports Intel processors only: use cpu")
 
 
 @cache

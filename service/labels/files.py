@@ -40,8 +40,8 @@ SUFFIXES = (*FOLDER_SUFFIXES, ".txt", ".csv")
 MAX_FILE_BYTES = 1 << 30
 _CSV_COLUMNS = ("name", "prompt", "threshold")
 _MAX_COLUMNS_SHOWN = 10
-_NPZ_REQUIRED = frozenset({"names", "embeddings"})
-_NPZ_ARRAYS = _NPZ_REQUIRED | {"prompts", "thresholds", "embedding_space", "calibration"}
+_NPZ_REQUIRED = ("names", "embeddings")
+_NPZ_OPTIONAL = ("prompts", "thresholds", "embedding_space", "calibration")
 # Raised by zipfile and numpy on a damaged, encrypted or pickled file.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
@@ -60,7 +60,7 @@ def read_label_set_file(path: Path, name: str | None = None) -> Definition:
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidLabelSet(f"The file has more than {MAX_FILE_BYTES} bytes")
+            raise InvalidLabelSet(f"The file must have at most {MAX_FILE_BYTES} bytes")
         return parse_label_set(path.read_bytes(), path.suffix.lower(), name or path.stem)
     except OSError as error:
         raise StartError(f"{path}: {error.strerror or 'cannot be read'}") from error
@@ -94,7 +94,7 @@ def parse_label_set(content: bytes, suffix: str, name: str) -> Definition:
         return _define_rows(_read_lines(_decode(content)), name)
     if suffix == ".csv":
         return _define_rows(_read_csv(_decode(content)), name)
-    raise InvalidLabelSet(f"A label set file ends in {' or '.join(SUFFIXES)}")
+    raise InvalidLabelSet(f"The name of the file must end in {' or '.join(SUFFIXES)}")
 
 
 def pack_label_set(definition: Definition) -> bytes:
@@ -129,10 +129,10 @@ def _parse_json(content: bytes, name: str) -> Definition:
     except (ValueError, RecursionError) as error:
         raise InvalidLabelSet(f"The file is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidLabelSet("The file is not a JSON object")
+        raise InvalidLabelSet("The file must be a JSON object")
     if value.setdefault("name", name) != name:
         given = quote(str(value["name"]))
-        raise InvalidLabelSet(f"The file names its set {given}, not {quote(name)}")
+        raise InvalidLabelSet(f"name must be {quote(name)}, or left out; it is {given}")
     try:
         return define_label_set(LabelSetRecord.model_validate(value))
     except ValidationError as error:
@@ -214,7 +214,7 @@ def _define_rows(rows: Iterable[tuple[int, dict[str, str]]], name: str) -> Defin
     for line, label in zip(lines, record.labels, strict=True):
         if seen.setdefault(label.name, line) != line:
             raise InvalidLabelSet(
-                f"Line {line}: the label '{label.name}' is on line {seen[label.name]} too"
+                f"Line {line}: the label {quote(label.name)} is on line {seen[label.name]} too"
             )
     return define_label_set(record)
 
@@ -223,10 +223,10 @@ def _parse_npz(content: bytes, name: str) -> Definition:
     arrays = _read_arrays(content)
     names, embeddings = arrays["names"], arrays["embeddings"]
     if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
-        raise InvalidLabelSet("names is not a list of texts")
+        raise InvalidLabelSet("names must be a list of texts")
     shaped = embeddings.ndim in (2, 3) and len(embeddings) == len(names)
     if not shaped or embeddings.dtype.kind != "f":
-        raise InvalidLabelSet("embeddings is not one row of floats for each name")
+        raise InvalidLabelSet("embeddings must have one row of floats for each name")
     try:
         labels = _label_names.validate_python(names.tolist())
     except ValidationError as error:
@@ -249,7 +249,7 @@ def _read_prompts(values: NDArray[Any] | None, count: int) -> tuple[str | None, 
     if values is None:
         return (None,) * count
     if values.shape != (count,) or values.dtype.kind != "U":
-        raise InvalidLabelSet("prompts is not one text for each name")
+        raise InvalidLabelSet("prompts must have one text for each name")
     try:
         return tuple(_prompt.validate_python(text) if text else None for text in values.tolist())
     except ValidationError as error:
@@ -260,7 +260,7 @@ def _read_thresholds(values: NDArray[Any] | None, count: int) -> tuple[float | N
     if values is None:
         return (None,) * count
     if values.shape != (count,) or values.dtype.kind != "f":
-        raise InvalidLabelSet("thresholds is not one float for each name")
+        raise InvalidLabelSet("thresholds must have one float for each name")
     found = tuple(None if math.isnan(value) else float(value) for value in values)
     for place, value in enumerate(found, start=1):
         if value is not None and not 0.0 <= value <= 1.0:
@@ -274,7 +274,7 @@ def _read_calibration(values: NDArray[Any] | None) -> Calibration | None:
     if values is None:
         return None
     if values.shape != (2,) or values.dtype.kind != "f":
-        raise InvalidLabelSet("calibration is not a scale and a shift")
+        raise InvalidLabelSet("calibration must be a scale and a shift")
     try:
         return Calibration(scale=float(values[0]), shift=float(values[1]))
     except ValidationError as error:
@@ -285,15 +285,20 @@ def _read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if not _NPZ_REQUIRED <= members.keys() <= _NPZ_ARRAYS:
-                raise InvalidLabelSet(f"The arrays are not {', '.join(sorted(_NPZ_ARRAYS))}")
+            known = {*_NPZ_REQUIRED, *_NPZ_OPTIONAL}
+            if not {*_NPZ_REQUIRED} <= members.keys() <= known:
+                raise InvalidLabelSet(
+                    f"The file must have the arrays {' and '.join(_NPZ_REQUIRED)}, and may have "
+                    f"{', '.join(_NPZ_OPTIONAL)}; it has "
+                    f"{', '.join(map(quote, [*members][:_MAX_COLUMNS_SHOWN])) or 'none'}"
+                )
             if sum(info.file_size for info in members.values()) > MAX_FILE_BYTES:
-                raise InvalidLabelSet(f"The arrays have more than {MAX_FILE_BYTES} bytes")
+                raise InvalidLabelSet(f"The arrays must have at most {MAX_FILE_BYTES} bytes")
             return {key: _read_array(archive.read(info)) for key, info in members.items()}
     except InvalidLabelSet:
         raise
     except _UNREADABLE as error:
-        raise InvalidLabelSet("The file is not a readable .npz without pickle") from error
+        raise InvalidLabelSet("The file must be a readable .npz without pickles") from error
 
 
 def _read_array(content: bytes) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What parts of the service cost: decoding, metrics, maps, graphs, bulk tagging, a long run.
+"""The cost of parts of the service: decoding, metrics, maps, graphs, bulk tagging, a long run.
 
     python -m tests.benchmarks.costs decode|metrics|explain|model|bulk|soak --help
 

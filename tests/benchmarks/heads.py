@@ -1,4 +1,4 @@
-"""What each head costs by the number of labels: `python -m tests.benchmarks.heads`.
+"""The cost of each head by the number of labels: `python -m tests.benchmarks.heads`.
 
 Prints parameters, FLOPs per image (torch's counter) and the latency of the head alone in ONNX
 Runtime on one core, on 7 x 7 tokens of width 2048, after a backbone to compare with. Latency is the

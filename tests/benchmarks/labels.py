@@ -1,4 +1,4 @@
-"""What a request costs by the number of registered labels: rates, latency, registration, memory.
+"""The cost of a request by the number of registered labels: rates, latency, registration, memory.
 
     python -m tests.benchmarks.labels --bundle BUNDLE
 

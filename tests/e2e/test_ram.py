@@ -67,7 +67,7 @@ def run_torch(network: nn.Module, pixels: Pixels, *embeddings: NDArray[np.float3
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What torch says of B photos."""
+    """The results of torch for B photos."""
 
     pixels: Pixels
     thresholds: Scores  # [N], of the tags

@@ -19,7 +19,7 @@ from tests.faults.conftest import serve
 from tests.support.serving import assert_still_serving
 
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "8"))
-# What a busy or draining service answers on purpose.
+# Statuses that a busy or draining service answers on purpose.
 MEANT = {503, 504, 507}
 EXPLORING = settings(
     max_examples=EXAMPLES,

@@ -122,7 +122,7 @@ def test_invalid_share_is_refused(
     assert run(out, "--untouched", "0", "a.safetensors=1") == 0
 
 
-DIFFERENT, SUM = "different networks, inputs or labels", "do not sum to 1"
+DIFFERENT, SUM = "different networks, inputs or labels", "must sum to 1"
 GREY = InputConfig(height=32, width=32, mean=(0.5, 0.5, 0.5))
 CROPPED = InputConfig(height=32, width=32, resize_mode="crop", crop_pct=0.8)
 

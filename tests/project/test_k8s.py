@@ -31,7 +31,7 @@ KINDS = {
 
 @cache
 def render(folder: str) -> dict[str, Any]:
-    """What `kubectl apply -k` would apply, by kind."""
+    """The objects that `kubectl apply -k` would apply, by kind."""
     kubectl = Path(sys.executable).with_name("kubectl")
     command = [str(kubectl), "kustomize", str(K8S / folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# What the camera did to an upright picture for each EXIF orientation.
+# The change of an upright picture by a camera, for each EXIF orientation.
 CAMERA_TURNS = {
     1: None,
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -24,7 +24,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What every layout is made of; `names` are all labels, sorted."""
+    """The pictures of every layout; `names` are all labels, sorted."""
 
     names: tuple[str, ...]
     train: Sequence[Picture]

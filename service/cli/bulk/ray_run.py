@@ -87,7 +87,7 @@ def _tag_on_ray(
             for row in totals.iter_rows():
                 yield Totals(**{name: int(count) for name, count in row.items()})
     except ConnectionError as error:
-        raise StartError("no Ray cluster found at RAY_ADDRESS") from error
+        raise StartError("no Ray cluster found at RAY_ADDRESS: correct it, or unset it") from error
     except ray.exceptions.RayError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[-1]
         raise StartError(f"a Ray worker failed: {reason}") from error
@@ -110,7 +110,9 @@ class PartTagger:
         self._runner.run(self._pipeline.start())
         self._selection = self._runner.run(self._pipeline.select(job.question))
         if describe_question(self._pipeline, self._selection, job.photos) != parts.question:
-            raise StartError("a worker has another bundle, precision or label sets than the driver")
+            raise StartError(
+                "a worker must have the bundle, precision and label sets of the driver"
+            )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Tags and writes the parts of a batch; returns their totals, a column per figure."""

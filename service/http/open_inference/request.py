@@ -193,7 +193,7 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
         raise InvalidTensors(f"The header {HEADER_LENGTH} must be a number of bytes")
     length = int(header_length)
     if length > len(body):
-        raise InvalidTensors(f"The body is shorter than the header {HEADER_LENGTH} says")
+        raise InvalidTensors(f"The header {HEADER_LENGTH} is longer than the body")
     return body[:length], memoryview(body)[length:]
 
 
@@ -203,15 +203,17 @@ def _read_photos(
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (IMAGE, PIXELS):
-            raise InvalidTensors(f"Input {quote(name)} is unknown")
+            raise InvalidTensors(f"Input {quote(name)} is unknown: use '{IMAGE}' or '{PIXELS}'")
     if len(names) != 1:
         raise InvalidTensors(f"Give exactly one input, '{IMAGE}' or '{PIXELS}'")
     (tensor,) = inputs
     size = tensor.parameters.binary_data_size
     if (size or 0) != len(raw):
-        raise InvalidTensors("The bytes behind the JSON are not as many as 'binary_data_size' says")
+        raise InvalidTensors(
+            f"'binary_data_size' must be the number of bytes after the JSON, {len(raw)}"
+        )
     if size is not None and tensor.data is not None:
-        raise InvalidTensors("An input has both 'data' and binary data")
+        raise InvalidTensors("An input must have 'data' or binary data, not both")
     binary = None if size is None else raw
     datatype = "BYTES" if tensor.name == IMAGE else "UINT8"
     if tensor.datatype != datatype:
@@ -256,7 +258,7 @@ def _read_numbers(tensor: InputTensor) -> PixelArray:
     values = _flatten(tensor.data, levels=len(tensor.shape) - 1)
     kinds = set(map(type, values))
     if list in kinds:
-        raise InvalidTensors("The values are not nested evenly")
+        raise InvalidTensors("The values must be nested evenly")
     if kinds - {int} or (values and not 0 <= min(values) <= max(values) <= 255):
         raise InvalidTensors(f"The values of input '{PIXELS}' must be whole numbers from 0 to 255")
     return np.array(values, np.uint8)
@@ -279,7 +281,7 @@ def _split_elements(raw: memoryview) -> tuple[bytes, ...]:
 def _flatten(data: object, *, levels: int = 1) -> list[Any]:
     """Removes up to `levels` levels of lists; unevenly nested values keep some."""
     if not isinstance(data, list):
-        raise InvalidTensors("An input has neither 'data' nor binary data")
+        raise InvalidTensors("An input must have a list as 'data', or binary data")
     for _ in range(levels):
         if not all(isinstance(value, list) for value in data):
             break
@@ -306,7 +308,7 @@ def _read_outputs(asked: InferBody) -> tuple[Output, ...]:
     for tensor in asked.outputs:
         name, classes = tensor.name, tensor.parameters.classification
         if name not in OUTPUTS:
-            raise InvalidTensors(f"Output {quote(name)} is unknown")
+            raise InvalidTensors(f"Output {quote(name)} is unknown: use '{SCORES}' or '{LABELS}'")
         if name in outputs:
             raise InvalidTensors(f"Output '{name}' is requested more than once")
         if classes is not None and name != SCORES:

@@ -67,9 +67,9 @@ def parse_json(
     """
     # Brackets and quotes in texts count too: no valid body has so many.
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:
-        raise MalformedBody(f"The JSON has more than {max_parts} lists, objects and texts")
+        raise MalformedBody(f"The JSON must have at most {max_parts} lists, objects and texts")
     if body.count(b",") > max_parts + max_numbers:
-        raise MalformedBody(f"The JSON has more than {max_parts + max_numbers} values")
+        raise MalformedBody(f"The JSON must have at most {max_parts + max_numbers} values")
     try:
         value = json.loads(
             body.decode("utf-8-sig"),
@@ -81,13 +81,13 @@ def parse_json(
     except (ValueError, RecursionError) as error:
         raise MalformedBody("The body is not valid JSON") from error
     if not isinstance(value, dict):
-        raise MalformedBody("The JSON body is not an object")
+        raise MalformedBody("The JSON body must be an object")
     return value
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > _MAX_MEMBERS:
-        raise MalformedBody(f"An object of the body has more than {_MAX_MEMBERS} members")
+        raise MalformedBody(f"An object of the body must have at most {_MAX_MEMBERS} members")
     members = dict(pairs)
     if len(members) != len(pairs):
         raise MalformedBody("An object of the body has a member twice")

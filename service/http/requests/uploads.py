@@ -153,7 +153,7 @@ class _Form:
         """Reads all parts; an image in the first image field is required."""
         boundary = parse_options_header(content_type)[1].get("boundary")
         if not boundary:
-            raise MalformedBody("The multipart Content-Type names no boundary")
+            raise MalformedBody("The multipart Content-Type must have a boundary")
         try:
             await self._parse(chunks, boundary)
         except MultipartError as error:
@@ -208,10 +208,10 @@ def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
             raise UnknownField(name, known)
     if _URL_FIELD in fields:
         if shape.image_field in fields:
-            raise MalformedBody(f"Give either '{shape.image_field}' or '{_URL_FIELD}'")
+            raise MalformedBody(f"Give '{shape.image_field}' or '{_URL_FIELD}', not both")
         url = fields.pop(_URL_FIELD)
         if not isinstance(url, str):
-            raise MalformedBody(f"Field '{_URL_FIELD}' is not a text")
+            raise MalformedBody(f"Field '{_URL_FIELD}' must be a text")
         return Upload([], fields, url)
     return Upload(_take_images(fields, shape), fields)
 
@@ -224,7 +224,7 @@ def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str
     images = value if shape.batch else [value]
     if not (isinstance(images, list) and all(isinstance(image, str) for image in images)):
         kind = "a list of base64 texts" if shape.batch else "a base64 text"
-        raise MalformedBody(f"Field '{name}' is not {kind}")
+        raise MalformedBody(f"Field '{name}' must be {kind}")
     if not images:
         raise MissingField(name)
     if len(images) > shape.max_images:

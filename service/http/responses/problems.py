@@ -83,7 +83,9 @@ class Problem(BaseModel):
 class ErrorAnswer(BaseModel):
     """Every error of `/v2`."""
 
-    error: str = Field(examples=["The tensors are not valid. Input 'imag' is unknown."])
+    error: str = Field(
+        examples=["The tensors are not valid. Input 'imag' is unknown: use 'image' or 'pixels'."]
+    )
 
 
 def describe_type(error: ServiceError | ErrorType, request_id: str | None = None) -> Problem:

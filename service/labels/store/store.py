@@ -33,6 +33,7 @@ PRESENT = -1
 """`if_version` of a set that must exist, in any version."""
 
 SCHEMA_VERSION = 1
+_DAMAGED = "Its row in the database is damaged: register the set again"
 _ADVISORY_LOCK = 0x6D6C6465636F6465  # any number: "mldecode"
 
 _metadata = sa.MetaData()
@@ -340,7 +341,7 @@ def _decode_row(row: sa.Row[Any]) -> StoredSet:
             **columns,
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InvalidLabelSet("Its row is damaged") from error
+        raise InvalidLabelSet(_DAMAGED) from error
     if definition.digest != row.digest:
-        raise InvalidLabelSet("Its row is damaged")
+        raise InvalidLabelSet(_DAMAGED)
     return StoredSet(definition, embeddings, row.version)

@@ -21,7 +21,7 @@ from tests.models.heads.test_goldens import write_official
 
 
 def compute(head: MLDecoder, features: Tensor) -> Tensor:
-    """What timm's forward pass computes; its own needs a torch older than 2.1."""
+    """Returns the logits of timm's head; its own forward pass needs a torch older than 2.1."""
     tokens = features if features.dim() == 3 else features.flatten(2).mT
     tokens = head.embed_standart(tokens).relu()
     queries = head.query_embed.weight.unsqueeze(1).expand(-1, len(tokens), -1)

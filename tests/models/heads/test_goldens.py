@@ -29,7 +29,7 @@ def write_official(golden: Golden, path: Path, layout: str = "bare") -> Path:
 
 
 def hints(golden: Golden) -> dict[str, Any]:
-    """What the case's file cannot tell."""
+    """Returns the hints that the file of the case lacks."""
     if golden.kind == "tresnet_mldecoder":
         return {"image_size": golden.config["image_size"]}
     if golden.kind == "query2label_head":

@@ -52,7 +52,7 @@ def test_groups_cover_every_class_and_none_is_empty(num_classes: int, num_groups
     slots = config.num_queries * config.group_size
     assert slots - config.group_size < num_classes <= slots
     assert config.num_queries <= min(num_groups, num_classes)
-    # What a checkpoint of used groups is read back with.
+    # The configuration of a checkpoint of used groups, as it is read.
     again = config.model_copy(update={"num_groups": config.num_queries})
     assert (again.group_size, again.num_queries) == (config.group_size, config.num_queries)
 

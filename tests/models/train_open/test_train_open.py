@@ -361,7 +361,7 @@ def test_missing_device_and_negative_workers_are_refused(
     with pytest.raises(SystemExit):
         main([*arguments, wrong])
     assert f"argument {wrong.partition('=')[0]}: " in capsys.readouterr().err
-    # What is good gets as far as the checkpoint.
+    # With valid values, the checkpoint is read.
     assert main([*arguments, "--device", "cpu", "--workers", "0"]) == 2
     assert "no checkpoint file at none" in capsys.readouterr().err
 

@@ -46,7 +46,7 @@ def test_manifest_that_is_not_an_object_is_refused(
         (lambda m: m["card"].pop("version"), r"card\.version: Field required"),
         (lambda m: m["card"].update(name="../up"), r"card\.name"),
         (lambda m: m["card"]["input"].update(crop_pct=0), r"card\.input\.crop_pct"),
-        (lambda m: m["card"]["trained_head"].update(num_labels=4), "5 labels, manifest says 4"),
+        (lambda m: m["card"]["trained_head"].update(num_labels=4), "must have 4 labels; it has 5"),
         (lambda m: m["files"].pop("labels.json"), "lists no labels.json"),
         (lambda m: m["graphs"].pop("encoder"), "lists no encoder graph"),
         (lambda m: m["graphs"]["encoder"].update(fp32="other.onnx"), "not among the manifest"),

@@ -67,7 +67,7 @@ def test_any_changed_byte_of_a_listed_file_is_refused(
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"has \d+ bytes, manifest says"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), r"must have \d+ bytes; it has \d+"),
         (Path.unlink, "cannot be read"),
     ],
 )

@@ -24,7 +24,7 @@ from tests.support.tiny_bundle import (
 def test_invalid_draft_leaves_the_old_bundle_and_no_other_files(tmp_path: Path) -> None:
     old = write_tiny_bundle(tmp_path)
 
-    with pytest.raises(BundleError, match="labels, manifest says"):
+    with pytest.raises(BundleError, match="labels; it has"):
         write_tiny_bundle(tmp_path, labels=TINY_LABELS[:3])
 
     assert load_bundle(old.path) == old

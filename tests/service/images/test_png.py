@@ -1,4 +1,4 @@
-"""What is kept of a PNG."""
+"""Chunks of a PNG: kept ones, EXIF and damage."""
 
 import zlib
 

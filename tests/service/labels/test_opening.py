@@ -131,7 +131,7 @@ CLOSED = BundleDraft(card=tiny_card(), labels=TINY_LABELS, graphs=tiny_graphs())
         (OPEN, "zoo.npz", pack(space="0" * 64), "embedding_space is '0000"),
         (OPEN, "zoo.npz", pack(width=EMBEDDING_WIDTH + 1), f"needs {EMBEDDING_WIDTH} values"),
         (WORDLESS, "zoo.json", TEXT, "encodes no text"),
-        (OPEN, "zoo.npz", BROKEN, "not a readable .npz"),
+        (OPEN, "zoo.npz", BROKEN, "must be a readable .npz"),
         (OPEN, "zoo.json", b"{", "not valid JSON"),
         (OPEN, "my zoo.json", TEXT, "1 to 100 letters"),
     ],

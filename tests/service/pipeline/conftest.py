@@ -1,4 +1,4 @@
-"""What the tests of the pipeline share: a running pipeline, and a watcher that keeps notes."""
+"""Shared by the tests of the pipeline: a running pipeline, and a watcher that records calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -206,7 +206,7 @@ def test_missing_or_huge_boundary_is_refused(boundary: str) -> None:
 
 
 def test_reader_stops_at_the_first_part_too_many() -> None:
-    # What follows the surplus part is not even valid.
+    # The bytes after the surplus part are invalid.
     with pytest.raises(TooManyImages):
         read(b"".join([make_part("image", b"")] * 3) + b"\0" * 1000, chunk_size=10)
 
