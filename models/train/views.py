@@ -6,6 +6,7 @@ Pictures are flattened as `service/images/decode.py` does it: transparent parts 
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -25,6 +26,10 @@ from models.data import DataError, LabelledFolder, LabelledImage
 from models.train.recipe import OpenRecipe, Recipe, RecipeError
 
 Transform = Callable[[Image.Image], Tensor]
+
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+# Codes of any value, as data of a picture that is not whole.
+_JPEG_CODES = b"\xfe" * 8 + bytes(number**3 % 251 for number in range(4096))
 
 # The operations of the package `randaugment`, but for its cutout of 20 pixels at most.
 _RANDAUGMENT = (
@@ -62,10 +67,32 @@ class Photos(Dataset[tuple[Tensor, Tensor]]):
 def read_picture(image: LabelledImage) -> Image.Image:
     """Decodes a photo to upright RGB; raises DataError if the file is missing or broken."""
     try:
-        with Image.open(image.path) as opened:
-            return _flatten(ImageOps.exif_transpose(opened))
+        data = image.path.read_bytes()
+        try:
+            return _decode(data)
+        except OSError:
+            if not data.startswith(_JPEG_START):
+                raise
+            return _decode_without_end(data)
     except Exception as error:  # Pillow's readers raise nearly every type
         raise DataError(f"{image.path} is missing or not a readable picture") from error
+
+
+def _decode_without_end(data: bytes) -> Image.Image:
+    """Decodes a JPEG that lacks its end marker; raises ValueError if it lacks more.
+
+    The pixels of a whole picture do not depend on what follows.
+    """
+    data = data.removesuffix(b"\xff")  # half of the marker
+    picture = _decode(data + _JPEG_END)
+    if picture.tobytes() != _decode(data + _JPEG_CODES + _JPEG_END).tobytes():
+        raise ValueError("the JPEG ends early")
+    return picture
+
+
+def _decode(data: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(data)) as opened:
+        return _flatten(ImageOps.exif_transpose(opened))
 
 
 def _flatten(image: Image.Image) -> Image.Image:

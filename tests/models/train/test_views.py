@@ -23,6 +23,7 @@ from models.train.views import (
 )
 from service.bundle.card import InputContract
 from service.images.decode import decode_image
+from tests.support.odd_files import JPEGS, make_cut_files, make_odd_files
 
 
 def paint(mode: str) -> Image.Image:
@@ -56,6 +57,30 @@ def test_picture_has_the_pixels_that_the_service_decodes(tmp_path: Path, mode: s
     transform = evaluation_transform(InputConfig(height=48, width=64, crop_pct=0.8))
     tensor, _ = Photos((LabelledImage(path, "val", ()),), torch.zeros(1, 1), transform)[0]
     np.testing.assert_allclose(tensor.permute(1, 2, 0).numpy() * 255, served, atol=1e-3)
+
+
+ODD_FILES, CUT_FILES = make_odd_files(), make_cut_files()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ODD_FILES if n.endswith(("JPEG without end", "half an end", "G, trailer"))]
+)
+def test_jpeg_without_end_or_with_a_trailer_has_the_usual_pixels(tmp_path: Path, name: str) -> None:
+    odd, usual = (tmp_path / kind for kind in ("odd", "usual"))
+    for path, content in zip((odd, usual), ODD_FILES[name], strict=True):
+        path.write_bytes(content)
+    found, expected = (read_picture(LabelledImage(path, "val", ())) for path in (odd, usual))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in CUT_FILES if name.endswith("cut")])
+def test_jpeg_that_is_cut_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(CUT_FILES[name])
+    with pytest.raises(DataError, match=r"cut\.jpg is missing or not a readable picture"):
+        read_picture(LabelledImage(path, "val", ()))
+    path.write_bytes(JPEGS["baseline"][:-2])
+    assert read_picture(LabelledImage(path, "val", ())).size == (90, 50)
 
 
 def test_transparent_parts_become_white(tmp_path: Path) -> None:
