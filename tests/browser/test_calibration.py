@@ -69,10 +69,12 @@ def test_best_threshold_is_found_moved_and_kept(page: Page, visit: Visit, tmp_pa
     assert float(slider.input_value()) == pytest.approx(best.threshold, abs=0.001)
     expect(page.locator("#calibrate-few")).to_be_visible()
 
+    give(page, photos[:2], "show it")
+    expect(page.locator("#calibrate-few")).to_be_hidden()
     slider.fill("0")
     expect(page.locator("#calibrate-figures")).to_have_text(
-        "Precision 0.50: 3 of 6 found photos show it. "
-        "Recall 1.00: 3 of 3 photos that show it are found."
+        "Precision 0.63: 5 of 8 found photos show it. "
+        "Recall 1.00: 5 of 5 photos that show it are found."
     )
     slider.fill("1")
     expect(page.locator("#calibrate-figures")).to_contain_text("Precision -: 0 of 0")

@@ -127,7 +127,8 @@ function show() {
   byId("calibrate-clear").hidden = state.photos.length === 0;
   byId("calibrate-keep").disabled = shown.length === 0 || photos.length < state.photos.length;
   byId("calibrate-figures").textContent = shown.length > 0 ? describe(photos, shown, threshold) : "";
-  byId("calibrate-few").hidden = shown.length === 0 || shown.length >= FEW_PHOTOS;
+  const isEnough = shown.length >= FEW_PHOTOS && photos.length > shown.length;
+  byId("calibrate-few").hidden = shown.length === 0 || isEnough;
 }
 
 function describe(photos, shown, threshold) {
