@@ -71,7 +71,7 @@ def test_page_works_with_the_keyboard_alone(visit: Visit, tmp_path: Path) -> Non
     expect(page.locator("#calibrate-counts")).to_have_text("Scored: 1 with the label, 1 without")
     press(page, "#calibrate-threshold", "Home")
     press(page, "#calibrate-keep")
-    expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.000 now.")
+    expect(page.locator("#calibrate-status")).to_have_text("yak has the threshold 0.0000 now.")
     press(page, "[data-copy=curl]")
     expect(page.locator("#copied")).not_to_be_empty()
     httpx.delete(f"{visit.url}/labels/herd").raise_for_status()

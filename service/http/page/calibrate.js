@@ -6,10 +6,12 @@
 import { keepThreshold, predict, readLabelSet } from "./api.js";
 
 const FEW_PHOTOS = 5; // as `ml-decoder labels calibrate`
+const POWER = 3; // of the slider: labels that were not trained often score below 0.05
 const byId = (id) => document.getElementById(id);
 const state = {
   set: null, // as `readLabelSet` returns it
   photos: [], // { name, file, isShown, score }, where `isShown` is whether it shows the label
+  threshold: 0,
   isMoved: false, // whether the user has moved the slider
 };
 let scoring = new AbortController();
@@ -21,6 +23,7 @@ export function startCalibration(onKept, onProblem) {
   byId("calibrate-clear").addEventListener("click", startAgain);
   byId("calibrate-threshold").addEventListener("input", () => {
     state.isMoved = true;
+    state.threshold = Number(byId("calibrate-threshold").value) ** POWER;
     show();
   });
   byId("calibrate-keep").addEventListener("click", () => keep(onKept, onProblem));
@@ -74,8 +77,8 @@ function startAgain() {
 
 function scoreAgain() {
   for (const photo of state.photos) photo.score = null;
-  const { threshold } = state.set.labels.find(({ name }) => name === byId("calibrate-label").value);
-  byId("calibrate-threshold").value = threshold;
+  const label = state.set.labels.find(({ name }) => name === byId("calibrate-label").value);
+  state.threshold = label.threshold;
   state.isMoved = false;
   byId("calibrate-status").textContent = "";
   score();
@@ -107,7 +110,7 @@ async function score() {
     show();
   }
   if (!state.isMoved && scored().some((photo) => photo.isShown)) {
-    byId("calibrate-threshold").value = findBestF1(scored());
+    state.threshold = findBestF1(scored());
   }
   show();
 }
@@ -117,8 +120,10 @@ function scored() {
 }
 
 function show() {
-  const threshold = Number(byId("calibrate-threshold").value);
-  byId("calibrate-value").textContent = threshold.toFixed(3);
+  const { threshold } = state;
+  byId("calibrate-value").textContent = writeThreshold();
+  byId("calibrate-threshold").value = threshold ** (1 / POWER);
+  byId("calibrate-threshold").setAttribute("aria-valuetext", writeThreshold());
   const photos = scored();
   const shown = photos.filter((photo) => photo.isShown);
   byId("calibrate-counts").textContent =
@@ -129,6 +134,10 @@ function show() {
   byId("calibrate-figures").textContent = shown.length > 0 ? describe(photos, shown, threshold) : "";
   const isEnough = shown.length >= FEW_PHOTOS && photos.length > shown.length;
   byId("calibrate-few").hidden = shown.length === 0 || isEnough;
+}
+
+function writeThreshold() {
+  return state.threshold.toFixed(state.threshold < 0.1 ? 4 : 3);
 }
 
 function describe(photos, shown, threshold) {
@@ -159,10 +168,10 @@ function findBestF1(photos) {
 
 async function keep(onKept, onProblem) {
   const label = byId("calibrate-label").value;
-  const threshold = Number(byId("calibrate-threshold").value);
+  const text = writeThreshold();
   try {
-    state.set = await keepThreshold(state.set, label, threshold);
-    byId("calibrate-status").textContent = `${label} has the threshold ${threshold.toFixed(3)} now.`;
+    state.set = await keepThreshold(state.set, label, state.threshold);
+    byId("calibrate-status").textContent = `${label} has the threshold ${text} now.`;
     onKept();
   } catch (error) {
     const isChanged = error.code === "label_set_changed";
