@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from service.bundle.card import Calibration, format_first_error
-from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
+from service.cli.photos import PhotoResult, label_photos, run_pipeline
 from service.errors import LabelSetReadOnly, StartError
 from service.labels.calibration import (
     MIN_POSITIVES,
@@ -58,7 +58,7 @@ class CalibrationReport:
     fit: Fit | None  # None: the set keeps the calibration that it had
     points: Mapping[str, OperatingPoint]  # by label
     not_reached: tuple[str, ...]  # labels with enough photos that miss the wanted precision
-    left_out: tuple[LabelledPhoto, ...]  # photos that have no prediction
+    left_out: tuple[PhotoResult, ...]  # photos that have no prediction
 
 
 async def calibrate_set(
@@ -171,7 +171,7 @@ def read_labelled_folder(folder: Path) -> LabelledFolder:
 
 async def _score(
     pipeline: Pipeline, photos: list[Path], question: Question
-) -> tuple[dict[Path, dict[str, float]], list[LabelledPhoto]]:
+) -> tuple[dict[Path, dict[str, float]], list[PhotoResult]]:
     """Returns the scores by photo and label, and the photos without scores."""
     selection = await pipeline.select(question)
     scores, left_out = {}, []
@@ -185,6 +185,6 @@ async def _score(
     return scores, left_out
 
 
-def _describe(left_out: list[LabelledPhoto]) -> str:
+def _describe(left_out: list[PhotoResult]) -> str:
     first = left_out[0]
     return f"{len(left_out)} left out, such as {first.path}: {first.failure}"

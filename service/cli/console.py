@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from service.bundle.reader import Bundle
     from service.cli.bench import Load
     from service.cli.calibrate import CalibrationReport
-    from service.cli.photos import LabelledPhoto
+    from service.cli.photos import PhotoResult
     from service.labels.label_set import LabelSet
 
 EXIT_SOME_FAILED = 1
@@ -80,14 +80,14 @@ def write_json(record: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def describe_photo(photo: LabelledPhoto) -> dict[str, Any]:
+def describe_photo(photo: PhotoResult) -> dict[str, Any]:
     """Returns a photo's labels, or its failure, as JSON values."""
     if photo.prediction is None:
         return {"photo": str(photo.path), "error": photo.failure}
     return {"photo": str(photo.path), **photo.prediction.describe(map(str, photo.overlays))}
 
 
-def show_photo(photo: LabelledPhoto) -> None:
+def show_photo(photo: PhotoResult) -> None:
     """Shows a photo's labels as a table; a failure goes to stderr."""
     # `Text`, because rich reads markup in plain strings.
     if photo.prediction is None:
@@ -108,7 +108,7 @@ def show_photo(photo: LabelledPhoto) -> None:
         console.print(_LEGEND, soft_wrap=True)
 
 
-def show_failure(photo: LabelledPhoto) -> None:
+def show_failure(photo: PhotoResult) -> None:
     """Shows on stderr the reason why a photo has no labels."""
     failure = Text.assemble((str(photo.path), "bold"), f": {photo.failure}")
     Console(stderr=True).print(failure, soft_wrap=True)
@@ -119,7 +119,7 @@ def write_csv_head() -> None:
     _write_row(_CSV_COLUMNS)
 
 
-def write_csv(photo: LabelledPhoto) -> None:
+def write_csv(photo: PhotoResult) -> None:
     """Writes a row for each label of a photo, or one row if it has none."""
     path = str(photo.path)
     labels = () if photo.prediction is None else photo.prediction.labels

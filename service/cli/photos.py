@@ -21,7 +21,7 @@ _MAX_CONCURRENCY = 16
 
 
 @dataclass(frozen=True)
-class LabelledPhoto:
+class PhotoResult:
     """Either a prediction or the reason why there is none."""
 
     path: Path
@@ -43,17 +43,17 @@ async def run_pipeline(settings: Settings) -> AsyncGenerator[Pipeline]:
 
 def label_photos(
     pipeline: Pipeline, selection: Selection, paths: Iterable[Path]
-) -> AsyncGenerator[LabelledPhoto]:
+) -> AsyncGenerator[PhotoResult]:
     """Yields the photos in order, as soon as they are labelled; close it before the pipeline."""
     at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
     return run_in_order((_label_photo(pipeline, selection, path) for path in paths), at_once)
 
 
-async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> LabelledPhoto:
+async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:
     try:
         data = await asyncio.to_thread(read_photo, path)
-        return LabelledPhoto(path, await pipeline.predict(data, selection))
+        return PhotoResult(path, await pipeline.predict(data, selection))
     except OSError as error:
-        return LabelledPhoto(path, None, error.strerror or "cannot be read")
+        return PhotoResult(path, None, error.strerror or "cannot be read")
     except (ImageError, BusyError, InferenceFailed) as error:
-        return LabelledPhoto(path, None, error.describe())
+        return PhotoResult(path, None, error.describe())

@@ -24,7 +24,7 @@ from service.cli.console import (
     write_csv_head,
     write_json,
 )
-from service.cli.photos import LabelledPhoto, label_photos, run_pipeline
+from service.cli.photos import PhotoResult, label_photos, run_pipeline
 from service.errors import ImageError, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
@@ -113,7 +113,7 @@ def describe_written(written: Counter[Path]) -> str:
     return f"{written.total()} {maps} written to {', '.join(shown)}"
 
 
-def write_overlays(photo: LabelledPhoto, folder: Path) -> LabelledPhoto:
+def write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
     """Writes `dog.jpg.map-1-cat.jpg` and so on into a folder, best label first."""
     if photo.prediction is None:
         return photo
@@ -123,7 +123,7 @@ def write_overlays(photo: LabelledPhoto, folder: Path) -> LabelledPhoto:
         reason = error.strerror or "the pictures cannot be made"
     except ImageError:
         reason = "the photo has changed"
-    return LabelledPhoto(photo.path, None, f"its maps cannot be written: {reason}")
+    return PhotoResult(photo.path, None, f"its maps cannot be written: {reason}")
 
 
 def _draw(path: Path, prediction: Prediction, folder: Path) -> Iterator[Path]:

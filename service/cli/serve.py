@@ -86,7 +86,7 @@ def _supervise(
 
     def serve(worker: Worker) -> None:
         share = shares[worker.number - 1]
-        share.take()
+        share.pin()
         threads = {
             "intra_op_threads": settings.intra_op_threads or share.count,
             "decode_threads": settings.decode_threads or share.count,

@@ -130,7 +130,7 @@ def _open_fetcher(settings: Settings) -> Fetcher | None:
 
 def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
     app.state.metrics = Metrics()
-    host.watchers.append(app.state.metrics)
+    host.observers.append(app.state.metrics)
     app.add_middleware(Access, metrics=app.state.metrics, host=host)
     if host.settings.metrics_port is None:
         app.state.registry = open_registry(app.state.metrics)

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 
 from service.errors import BundleError, Draining, NotReady, ServiceBroken, StartError
 from service.pipeline.pipeline import Pipeline, open_pipeline
-from service.scheduling.stages import Watcher
+from service.scheduling.stages import Observer
 from service.settings import Settings, check_variables
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ OpenPipeline = Callable[[Settings], Pipeline]
 
 
 class PipelineHost:
-    """Opens one pipeline, hands it out, and drains it; `watchers` get its batches and predictions.
+    """Opens one pipeline, hands it out, and drains it; `observers` get its batches and predictions.
 
     `failure` says in one line for the operator why the pipeline cannot be opened, or broke.
     """
@@ -31,7 +31,7 @@ class PipelineHost:
     def __init__(self, settings: Settings, open_pipeline: OpenPipeline = open_pipeline) -> None:
         self.settings = settings
         self.failure: StartError | BundleError | ServiceBroken | None = None
-        self.watchers: list[Watcher] = []
+        self.observers: list[Observer] = []
         self.opened: Pipeline | None = None  # while it loads
         self.draining = False
         self.waits_for_others = False  # until all workers of a start are ready
@@ -76,7 +76,7 @@ class PipelineHost:
             check_variables()
             # Loading and warming up take seconds; the event loop must answer meanwhile.
             pipeline = await asyncio.to_thread(self._open_pipeline, self.settings)
-            pipeline.watchers.extend(self.watchers)
+            pipeline.observers.extend(self.observers)
             self._loading = pipeline
             await pipeline.start()
         except (StartError, BundleError) as error:

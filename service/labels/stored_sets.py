@@ -105,7 +105,7 @@ class StoredSets:
         """Loads the writes of other processes; raises `StoreUnavailable` if it cannot."""
         async with self._changing:
             if self.revision < 0:
-                await self._encode_others()
+                await self._reencode_others()
             mark, versions = await self._call(self._store.read_versions)
             loaded: dict[str, LabelSet] = {}
             for name, stored in versions.items():
@@ -232,7 +232,7 @@ class StoredSets:
         version = str(stored.version)
         return self._encoding.make_set(stored.definition, vectors, version, "store")
 
-    async def _encode_others(self) -> None:
+    async def _reencode_others(self) -> None:
         # Replicas of the other bundle go on with their own rows.
         others = await self._call(self._store.list_others)
         for number, (name, space) in enumerate(others.items()):
@@ -242,7 +242,7 @@ class StoredSets:
                 *(name, number + 1, len(others)),
             )
             try:
-                await self._encode_other(name, space)
+                await self._reencode(name, space)
             except StoreError:
                 raise
             except ServiceError as error:
@@ -253,7 +253,7 @@ class StoredSets:
                 )
         self.reencoding_progress = None
 
-    async def _encode_other(self, name: str, space: str) -> None:
+    async def _reencode(self, name: str, space: str) -> None:
         stored = await self._call(self._store.read, name, space)
         if stored is None:  # deleted meanwhile
             return
@@ -306,7 +306,7 @@ class StoredSets:
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             while not (await asyncio.wait([done], timeout=self._timeout_seconds))[0]:
-                self._store.hang_up()
+                self._store.break_connection()
         finally:
             done.cancel()  # if the caller was cancelled before the call began
         return done.result()

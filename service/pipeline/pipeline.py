@@ -31,7 +31,7 @@ from service.scheduling.admission import Admission, DrainRate, State
 from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes
-from service.scheduling.stages import Stage, Watcher
+from service.scheduling.stages import Observer, Stage
 from service.scheduling.tasks import SideThreads
 from service.settings import Settings
 
@@ -59,7 +59,7 @@ def build_pipeline(settings: Settings, graphs: Graphs) -> Pipeline:
 class Pipeline:
     """All stages of one model; `start` and all later calls belong to one event loop.
 
-    `watchers`, set before `start`, get every batch and prediction. `queue` counts photos in side
+    `observers`, set before `start`, get every batch and prediction. `queue` counts photos in side
     threads too.
     """
 
@@ -71,8 +71,8 @@ class Pipeline:
         self.explainer = Explainer(bundle)
         self.catalogue = catalogue
         self.settings = settings
-        self.watchers: list[Watcher] = []
-        inference = Inference(engine, bundle.card.input, settings.max_pixels, self.watchers)
+        self.observers: list[Observer] = []
+        inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
         self._drain_rate = DrainRate()
         self._side_threads = SideThreads(settings.decode_threads or count_cores())
         self.queue = BatchQueue[Item, Result](
@@ -200,8 +200,8 @@ class Pipeline:
             explanations = await run_aside(deadline, explain, labels, selection, memories, size)
         queueing = Stage("queue", joined, joined + done.queue_seconds)
         stages = (*earlier, queueing, *done.result.stages)
-        for watcher in self.watchers:
-            watcher.saw_prediction(stages, done.batch_size)
+        for observer in self.observers:
+            observer.on_prediction(stages, done.batch_size)
         timings = add_up_timings(
             stages, done.queue_seconds, done.run_seconds, decoded_apart=bool(earlier)
         )

@@ -22,7 +22,7 @@ from service.errors import (
 from service.images.decode import DecodedImage, decode_image
 from service.images.jpeg import Jpeg
 from service.scheduling.batcher import IsAlone
-from service.scheduling.stages import Stage, Watcher, collect_stages, time_stage
+from service.scheduling.stages import Observer, Stage, collect_stages, time_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,19 +45,19 @@ class Result:
 
 
 class Inference:
-    """Runs batches; `run` may be called in several threads; `watchers` get every batch."""
+    """Runs batches; `run` may be called in several threads; `observers` get every batch."""
 
     def __init__(
         self,
         engine: Engine,
         contract: InputContract,
         max_pixels: int,
-        watchers: Sequence[Watcher] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._engine = engine
         self._contract = contract
         self._max_pixels = max_pixels
-        self._watchers = watchers
+        self._observers = observers
 
     def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Result | Exception]:
         """Returns for each item its result or its `ImageError`; calls `is_alone` after decoding.
@@ -95,8 +95,8 @@ class Inference:
                 self._check_engine(failure)
                 raise
         seconds = time.perf_counter() - started
-        for watcher in self._watchers:
-            watcher.saw_batch(len(photos), seconds)
+        for observer in self._observers:
+            observer.on_batch(len(photos), seconds)
         return [
             Result(image, row.logits, row.memories, (*decoding, *stages))
             for (_, image, decoding), row in zip(photos, rows, strict=True)

@@ -142,16 +142,16 @@ class Batcher(Generic[ItemT, ResultT]):
     def _is_alone(self, core: Core) -> bool:
         alone = len(self._runs) == 1 and not self._queue
         if alone:
-            core.leave()  # a lone run may use every core
+            core.unpin()  # a lone run may use every core
         return alone
 
     def _run(self, batch: Sequence[QueuedItem[ItemT, ResultT]], core: Core) -> None:
         started = time.perf_counter()
         run = self._runs.begin(batch)
         if len(self._runs) == len(self._cores):
-            core.keep()
+            core.pin()
         else:
-            core.leave()
+            core.unpin()
         report: Callable[[], None]
         return_seconds = 0.0
         try:

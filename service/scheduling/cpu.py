@@ -34,19 +34,19 @@ class Core:
         # The system's number, None for any core; and the numbers that the process may use.
         self._number = number
         self._all_numbers = frozenset(all_numbers)
-        self._kept = False
+        self._pinned = False
 
-    def keep(self) -> None:
+    def pin(self) -> None:
         """Pins the calling thread to this core."""
-        if self._number is not None and not self._kept:
+        if self._number is not None and not self._pinned:
             self._move({self._number})
-            self._kept = True
+            self._pinned = True
 
-    def leave(self) -> None:
+    def unpin(self) -> None:
         """Lets the calling thread run on any core again."""
-        if self._kept:
+        if self._pinned:
             self._move(self._all_numbers)
-            self._kept = False
+            self._pinned = False
 
     def _move(self, numbers: Iterable[int]) -> None:
         with suppress(OSError):  # a core may have been taken from the process meanwhile
@@ -85,8 +85,8 @@ class CoreShare:
     count: int
     numbers: frozenset[int] = frozenset()
 
-    def take(self) -> None:
-        """Keeps this thread, and those that it starts, to these cores."""
+    def pin(self) -> None:
+        """Pins this thread, and those that it starts, to these cores."""
         if self.numbers:
             with suppress(OSError):  # as in `Core`
                 os.sched_setaffinity(0, self.numbers)

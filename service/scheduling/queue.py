@@ -71,10 +71,10 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self._count_aside = count_aside
         self._items: deque[QueuedItem[ItemT, ResultT]] = deque()
         self._changed = threading.Condition()
-        self._takers = 0
-        self._under_way = 0
-        self._returning = 0
-        self._return_by = 0.0
+        self._takers = 0  # workers that wait in `take`
+        self._under_way = 0  # items in running batches
+        self._returning = 0  # answered items whose clients may send the next ones
+        self._return_by = 0.0  # until this time on `time.perf_counter`
         self._closed = False
 
     def __len__(self) -> int:

@@ -26,13 +26,13 @@ class Stage:
         return self.ended - self.started
 
 
-class Watcher(Protocol):
-    """An observer of the pipeline; its methods must be quick and must not raise."""
+class Observer(Protocol):
+    """Gets batches and predictions; its methods must be quick and must not raise."""
 
-    def saw_batch(self, size: int, seconds: float) -> None:
+    def on_batch(self, size: int, seconds: float) -> None:
         """Called in a worker's thread with the size and duration of a batch."""
 
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
+    def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
         """Called in the request's task with the stages of a photo that has been labelled."""
 
 

@@ -126,7 +126,7 @@ async def _open_app(bundle: Path, *, counted: bool) -> FastAPI:
     host = PipelineHost(Settings(bundle=bundle, device="cpu", label_store="memory"))
     opened = create_app(host)
     if not counted:
-        host.watchers.clear()
+        host.observers.clear()
         (access,) = [layer for layer in opened.user_middleware if layer.cls is Access]  # type: ignore[comparison-overlap]
         access.kwargs["metrics"] = _NoMetrics()
     await host.open()

@@ -72,7 +72,7 @@ class _Children(dict[tuple[object, ...], MetricT]):
 
 
 class Metrics:
-    """The metrics of one app; a `Watcher` of its pipeline.
+    """The metrics of one app; an `Observer` of its pipeline.
 
     Of several processes, queues are summed, and the worst state counts (`multiprocess_mode`).
     """
@@ -137,12 +137,12 @@ class Metrics:
         if problem is not None:
             self._rejected[(problem,)].inc()
 
-    def saw_batch(self, size: int, seconds: float) -> None:
+    def on_batch(self, size: int, seconds: float) -> None:
         """Counts a run of the engine."""
         self._batch_size.observe(size)
         self._inference.observe(seconds)
 
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:  # noqa: ARG002
+    def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:  # noqa: ARG002
         """Counts a predicted photo."""
         for stage in stages:
             if stage.name == "queue":

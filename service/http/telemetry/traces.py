@@ -31,7 +31,7 @@ _inferred: ContextVar[list[float] | None] = ContextVar("inferred", default=None)
 
 
 class Traces:
-    """A `Watcher` that makes a span of each stage of each photo; FastAPI takes `telemetry`."""
+    """An `Observer` that makes a span of each stage of each photo; FastAPI takes `telemetry`."""
 
     def __init__(self, provider: trace.TracerProvider) -> None:
         self._tracer = provider.get_tracer("ml-decoder-serve")
@@ -47,13 +47,13 @@ class Traces:
 
     def watch(self, app: Starlette, host: PipelineHost) -> None:
         """Adds the stages to the requests' spans of `app`."""
-        host.watchers.append(self)
+        host.observers.append(self)
         app.add_middleware(TraceResponses, traces=self)
 
-    def saw_batch(self, size: int, seconds: float) -> None:
+    def on_batch(self, size: int, seconds: float) -> None:
         """Ignored: each photo reports its batch."""
 
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
+    def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
         """Makes the spans of a photo, within the request's."""
         for stage in stages:
             self.add_span(stage.name, stage.started, stage.ended, {_BATCH_SIZE: batch_size})

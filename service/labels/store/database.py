@@ -55,7 +55,7 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise _translate(error, format_address(engine.url)) from error
 
-    def hang_up(self) -> None:
+    def break_connection(self) -> None:
         """Breaks the connection to PostgreSQL, so that a call in another thread raises.
 
         A server that is suspended, or whose machine is, does not enforce `statement_timeout`.

@@ -221,9 +221,9 @@ class LabelStore:
                 connection.execute(sa.insert(_DELETED).values(**row))
             return Written(previous + 1, previous)
 
-    def hang_up(self) -> None:
+    def break_connection(self) -> None:
         """Makes a call in another thread that waits for a server raise `StoreUnavailable`."""
-        self._database.hang_up()
+        self._database.break_connection()
 
     def close(self) -> None:
         """Closes the connections."""

@@ -1,4 +1,4 @@
-"""Shared by the tests of the pipeline: a running pipeline, and a watcher that records calls."""
+"""Shared by the tests of the pipeline: a running pipeline, and a observer that records calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,17 +30,17 @@ async def running(bundle: Bundle, **values: Any) -> AsyncIterator[Pipeline]:
 
 
 class Recorder:
-    """A watcher that notes batch sizes, and the names of each photo's stages."""
+    """A observer that notes batch sizes, and the names of each photo's stages."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
         self.predictions: list[list[str]] = []
 
-    def saw_batch(self, size: int, seconds: float) -> None:
+    def on_batch(self, size: int, seconds: float) -> None:
         assert seconds > 0
         self.batches.append(size)
 
-    def saw_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
+    def on_prediction(self, stages: Sequence[Stage], batch_size: int) -> None:
         assert batch_size in self.batches
         assert all(a.ended <= b.started for a, b in pairwise(stages))
         self.predictions.append([stage.name for stage in stages])

@@ -91,11 +91,11 @@ async def test_prediction_has_the_photos_size_labels_and_times(
         ("JPEG", ["queue", "decode", "encode", "head"]),
     ],
 )
-async def test_watcher_gets_every_batch_and_the_stages_of_every_photo(
+async def test_observer_gets_every_batch_and_the_stages_of_every_photo(
     pipeline: Pipeline, file_format: str, stages: list[str]
 ) -> None:
     recorder = Recorder()
-    pipeline.watchers.append(recorder)
+    pipeline.observers.append(recorder)
     photos = [make_photo(seed, file_format) for seed in range(6)]
     await asyncio.gather(*(predict(pipeline, photo) for photo in photos))
     with pytest.raises(InvalidImage):
@@ -106,7 +106,7 @@ async def test_watcher_gets_every_batch_and_the_stages_of_every_photo(
 
 async def test_pixels_get_the_labels_of_their_photo_without_decoding(pipeline: Pipeline) -> None:
     recorder = Recorder()
-    pipeline.watchers.append(recorder)
+    pipeline.observers.append(recorder)
     image = decode_image(make_photo(3), pipeline.bundle.card.input, 10**6)
     prediction = await pipeline.predict(image, await pipeline.select(ALL))
     scores = {label.label: label.score for label in prediction.labels}
@@ -126,7 +126,7 @@ async def test_labels_are_the_engines_logits_through_the_sigmoid(pipeline: Pipel
 async def test_scores_do_not_depend_on_concurrent_requests(pipeline: Pipeline) -> None:
     alone = [await predict_scores(pipeline, seed) for seed in range(20)]
     recorder = Recorder()
-    pipeline.watchers.append(recorder)
+    pipeline.observers.append(recorder)
     together = await asyncio.gather(*(predict_scores(pipeline, seed) for seed in range(20)))
     assert sum(recorder.batches) == 20
     assert max(recorder.batches) > 1, "nothing was batched"

@@ -115,16 +115,16 @@ async def let_tasks_run() -> None:
 
 
 class NotedCore(Core):
-    """Records `keep` as True and `leave` as False."""
+    """Records `pin` as True and `unpin` as False."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.notes: list[bool] = []
 
-    def keep(self) -> None:
+    def pin(self) -> None:
         self.notes.append(True)
 
-    def leave(self) -> None:
+    def unpin(self) -> None:
         self.notes.append(False)
 
 
@@ -516,7 +516,7 @@ async def test_worker_pins_its_core_when_all_others_work() -> None:
     batcher = make_batcher(run, max_batch_size=1, cores=cores)
     tasks = [await hold_worker(batcher, run) for _ in cores]
 
-    # The first is alone: it leaves when it begins and when it asks.
+    # The first is alone: it is unpinned when it begins and when it asks.
     assert sorted(core.notes for core in cores) == [[False], [False, False], [True]]
 
     run.gate.set()

@@ -40,11 +40,11 @@ def test_each_worker_pins_and_leaves_a_core_of_its_own(allowed: set[int]) -> Non
 
     kept = []
     for core in cores:
-        core.keep()
-        core.keep()
+        core.pin()
+        core.pin()
         kept.append(os.sched_getaffinity(0))
-        core.leave()
-        core.leave()
+        core.unpin()
+        core.unpin()
         assert os.sched_getaffinity(0) == allowed
 
     assert kept == [{number} for number in sorted(allowed)]
@@ -60,8 +60,8 @@ def test_workers_run_anywhere_when_cores_are_left_or_their_threads_do_not_comput
 
 @pytest.mark.parametrize("core", [ANY_CORE, Core(10_000, {10_000})], ids=["any", "missing"])
 def test_any_core_pins_nothing_and_a_missing_core_is_ignored(allowed: set[int], core: Core) -> None:
-    core.keep()
-    core.leave()
+    core.pin()
+    core.unpin()
     assert os.sched_getaffinity(0) == allowed
 
 
@@ -234,10 +234,10 @@ def test_shares_under_a_quota_or_of_too_few_cores_are_numbers_only(
 
 def test_share_keeps_the_thread_to_its_cores(allowed: set[int]) -> None:
     for share in divide_cores(len(allowed)):
-        share.take()
+        share.pin()
         assert os.sched_getaffinity(0) == share.numbers
         os.sched_setaffinity(0, allowed)
-    CoreShare(2).take()
+    CoreShare(2).pin()
     assert os.sched_getaffinity(0) == allowed
 
 
