@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle.card import (
-    FALLBACK_THRESHOLD,
     Activation,
     Calibration,
     Label,
@@ -121,14 +120,10 @@ class LabelSet:
         return self.origin != "store"
 
 
-def make_trained_set(
-    labels: Sequence[Label], head: TrainedHead | None = None, *, version: str = "1"
-) -> LabelSet:
-    """Returns the set of a bundle's trained labels; without a `head`, of raw sigmoid scores."""
+def make_trained_set(labels: Sequence[Label], head: TrainedHead, *, version: str = "1") -> LabelSet:
+    """Returns the set of a bundle's trained labels."""
     names = tuple(label.name for label in labels)
-    fallback = FALLBACK_THRESHOLD if head is None else head.threshold
-    thresholds, calibrated = _fill([label.threshold for label in labels], fallback)
-    of_head = None if head is None else head.calibration
+    thresholds, calibrated = _fill([label.threshold for label in labels], head.threshold)
     return LabelSet(
         name=TRAINED_SET,
         version=version,
@@ -138,11 +133,11 @@ def make_trained_set(
         prompts=(None,) * len(names),
         thresholds=thresholds,
         calibrated=calibrated,
-        calibration=_stack([label.calibration or of_head for label in labels]),
+        calibration=_stack([label.calibration or head.calibration for label in labels]),
         own_calibration=None,
         own_embeddings=np.zeros(len(names), np.bool_),
         source="trained",
-        activation="sigmoid" if head is None else head.activation,
+        activation=head.activation,
         queries=None,
         keys=None,
         positions={name: position for position, name in enumerate(names)},

@@ -1,36 +1,15 @@
 """The parameters of a prediction, checked alike for HTTP, the command line and Python."""
 
-from typing import Annotated, Any, Literal, LiteralString, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from service.errors import InvalidParameters, list_values
 from service.labels.definition import NoBool
-from service.labels.text import LabelSetName, LabelText
+from service.labels.text import LabelSetName, LabelText, replace_errors
 
 MAX_EXPLAINED = 100
 """Most labels of an image that get a map."""
-
-
-def _replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator:
-    """Gives one message in place of pydantic's error for each member of a union."""
-
-    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return validate(value)
-        except ValidationError as error:
-            raise PydanticCustomError(code, message) from error
-
-    return WrapValidator(check)
 
 
 ItemT = TypeVar("ItemT")
@@ -59,7 +38,7 @@ class Question(BaseModel):
         Annotated[
             Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | Literal["calibrated"],
             NoBool,
-            _replace_errors("threshold", "Input should be a number from 0 to 1, or 'calibrated'"),
+            replace_errors("threshold", "Input should be a number from 0 to 1, or 'calibrated'"),
         ]
         | None
     ) = Field(
@@ -104,7 +83,7 @@ class Question(BaseModel):
     explain: (
         Annotated[
             bool | Literal["overlay"],
-            _replace_errors("explain", "Input should be true, false or 'overlay'"),
+            replace_errors("explain", "Input should be true, false or 'overlay'"),
         ]
         | None
     ) = Field(

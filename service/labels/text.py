@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, LiteralString
 
 from pydantic import (
     AfterValidator,
@@ -25,23 +25,27 @@ _JOINERS = frozenset("\u200c\u200d")
 _RAW_FACTOR = 4
 
 
-def _check_set_name(value: object, check: ValidatorFunctionWrapHandler) -> str:
-    try:
-        name: str = check(value)
-    except ValidationError as error:  # pydantic's message would be the pattern
-        raise PydanticCustomError(
-            "label_set_name",
-            "The name of a label set should be 1 to 100 letters, digits or ._- of ASCII, the first "
-            "a letter or digit",
-        ) from error
-    return name
+def replace_errors(code: LiteralString, message: LiteralString) -> WrapValidator:
+    """Gives one message in place of pydantic's, which show a pattern or each member of a union."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise PydanticCustomError(code, message) from error
+
+    return WrapValidator(check)
 
 
 # A name is a part of URLs and, with a suffix, a file name.
 LabelSetName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"),
-    WrapValidator(_check_set_name),
+    replace_errors(
+        "label_set_name",
+        "The name of a label set should be 1 to 100 letters, digits or ._- of ASCII, the first a "
+        "letter or digit",
+    ),
 ]
 
 

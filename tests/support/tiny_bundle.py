@@ -52,6 +52,8 @@ TINY_LABELS = (
     Label(name="tree", description="any tall plant"),
     Label(name="person", threshold=0.3, precision=0.6, recall=0.9, positives=50),
 )
+PLAIN_HEAD = TrainedHead(kind="gap", num_labels=len(TINY_LABELS), activation="sigmoid")
+"""Without calibration and threshold."""
 EMBEDDING_WIDTH = 6
 QUERY_WIDTH = WIDTH
 SPACE = EmbeddingSpace(encoder="tiny-bytes", width=EMBEDDING_WIDTH, template="a {}")

@@ -27,11 +27,11 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import Question
 from service.labels.store.store import LabelStore
 from tests.support.label_store import FlakyStore, define, put
-from tests.support.tiny_bundle import TINY_LABELS
+from tests.support.tiny_bundle import PLAIN_HEAD, TINY_LABELS
 
 pytestmark = pytest.mark.anyio
 
-TRAINED = make_trained_set(TINY_LABELS)
+TRAINED = make_trained_set(TINY_LABELS, PLAIN_HEAD)
 
 
 EVERYDAY = FixedSet(define("everyday", "chair"), "1.0", "bundle")

@@ -5,18 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from service.bundle.card import Calibration, HeadCalibration, Label, OpenHead, TrainedHead
+from service.bundle.card import (
+    FALLBACK_THRESHOLD,
+    Calibration,
+    HeadCalibration,
+    Label,
+    OpenHead,
+    TrainedHead,
+)
 from service.engine.heads import LabelVectors
 from service.labels.definition import Definition
 from service.labels.label_set import (
-    FALLBACK_THRESHOLD,
     LabelSet,
     Origin,
     make_open_set,
     make_trained_set,
 )
 from service.labels.question import Threshold
-from tests.support.tiny_bundle import SPACE
+from tests.support.tiny_bundle import PLAIN_HEAD, SPACE
 
 DEFINITION = Definition("pets", ("cat", "yak", "newt"), (None, "a yak", None), (0.0, None, 0.9))
 
@@ -52,7 +58,7 @@ def test_label_without_threshold_takes_the_fallback_and_is_not_calibrated(
 
 
 def test_trained_labels_keep_their_thresholds() -> None:
-    labels = make_trained_set([Label(name="a", threshold=0.0), Label(name="b")])
+    labels = make_trained_set([Label(name="a", threshold=0.0), Label(name="b")], PLAIN_HEAD)
     assert labels.thresholds.tolist() == [0.0, FALLBACK_THRESHOLD]
     assert labels.calibrated.tolist() == [True, False]
     assert (labels.source, labels.queries) == ("trained", None)
@@ -60,7 +66,7 @@ def test_trained_labels_keep_their_thresholds() -> None:
 
 def test_set_keeps_the_digest_of_its_definition() -> None:
     assert open_set().digest == DEFINITION.digest
-    assert make_trained_set([Label(name="a")]).digest is None
+    assert make_trained_set([Label(name="a")], PLAIN_HEAD).digest is None
 
 
 def test_own_embeddings_marks_labels_that_came_with_one() -> None:
@@ -69,7 +75,7 @@ def test_own_embeddings_marks_labels_that_came_with_one() -> None:
     labels = make_open_set(definition, vectors, _head(None), version="7", origin="store")
     assert labels.own_embeddings.tolist() == [True, False, True]
     assert not open_set().own_embeddings.any()
-    assert make_trained_set([Label(name="a")]).own_embeddings.tolist() == [False]
+    assert make_trained_set([Label(name="a")], PLAIN_HEAD).own_embeddings.tolist() == [False]
 
 
 @pytest.mark.parametrize(("origin", "writable"), [("store", False), ("request", True)])
@@ -158,7 +164,7 @@ def test_all_sets_but_those_of_the_store_are_read_only(origin: Origin) -> None:
 
 def test_set_without_any_calibration_takes_logits_as_they_are() -> None:
     assert open_set().calibration is None
-    assert make_trained_set([Label(name="a")]).calibration is None
+    assert make_trained_set([Label(name="a")], PLAIN_HEAD).calibration is None
 
 
 def test_trained_label_with_its_own_calibration_does_not_take_the_heads() -> None:

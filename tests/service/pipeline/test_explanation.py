@@ -21,6 +21,7 @@ from tests.service.pipeline.conftest import running
 from tests.support.photos import make_photo
 from tests.support.tiny_bundle import (
     PATCH,
+    PLAIN_HEAD,
     QUERY_WIDTH,
     SIDE,
     TINY_LABELS,
@@ -38,7 +39,7 @@ from tests.support.tiny_bundle import (
     write_tiny_bundle,
 )
 
-TRAINED = make_trained_set(TINY_LABELS)
+TRAINED = make_trained_set(TINY_LABELS, PLAIN_HEAD)
 NAMES = [label.name for label in TINY_LABELS]
 # Runs over other numbers of labels or images may sum in another order.
 TOLERANCE = 1e-5

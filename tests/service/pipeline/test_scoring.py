@@ -19,7 +19,7 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import Question
 from service.pipeline.scoring import ScoredLabel, compute_scores, score_labels
 from service.pipeline.selection import select_labels
-from tests.support.tiny_bundle import random_label_set
+from tests.support.tiny_bundle import PLAIN_HEAD, random_label_set
 
 TRAINED = [
     Label(name="a", threshold=0.9),
@@ -27,7 +27,7 @@ TRAINED = [
     Label(name="c"),
     Label(name="d", threshold=0.6),
 ]
-LABELS = make_trained_set(TRAINED)
+LABELS = make_trained_set(TRAINED, PLAIN_HEAD)
 SCORES = {"a": 0.8, "b": 0.3, "c": 0.5, "d": 0.5}
 # A logit of 0 is a score of exactly 0.5, the fallback threshold of "c".
 LOGITS = np.array([np.log(s / (1 - s)) for s in SCORES.values()])
@@ -79,7 +79,7 @@ def test_question_answers_with_these_labels_best_first(
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(300)])
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(300)], PLAIN_HEAD)
     question = Question(top_k=300)
     logits = np.tile([0.0, 1.0, 2.0], 100)
     answer = score_labels([logits], select_labels([labels], question))
@@ -88,7 +88,7 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
 
 
 def test_nan_logits_are_last() -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(600)])
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(600)], PLAIN_HEAD)
     logits = np.where(np.arange(600) % 3 == 0, np.nan, np.arange(600.0) / 600)
     answer = score_labels([logits], select_labels([labels], Question(top_k=3)))
     assert [label.label for label in answer] == ["label 599", "label 598", "label 596"]
@@ -99,7 +99,7 @@ def test_nan_logits_are_last() -> None:
     top_k=st.integers(1, 700),
 )
 def test_top_k_equals_the_head_of_the_full_order(logits: list[float], top_k: int) -> None:
-    labels = make_trained_set([Label(name=f"label {i}") for i in range(len(logits))])
+    labels = make_trained_set([Label(name=f"label {i}") for i in range(len(logits))], PLAIN_HEAD)
 
     def ask_for(top_k: int) -> list[str]:
         selection = select_labels([labels], Question(top_k=top_k))
@@ -186,7 +186,9 @@ def test_answer_is_sorted_and_obeys_its_limits(
 
 def test_labels_are_scored_by_their_calibration_however_they_are_chosen() -> None:
     own = Calibration(scale=2.0, shift=-1.0)
-    labels = make_trained_set([Label(name="a", calibration=own), Label(name="b"), Label(name="c")])
+    labels = make_trained_set(
+        [Label(name="a", calibration=own), Label(name="b"), Label(name="c")], PLAIN_HEAD
+    )
     logits = np.array([0.5, 0.5, -3.0], np.float32)
     expected = {"a": 0.5, "b": 1 / (1 + np.exp(-0.5)), "c": 1 / (1 + np.exp(3.0))}
     for names in (["a", "b", "c"], ["a"], ["b", "c"]):

@@ -15,11 +15,11 @@ from service.labels.label_set import LabelSet, make_trained_set
 from service.labels.question import Question
 from service.pipeline.scoring import score_labels
 from service.pipeline.selection import select_labels
-from tests.support.tiny_bundle import SIDE, TINY_LABELS, random_label_set
+from tests.support.tiny_bundle import PLAIN_HEAD, SIDE, TINY_LABELS, random_label_set
 
 # Runs over other numbers of labels may sum in another order.
 TOLERANCE = 1e-5
-TRAINED = make_trained_set(TINY_LABELS)
+TRAINED = make_trained_set(TINY_LABELS, PLAIN_HEAD)
 NAMES = [f"label {i}" for i in range(6)] + [label.name for label in TINY_LABELS]
 
 
