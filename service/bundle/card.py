@@ -105,8 +105,8 @@ class HeadCalibration(Calibration):
     """
 
     dataset: str = Field(description="And split, such as `coco18/val`.")
-    images: int = Field(ge=1)
-    labels: int = Field(ge=1)
+    images: int = Field(ge=1, description="Photos that it was fitted to.")
+    labels: int = Field(ge=1, description="Labels of these photos.")
     error_before: float = Field(ge=0.0, le=1.0, description="Without the calibration.")
     error_after: float = Field(ge=0.0, le=1.0, description="With the calibration.")
     bins: tuple[ReliabilityBin, ...]
@@ -165,8 +165,8 @@ class Screen(Record):
     """
 
     dataset: str = Field(description="And split, such as `coco80/test`.")
-    images: int = Field(ge=1)
-    names: int = Field(ge=1)
+    images: int = Field(ge=1, description="Photos of the measurement.")
+    names: int = Field(ge=1, description="Labels of the measurement.")
     scored: float = Field(gt=0.0, description="Mean number of labels scored for the 20 best.")
     best_found: float = Field(ge=0.0, le=1.0, description="Recall of the 20 best labels.")
     above_found: float = Field(

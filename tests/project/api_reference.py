@@ -121,7 +121,7 @@ def _name_type(schema: JSON) -> str:
         return " or ".join(dict.fromkeys(_name_type(option) for option in schema["anyOf"]))
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])
-        return " or ".join(f"`{value}`" for value in values)
+        return " or ".join(f"`{str(value).lower()}`" for value in values)
     if schema.get("type") == "array":
         return f"list of {_name_type(schema.get('items', {}))}"
     if "format" in schema or "contentEncoding" in schema:

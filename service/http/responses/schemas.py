@@ -79,10 +79,16 @@ class ScoredLabelAnswer(_Answer):
 class TimingsAnswer(_Answer):
     """Times, milliseconds."""
 
-    decode_ms: float = Field(examples=[4.1])
-    queue_ms: float = Field(examples=[0.2])
-    inference_ms: float = Field(examples=[11.8])
-    total_ms: float = Field(examples=[16.3])
+    decode_ms: float = Field(
+        description="Decoding and resizing, and the wait for a decoding thread.", examples=[4.1]
+    )
+    queue_ms: float = Field(description="Wait for a worker.", examples=[0.2])
+    inference_ms: float = Field(
+        description="The run of the image's batch, without decoding.", examples=[11.8]
+    )
+    total_ms: float = Field(
+        description="From the start of the first stage to the answer.", examples=[16.3]
+    )
 
 
 class ImageAnswer(_Answer):
@@ -214,7 +220,7 @@ class RuntimeAnswer(_Answer):
 class HeadAnswer(_Answer):
     """The head with the trained labels."""
 
-    kind: str = Field(examples=["ml_decoder"])
+    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
     activation: Activation
     maps: bool = Field(description="Whether `explain` works for the trained labels.")
     threshold: float = Field(description="Threshold of labels without their own.", examples=[0.5])
@@ -227,7 +233,9 @@ class HeadAnswer(_Answer):
 class EmbeddingSpaceAnswer(_Answer):
     """The embeddings that fit the open head."""
 
-    encoder: str = Field(examples=["all-MiniLM-L6-v2"])
+    encoder: str = Field(
+        description="Name of the model that makes embeddings.", examples=["all-MiniLM-L6-v2"]
+    )
     width: int = Field(description="Values of an embedding.", examples=[384])
     template: str = Field(
         description="Text to encode; {} is the label's name.", examples=["a photo of a {}"]
@@ -244,7 +252,7 @@ class EmbeddingSpaceAnswer(_Answer):
 class OpenHeadAnswer(_Answer):
     """The head that scores any label."""
 
-    kind: str = Field(examples=["ml_decoder"])
+    kind: str = Field(description="Architecture of the head.", examples=["ml_decoder"])
     activation: Activation = Field(
         description="A softmax is over the labels of a set. Sets with their own calibration have a "
         "sigmoid."
@@ -268,7 +276,9 @@ class InfoAnswer(_Answer):
     """Answer of `/info`: the bundle's model card."""
 
     model: NameAndVersion
-    license: str = Field(examples=["Apache-2.0"])
+    license: str = Field(
+        description="Of the weights: an SPDX identifier or free text.", examples=["Apache-2.0"]
+    )
     provenance: Provenance
     input: InputContract
     head: HeadAnswer | None = Field(description="Null if there are no trained labels.")
