@@ -324,9 +324,9 @@ class TooManyPixels(ImageError):
 class QuestionError(ServiceError):
     """The question does not fit the labels; `names` are the invalid names in their given order."""
 
-    def __init__(self, names: tuple[str, ...], hint: str = "") -> None:
+    def __init__(self, names: tuple[str, ...], hint: str) -> None:
         self.names = names
-        self.detail = f"{_list_names(names)}{hint or '.'}"
+        self.detail = f"{_list_names(names)}{hint}"
         super().__init__(self.detail)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.bundle.card import Calibration
@@ -37,48 +36,43 @@ class FixedSet(NamedTuple):
     origin: Origin
 
 
-@dataclass(frozen=True)
-class CatalogueRules:
-    """Settings of the catalogue.
-
-    Without `default_sets`, a request that names none gets the trained labels and the bundle's sets,
-    in this order; if there are neither, the first fixed set. The store is polled for other
-    processes' writes every `poll_seconds`.
-    """
-
-    default_sets: tuple[str, ...]
-    max_candidates: int
-    poll_seconds: float
-
-
 class Catalogue:
     """Label sets by name; use it from one event loop. Without an open head, `encoding` is None."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three are settings
         self,
         trained: LabelSet | None,
         fixed: Sequence[FixedSet],
         encoding: Encoding | None,
         store: LabelStore | None,
-        rules: CatalogueRules,
+        *,
+        default_sets: tuple[str, ...],
+        max_candidates: int,
+        poll_seconds: float,
     ) -> None:
-        """Loads nothing before `start`; of fixed sets of the same name, the last one counts."""
+        """Loads nothing before `start`; of fixed sets of the same name, the last one counts.
+
+        Without `default_sets`, a request that names none gets the trained labels and the bundle's
+        sets, in this order; if there are neither, the first fixed set. The store is polled for
+        other processes' writes every `poll_seconds`.
+        """
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = frozenset([*self._fixed, *self._pending])
         # A folder's set of the same name replaces a bundle's set here too.
         shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
-        self._default = rules.default_sets or (*self._fixed, *shipped) or (*self._pending,)[:1]
+        self._default = default_sets or (*self._fixed, *shipped) or (*self._pending,)[:1]
         self.encoding = encoding
-        self._rules = rules
+        self._is_default_given = bool(default_sets)
+        self._max_candidates = max_candidates
         self._stored: StoredSets | None = None
         if encoding is not None and store is not None:
-            self._stored = StoredSets(store, encoding, rules.poll_seconds, self._names)
+            self._stored = StoredSets(store, encoding, poll_seconds, self._names)
 
     @property
     def default_columns(self) -> list[str] | None:
         """The first default set, for requests of all scores; None if the settings name defaults."""
-        return None if self._rules.default_sets else list(self._default[:1])
+        return None if self._is_default_given else list(self._default[:1])
 
     @property
     def store_revision(self) -> int:
@@ -232,7 +226,7 @@ class Catalogue:
     async def _make_candidates(self, names: tuple[str, ...]) -> LabelSet:
         if self.encoding is None:
             raise NoOpenHead
-        check_candidates(names, self._rules.max_candidates)
+        check_candidates(names, self._max_candidates)
         nothing = (None,) * len(names)
         definition = Definition(CANDIDATE_SET, refuse_duplicates(names), nothing, nothing)
         self.encoding.check(definition)

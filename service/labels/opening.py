@@ -5,7 +5,7 @@ from pathlib import Path
 
 from service.bundle.reader import Bundle
 from service.errors import BundleError, InvalidLabelSet, LabelSetError, NoOpenHead, StartError
-from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
+from service.labels.catalogue import Catalogue, FixedSet
 from service.labels.definition import Definition, check_fit
 from service.labels.encoding import Encoding
 from service.labels.files import parse_label_set, read_label_set_folder
@@ -28,16 +28,19 @@ def open_catalogue(settings: Settings, bundle: Bundle, encoding: Encoding | None
         found_sets = read_label_set_folder(settings.label_sets)
         fixed += [FixedSet(found, found.digest[:12], "folder") for found in found_sets]
     names = (name.strip() for name in (settings.default_label_set or "").split(","))
-    rules = CatalogueRules(
-        default_sets=tuple(dict.fromkeys(name for name in names if name)),
-        max_candidates=settings.max_candidate_labels,
-        poll_seconds=settings.label_poll_seconds,
-    )
     card = bundle.card
     trained = None
     if card.trained_head is not None:
         trained = make_trained_set(bundle.labels, card.trained_head, version=card.version)
-    return Catalogue(trained, fixed, encoding, _open_store(settings, bundle), rules)
+    return Catalogue(
+        trained,
+        fixed,
+        encoding,
+        _open_store(settings, bundle),
+        default_sets=tuple(dict.fromkeys(name for name in names if name)),
+        max_candidates=settings.max_candidate_labels,
+        poll_seconds=settings.label_poll_seconds,
+    )
 
 
 def read_bundle_sets(bundle: Bundle) -> tuple[Definition, ...]:

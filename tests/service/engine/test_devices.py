@@ -69,6 +69,12 @@ def run_default(device: str, precision: RunPrecision, photos: PixelArray) -> np.
     return np.stack([logits for (logits,), *_ in engine.run(photos, [[None]] * len(photos))])
 
 
+def describe_processor(flags: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "cpuinfo"
+    path.write_text(flags)
+    monkeypatch.setattr("service.engine.devices._CPU_INFO", path)
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -78,8 +84,11 @@ def run_default(device: str, precision: RunPrecision, photos: PixelArray) -> np.
         ("", False),
     ],
 )
-def test_bfloat16_is_found_among_the_flags_of_the_processor(flags: str, *, expected: bool) -> None:
-    assert multiplies_bf16(flags) is expected
+def test_bfloat16_is_found_among_the_flags_of_the_processor(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, expected: bool
+) -> None:
+    describe_processor(flags, tmp_path, monkeypatch)
+    assert multiplies_bf16() is expected
 
 
 @pytest.mark.parametrize(
@@ -93,9 +102,11 @@ def test_bfloat16_is_found_among_the_flags_of_the_processor(flags: str, *, expec
     ],
 )
 def test_exact_int8_is_found_among_the_flags_of_an_x86_processor(
-    flags: str, machine: str, *, expected: bool
+    flags: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, expected: bool
 ) -> None:
-    assert multiplies_int8(flags, machine) is expected
+    describe_processor(flags, tmp_path, monkeypatch)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert multiplies_int8() is expected
 
 
 def test_precision_auto_is_fp32_instead_of_int8_without_vnni(

@@ -20,7 +20,7 @@ from service.errors import (
     UnknownLabelSet,
     VersionNotReached,
 )
-from service.labels.catalogue import Catalogue, CatalogueRules, FixedSet
+from service.labels.catalogue import Catalogue, FixedSet
 from service.labels.definition import Definition
 from service.labels.encoding import open_encoding
 from service.labels.label_set import LabelSet, make_trained_set
@@ -45,8 +45,15 @@ def make_catalogue(
     trained: LabelSet | None = TRAINED,
 ) -> Catalogue:
     encoding = open_encoding(bundle, threads=1, cache_size=9, queue_size=9)
-    rules = CatalogueRules(default, max_candidates=3, poll_seconds=60.0)
-    return Catalogue(trained, fixed, encoding, store or FlakyStore("memory"), rules)
+    return Catalogue(
+        trained,
+        fixed,
+        encoding,
+        store or FlakyStore("memory"),
+        default_sets=default,
+        max_candidates=3,
+        poll_seconds=60.0,
+    )
 
 
 @asynccontextmanager
