@@ -78,10 +78,10 @@ def score_labels(
         return ()
     limit = question.top_k
     by_threshold = question.threshold is not None or limit is None
-    # The scores of a lone softmax set compete: its best label is the answer.
-    competes = len(selection.sets) == 1 and selection.sets[0].activation == "softmax"
-    if question.threshold is None and limit is None and competes:
-        limit, by_threshold = 1, False
+    if question.threshold is None and limit is None and len(selection.sets) == 1:
+        (labels,) = selection.sets
+        if labels.activation == "softmax":  # the scores compete: the best label is the answer
+            limit, by_threshold = 1, False
     found = [
         label
         for values, part in zip(logits, parts, strict=True)

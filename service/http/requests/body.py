@@ -28,9 +28,9 @@ _WATCH_AFTER_SECONDS = 0.05
 ResultT = TypeVar("ResultT")
 
 
-def read_media_type(request: Request) -> str:
-    """Returns the Content-Type without parameters, in lower case; empty without one."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def read_media_type(content_type: str) -> str:
+    """Returns the media type of a Content-Type, without its parameters and in lower case."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 class BodyBudget:

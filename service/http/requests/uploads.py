@@ -95,9 +95,10 @@ def decode_base64(image: bytes | str) -> bytes:
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
     """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
     body = Body(request, settings)
-    media_type = read_media_type(request)
+    content_type = request.headers.get("content-type", "")
+    media_type = read_media_type(content_type)
     if media_type == MULTIPART:
-        return await read_form(body, request.headers["content-type"], shape)
+        return await read_form(body, content_type, shape)
     if media_type == JSON:
         return _read_json(await parse_aside(await body.read()), shape)
     if media_type.startswith("image/") and not shape.batch:
@@ -123,10 +124,11 @@ async def read_groups(
     Returns the images by field. Raises MissingField without an image in the first field, and the
     errors of `read_form`.
     """
-    if read_media_type(request) != MULTIPART:
+    content_type = request.headers.get("content-type", "")
+    if read_media_type(content_type) != MULTIPART:
         raise UnsupportedMediaType((MULTIPART,))
     form = _Form(fields, (), max_images)
-    await form.read(Body(request, settings), request.headers["content-type"])
+    await form.read(Body(request, settings), content_type)
     return form.images
 
 
