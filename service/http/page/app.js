@@ -2,8 +2,8 @@
 //
 // `photos.js` chooses the photo and `labels.js` the label sets; `api.js` sends one request; `scores.js`
 // sorts the answer by the controls; `results.js` and `map.js` draw it; `snippets.js` writes the
-// request as curl and Python; `downloads.js` writes files of all photos;
-// `calibrate.js` chooses the threshold of a label. This file owns the page's state.
+// request as curl and Python; `downloads.js` writes files of all photos; `calibrate.js` chooses the
+// threshold of a label. This file owns the page's state.
 
 import { predict, readInfo, readKey, writeKey } from "./api.js";
 import { showCalibrated, startCalibration } from "./calibrate.js";
@@ -173,9 +173,12 @@ async function askOthers(signal) {
         note(photo, choice, { answer: await askAll(photo, choice, signal, { isPatient: true }) });
       } catch (error) {
         if (signal.aborted) return;
-        if (error.isOfPhoto) note(photo, choice, { problem: error.message });
-        else waiting.length = 0; // the service would refuse the rest too
-        if (!error.isOfPhoto) showProblem(error);
+        if (error.isOfPhoto) {
+          note(photo, choice, { problem: error.message });
+        } else {
+          waiting.length = 0; // the service would refuse the rest too
+          showProblem(error);
+        }
       }
       if (!signal.aborted) renderTiles([photo], readControls());
     }
