@@ -81,6 +81,7 @@ class SessionSet:
     def _run_heads(
         self, tokens: _Tokens, asked: Sequence[Sequence[Head]], explained: Collection[int]
     ) -> list[HeadResults]:
+        # By identity: requests of the same label set share its query matrix, and so a run.
         heads = {id(head): head for wanted in asked for head in wanted}
         rows_of: dict[int, list[int]] = defaultdict(list)
         for row, key in sorted({(row, id(h)) for row, wanted in enumerate(asked) for h in wanted}):

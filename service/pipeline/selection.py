@@ -75,22 +75,17 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     if unknown:
         known = [name for labels in sets for name in labels.names]
         raise UnknownLabel(unknown, [labels.name for labels in sets], known)
-    excluded = set(exclude)
-    conflicting = tuple(name for name in dict.fromkeys(include) if name in excluded)
+    taken = set(exclude)  # and then the names that an earlier set answers
+    conflicting = tuple(name for name in dict.fromkeys(include) if name in taken)
     if conflicting:
         raise ConflictingLabels(conflicting)
     parts = []
-    answered: set[str] = set()
     for labels in sets:
         positions = labels.positions
         chosen = np.full(len(positions), not include)
-        for names, counts in (
-            (include, True),
-            (exclude, False),
-            (answered & positions.keys(), False),
-        ):
-            chosen[[positions[name] for name in names if name in positions]] = counts
-        answered |= positions.keys()
+        chosen[[positions[name] for name in include if name in positions]] = True
+        chosen[[positions[name] for name in taken & positions.keys()]] = False
+        taken |= positions.keys()
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(Part(labels, some, _choose_head(labels, some, question)))
@@ -107,12 +102,12 @@ def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question)
         return queries
     if 2 * len(chosen) < len(queries):
         return SomeQueries(queries, chosen)
-    threshold = question.threshold
-    if threshold is None and question.top_k is None:
-        threshold = "calibrated"
-    wanted = _MIN_WANTED
-    if threshold is None and question.top_k is not None:
-        wanted = max(wanted, question.top_k)
+    threshold, wanted = question.threshold, _MIN_WANTED
+    if threshold is None:
+        if question.top_k is None:
+            threshold = "calibrated"
+        else:
+            wanted = max(wanted, question.top_k)
     if (
         labels.keys is None
         or len(chosen) < max(_MIN_SCREENED, _MOST_WANTED * wanted)
