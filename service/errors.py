@@ -28,11 +28,11 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
-# An answer repeats at most so many characters of a name from the client, and so many names.
+# An answer repeats at most 80 characters of a client's name, and 10 names.
 _MAX_CHARACTERS = 80
 _MAX_NAMES = 10
-# Comparing an unknown name with so many takes a few milliseconds; with 50,000 labels it would block
-# the event loop for a second.
+# An unknown name is compared with at most 1,000 known ones, in a few milliseconds. With 50,000
+# labels, this would block the event loop for a second.
 _MAX_COMPARED = 1000
 
 

@@ -14,7 +14,7 @@ Embeddings: TypeAlias = NDArray[np.float32]
 QueryArray: TypeAlias = NDArray[np.float32]
 """Label queries of the open head, float32 [L, K]."""
 Keys: TypeAlias = Mapping[str, NDArray[Any]]
-"""Inputs of the screened head beside the queries: arrays [L, ...] by input name."""
+"""Inputs of the screened head apart from the queries: arrays [L, ...] by input name."""
 LogitsArray: TypeAlias = NDArray[np.float32]
 
 LABELS_PER_RUN = 1024

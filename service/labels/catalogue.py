@@ -86,7 +86,7 @@ class Catalogue:
 
     @property
     def reencoding_progress(self) -> tuple[int, int] | None:
-        """Encoded and all sets, while those of another bundle are encoded for this; else None."""
+        """Sets done and in total while those of another bundle are encoded again; else None."""
         return None if self._stored is None else self._stored.reencoding_progress
 
     def list_sets(self) -> tuple[LabelSet, ...]:

@@ -62,7 +62,7 @@ class StoredSets:
         self._failure: str | None = None
         self._stopped = False
         self.reencoding_progress: tuple[int, int] | None = None
-        """Encoded and all sets of another embedding space while they are encoded; else None."""
+        """Sets done and in total while those of another space are encoded again; else None."""
 
     @property
     def revision(self) -> int:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_NAME_CHARACTERS = 200
 MAX_PROMPT_CHARACTERS = 1000
-# Invisible, or changing the direction of the text beside them; Persian, Indic scripts and emoji
+# These characters are invisible or change the direction of text. Persian, Indic scripts and emoji
 # need the two joiners.
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = frozenset("\u200c\u200d")

@@ -55,7 +55,7 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
 
 
 class SideThreads:
-    """A thread pool beside the engine's workers; belongs to one event loop."""
+    """A thread pool for work outside the engine's workers; belongs to one event loop."""
 
     def __init__(self, threads: int) -> None:
         self.waiting = 0  # calls that are not done, the running ones included

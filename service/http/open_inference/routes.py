@@ -1,4 +1,4 @@
-"""The routes of `/v2`. The model and its version are those of the bundle; a setting adds a name."""
+"""The routes of `/v2`, for the model and version of the bundle; `model_alias` is a second name."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def parse_json(
     whole numbers: threads can switch between two calls only if it is Python code; C code takes half
     the time.
     """
-    # Brackets and quotes in texts count too: no valid body has so many.
+    # Brackets and quotes inside texts count too: no valid body has so many.
     if body.count(b"[") + body.count(b"{") + body.count(b'"') // 2 > max_parts:
         raise MalformedBody(f"The JSON must have at most {max_parts} lists, objects and texts")
     if body.count(b",") > max_parts + max_numbers:

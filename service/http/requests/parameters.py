@@ -24,7 +24,7 @@ NOT_UTF8 = "surrogateescape"
 """How bytes that are not UTF-8 are decoded for `read_texts`, which refuses them by name."""
 
 _CACHED_BYTES = 200
-# Candidate labels of so many combining marks, the slowest to normalise, take 1 ms.
+# Normalising this many combining marks, the slowest characters, takes 1 ms.
 _QUICK_CHARACTERS = 2000
 
 

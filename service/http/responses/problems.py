@@ -171,7 +171,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
 
 
 def _list_methods(request: Request) -> list[str]:
-    """Returns the methods of a path; the framework knows those of its first route alone."""
+    """Returns the methods of a path; Starlette lists those of the first matching route only."""
     routes = request.app.router.routes
     return [
         method

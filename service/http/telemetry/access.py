@@ -119,5 +119,5 @@ def choose_request_id(offered: str | None) -> str:
     """Returns `offered` if it is 1 to 128 letters, digits or any of `._:-`, else a new id."""
     if offered is not None and _VALID_REQUEST_ID.fullmatch(offered):
         return offered
-    # No secret, so no system call; a process that forks seeds this anew.
+    # An id is no secret, so it needs no system call. Forked processes are reseeded.
     return f"{random.getrandbits(128):032x}"
