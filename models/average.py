@@ -39,7 +39,8 @@ def blend_untouched(checkpoint: Checkpoint, share: float) -> Checkpoint:
     config, network = checkpoint.config, checkpoint.network
     if config is None or not isinstance(network, Network):
         raise CheckpointError("a head without a backbone cannot be averaged")
-    untouched = Backbone(config.backbone, (config.input.height, config.input.width))
+    size = (config.input.height, config.input.width)
+    untouched = Backbone(config.backbone, size, norm_pooled=config.norm_pooled)
     load_pretrained(untouched)
     backbone = network.backbone
     _load_mean(backbone, [(untouched.state_dict(), share), (backbone.state_dict(), 1 - share)])
@@ -57,6 +58,7 @@ def _identify(checkpoint: Checkpoint) -> tuple[object, ...]:
         config.backbone,
         config.prefix_tokens,
         config.features,
+        config.norm_pooled,
         head,
         config.activation,
         pixels,

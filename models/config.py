@@ -227,6 +227,7 @@ class NetworkConfig(_Config):
     activation: Activation = "sigmoid"  # softmax if a photo has exactly one label
     prefix_tokens: PrefixTokens = "drop"  # whether the head sees class and register tokens
     features: Features = "forward_features"
+    norm_pooled: bool = False  # the backbone's norm is behind its own pooling: tokens have none
 
     @model_validator(mode="after")
     def _open_labels_do_not_compete(self) -> Self:

@@ -34,7 +34,8 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         size = (config.input.height, config.input.width)
-        norm_pooled = isinstance(config.head, GapConfig) and config.head.norm_epsilon is not None
+        of_head = isinstance(config.head, GapConfig) and config.head.norm_epsilon is not None
+        norm_pooled = config.norm_pooled or of_head
         self.backbone = Backbone(
             config.backbone, size, config.prefix_tokens, config.features, norm_pooled=norm_pooled
         )

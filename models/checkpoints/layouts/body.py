@@ -36,6 +36,7 @@ class Body:
     backbone: str
     input: InputConfig
     features: Features = "forward_features"
+    norm_pooled: bool = False
 
 
 def read_body(
@@ -64,7 +65,7 @@ def read_body(
         )
     spec = _prepare(name, hints, described, None)
     try:
-        norm_pooled = width is None and "fc_norm.weight" in state
+        norm_pooled = any(f".{key}".endswith(".fc_norm.weight") for key in state)
         backbone = Backbone(
             name,
             (spec.height, spec.width),
@@ -89,7 +90,7 @@ def read_body(
             "show whether its head was trained on them: give --prefix-tokens keep (as the "
             "authors' add_ml_decoder_head) or drop"
         )
-    return Body(body, name, spec, features)
+    return Body(body, name, spec, features, norm_pooled)
 
 
 def strip(state: State, marks: Collection[str]) -> State:

@@ -97,6 +97,7 @@ def _read_ml_decoder(
         head=head,
         prefix_tokens=hints.prefix_tokens or "drop",
         features=found.features,
+        norm_pooled=found.norm_pooled,
     )
     return join_parts(found.state, head_state, config, described.label_names)
 

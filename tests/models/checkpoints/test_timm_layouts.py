@@ -323,6 +323,20 @@ def test_classifier_or_width_shows_which_features_a_head_takes(
         torch.testing.assert_close(found, expected)
 
 
+def test_tokens_of_a_model_whose_norm_is_behind_its_pooling_have_none(tmp_path: Path) -> None:
+    module = make_module("test_vit2", num_classes=0)
+    assert module.backbone.fc_norm.weight.numel() > 1
+    torch.save(module.state_dict(), tmp_path / "model.pth")
+    hints = Hints("test_vit2", prefix_tokens="keep")
+    network = read_checkpoint(tmp_path / "model.pth", hints).network
+    write_checkpoint(tmp_path / "own.safetensors", network, (), {})
+    images = torch.rand(2, 3, 160, 160)
+    with torch.inference_mode():
+        expected = compute(module.ml_decoder_head, module.backbone.forward_features(images))
+        for found in (network, load_checkpoint(tmp_path / "own.safetensors")):
+            torch.testing.assert_close(found(images), expected)
+
+
 def test_head_of_another_width_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
     torch.save(make_module("test_resnet", 99, num_classes=0).state_dict(), path)
