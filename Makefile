@@ -7,6 +7,7 @@ PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; d
 	&& command -v "$$python" && break; done),python3)
 DEV := .venv
 DEV_BIN := $(DEV)/bin
+DOCS := .venv-docs
 
 # make serve: ONNX Runtime for `cpu`, `openvino` or `gpu`, the bundle, and where to listen.
 RUNTIME ?= cpu
@@ -62,8 +63,9 @@ reference: $(DEV)/.installed ## Write the generated pages of docs/: API, errors,
 	$(DEV_BIN)/python -m tests.project.setting_reference > docs/settings.md
 	$(DEV_BIN)/python -m tests.project.command_reference > docs/command-line.md
 
-docs: $(DEV)/.installed ## Build the site of docs/ in build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(DEV_BIN)/mkdocs build --strict --quiet
+docs: $(DOCS)/.installed ## Build the site of docs/ in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "build/site is ready; its search needs a server: python3 -m http.server -d build/site 8001"
 
 TRAIN = $(DEV_BIN)/python -m models.train --data $(DATA) --cache $(RUN)/cache
 TRAIN_OPEN = $(DEV_BIN)/python -m models.train_open --data $(DATA) --cache $(RUN)/cache_open \
@@ -97,7 +99,7 @@ lock: $(DEV)/bin/python ## Pin the newest versions that fit, in constraints/
 	mv $(DEV)/dev.txt $(DEV)/serve-cpu.txt $(DEV)/serve-gpu.txt $(DEV)/serve-openvino.txt constraints/
 
 clean: ## Remove the environments and everything that tools leave behind
-	rm -rf .venv .venv-serve-* build dist *.egg-info client/build client/*.egg-info
+	rm -rf .venv .venv-* build dist *.egg-info client/build client/*.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -113,6 +115,11 @@ $(DEV)/.installed: pyproject.toml client/pyproject.toml constraints/dev.txt | $(
 
 $(DEV)/.ray: $(DEV)/.installed
 	$(DEV_BIN)/python -m pip install --quiet --constraint constraints/dev.txt --editable '.[dev,ray]'
+	@touch $@
+
+# The extra `docs` alone: that of development takes gigabytes.
+$(DOCS)/.installed: constraints/dev.txt | $(DOCS)/bin/python
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints/dev.txt mkdocs-material
 	@touch $@
 
 $(SERVE)/.installed: pyproject.toml constraints/serve-$(RUNTIME).txt | $(SERVE)/bin/python

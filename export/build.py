@@ -34,6 +34,7 @@ from service.bundle.card import (
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, check_target, write_bundle
+from service.labels.calibration import MIN_POSITIVES
 
 _TOOLS = ("torch", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
 _log = logging.getLogger(__name__)
@@ -189,7 +190,10 @@ def _measure(
     assert head is not None  # photos were refused otherwise
     head, labels = calibrate_trained(head, draft.labels, scored, rules)
     found = sum(label.threshold is not None for label in labels)
-    _log.info("calibrated %d thresholds on %s", found, splits.val.dataset)
+    _log.info(
+        "chose %d of %d thresholds on %s (a label needs %d photos that show it)",
+        found, len(labels), splits.val.dataset, MIN_POSITIVES,
+    )  # fmt: skip
 
     photos, metrics = splits.test, []
     exact = predict_logits(variants.graphs["fp32"], photos, contract)

@@ -187,6 +187,7 @@ def _compare_maps(
         torch_maps, num_tokens = TrainedMaps(head, (rows, columns)), rows * columns
     else:
         torch_maps, num_tokens = make_open_maps(head, (rows, columns))
+    torch_maps.to(_find_dtype(head))
     for batch, count in MAP_SHAPES:
         shape = (batch, num_tokens, head.config.encoder_width)
         tokens = stream.standard_normal(shape, dtype=np.float32)

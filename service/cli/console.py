@@ -103,6 +103,9 @@ def show_photo(photo: PhotoResult) -> None:
     console = Console()
     # A title would be wrapped to the table's width.
     console.print(Text(str(photo.path), "bold"), soft_wrap=True)
+    if not photo.prediction.labels:
+        console.print("no label reaches the threshold", style="dim")
+        return
     console.print(table)
     if not all(label.calibrated for label in photo.prediction.labels):
         console.print(_LEGEND, soft_wrap=True)

@@ -1,5 +1,6 @@
 """Maps in a bundle: those of torch, in every precision nearly the same, and small."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,8 @@ def test_graphs_of_two_towers_equal_torch() -> None:
     head = TwoTowers(config)
     head.log_scale.data.fill_(3.0)
     graphs = trace_heads(head, 1 + TOKENS, WIDTH, GRID)
-    assert verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
+    for compared in (head, copy.deepcopy(head).double()):
+        assert verify_head(compared, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
     head.log_scale.data.fill_(3.1)
     with pytest.raises(VerificationError, match="logits of"):
         verify_head(head, graphs, FP32_TOLERANCE)
@@ -67,6 +69,8 @@ def test_maps_of_any_labels_and_images_equal_torch(
     head = make_head(config)
     graphs = trace_heads(head, TOKENS, WIDTH, GRID)
     assert 0 < verify_head(head, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
+    in_float64 = copy.deepcopy(head).double()
+    assert 0 < verify_head(in_float64, graphs, FP32_TOLERANCE).value <= FP32_TOLERANCE
     head.layer.attention.value.weight.data[0] *= 2
     with pytest.raises(VerificationError, match="maps of"):
         verify_head(head, graphs, FP32_TOLERANCE)

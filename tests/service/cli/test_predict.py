@@ -58,6 +58,12 @@ def test_predict_explains_stars_below_the_table(predict: Run, photos: list[Path]
     assert given.splitlines()[-1] == "* not the label's own threshold"
 
 
+def test_predict_says_that_no_label_is_found(predict: Run, photos: list[Path]) -> None:
+    code, out, _ = predict("--threshold", 1, photos[0])
+    assert code == 0
+    assert out.splitlines() == [str(photos[0]), "no label reaches the threshold"]
+
+
 def test_predict_writes_one_json_object_per_photo_in_order(
     predict: Run, photos: list[Path]
 ) -> None:
