@@ -62,11 +62,7 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Desk]]
 
 
 def lay_out(folder: Path) -> None:
-    """Provides the files of the snippets: photos, a checkpoint, a labelled folder, the commands."""
-    samples = ROOT / "docs" / "photos"
-    for name in ("photo.jpg", "a.jpg", "b.jpg", "chelsea.jpg"):
-        shutil.copy(samples / "chelsea.jpg", folder / name)
-    shutil.copytree(samples, folder / "photos")
+    """Provides the files of the snippets: docs, a checkpoint, a labelled folder, the commands."""
     (folder / "docs").symlink_to(ROOT / "docs")
     (folder / "bundles").mkdir()
     for bundle in (ROOT / "bundles").iterdir():
