@@ -55,11 +55,6 @@ class OpenSource:
     # may know some from captions.
     unseen: LabelledPhotos | None
 
-    @property
-    def template(self) -> str:
-        """The text to embed, `{}` for a label's name."""
-        return self.head.config.embedding_template
-
 
 def describe_head(config: OpenHeadConfig, activation: Activation = "sigmoid") -> OpenHead:
     """Returns the card's entry of an open head, without calibration and threshold."""

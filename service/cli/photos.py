@@ -16,9 +16,6 @@ from service.pipeline.selection import Selection
 from service.scheduling.tasks import run_in_order
 from service.settings import Settings
 
-# Enough for the running batches and the next one.
-_MAX_CONCURRENCY = 16
-
 
 @dataclass(frozen=True)
 class PhotoResult:
@@ -45,8 +42,8 @@ def label_photos(
     pipeline: Pipeline, selection: Selection, paths: Iterable[Path]
 ) -> AsyncGenerator[PhotoResult]:
     """Yields the photos in order, as soon as they are labelled; close it before the pipeline."""
-    at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
-    return run_in_order((_label_photo(pipeline, selection, path) for path in paths), at_once)
+    works = (_label_photo(pipeline, selection, path) for path in paths)
+    return run_in_order(works, pipeline.concurrency)
 
 
 async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> PhotoResult:

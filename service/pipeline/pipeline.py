@@ -40,6 +40,8 @@ _MAX_INLINE_LABELS = 2000
 # In `include` and `exclude`: normalising combining marks, the slowest, takes some milliseconds.
 _MAX_INLINE_CHARACTERS = 5000
 
+_MAX_CONCURRENCY = 16
+
 # A longer run counts as hung: the largest question takes seconds on a GPU, minutes on a slow CPU.
 _MAX_RUN_SECONDS = 60.0
 _MAX_CPU_RUN_SECONDS = 600.0
@@ -95,6 +97,11 @@ class Pipeline:
     def state(self) -> State:
         """The phase of the pipeline's life; `failed` is final."""
         return self._admission.state
+
+    @property
+    def concurrency(self) -> int:
+        """Photos that one caller should have in flight: the running batches and the next one."""
+        return min(_MAX_CONCURRENCY, self.settings.queue_size)
 
     async def start(self) -> None:
         """Loads the label sets and starts taking requests; raises `StartError`."""

@@ -36,8 +36,6 @@ from service.scheduling.tasks import run_in_order
 MAX_PHOTOS = 200
 
 _POSITIVE, _NEGATIVE = "positive", "negative"
-# Enough for the running batches and the next one.
-_MAX_CONCURRENCY = 16
 
 router = APIRouter(prefix="/labels", tags=["labels"])
 
@@ -117,6 +115,5 @@ async def _score(
             return ImageFailure(error=describe_problem(error))
         return PhotoScore(score=prediction.labels[0].score)
 
-    at_once = min(_MAX_CONCURRENCY, pipeline.settings.queue_size)
-    async with aclosing(run_in_order(map(score, photos), at_once)) as scored:
+    async with aclosing(run_in_order(map(score, photos), pipeline.concurrency)) as scored:
         return [each async for each in scored]
