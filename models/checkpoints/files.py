@@ -94,8 +94,13 @@ def _read_description(checkpoint: Path | str) -> Description:
     try:  # as timm writes it
         found = json.loads(path.read_text(encoding="utf-8"))
         name, preparation = found.get("architecture"), dict(found.get("pretrained_cfg") or {})
+        kind = found.get("model_type")
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint} has a {_CONFIG} that is damaged") from error
+    if kind in ("clip", "siglip"):
+        raise CheckpointError(
+            f"{checkpoint} is a {kind} model without labels: only export reads it"
+        )
     name = name if isinstance(name, str) else None
     return Description(name, read_names(found.get("label_names")), preparation)
 

@@ -10,6 +10,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import Tokenizer
 from transformers import CLIPModel, SiglipModel
 
+from models.checkpoints.checkpoint import load_checkpoint
 from models.checkpoints.description import CheckpointError, Hints
 from models.checkpoints.towers import Towers, read_towers
 from models.config import TwoTowerConfig
@@ -179,6 +180,12 @@ def test_repository_of_timm_is_no_towers(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("models.checkpoints.files.hf_hub_download", download)
     assert read_towers("hf-hub:timm/resnet50") is None
+
+
+def test_network_of_logits_is_not_read_from_towers(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="model without labels: only export reads it"):
+        load_checkpoint(folder)
+    assert read(folder)
 
 
 def test_file_is_no_towers(tmp_path: Path) -> None:
