@@ -141,7 +141,7 @@ def test_recipe_names_its_mistake_in_one_line(tmp_path: Path) -> None:
     for text, reason in {
         "epochs = 0": "epochs: ",
         "speed = 3": "speed: ",
-        "epochs = ": "cannot read",
+        "epochs = ": "cannot be read",
     }.items():
         path.write_text(text)
         with pytest.raises(RecipeError, match=reason):
