@@ -113,11 +113,6 @@ class PipelineHost:
         if self.opened is not None and not begun:
             await self.opened.drain()
 
-    def abort_waiting(self) -> None:
-        """Fails the photos in the queue and on the engine with `Draining`."""
-        if self.opened is not None:
-            self.opened.abort_waiting()
-
 
 async def get_host(request: Request) -> PipelineHost:
     """Returns the host of the request's app. Async, so that FastAPI needs no thread for it."""

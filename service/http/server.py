@@ -133,7 +133,8 @@ class Server(uvicorn.Server):
         await self._wait_unless_aborted(draining)
         left = 0
         if self._aborted:
-            self._host.abort_waiting()
+            if self._host.opened is not None:
+                self._host.opened.abort_waiting()
         else:  # requests that are still uploading get their 503 when they are complete
             left = math.ceil(drain_seconds - (time.monotonic() - started))
         self.config.timeout_graceful_shutdown = max(_CLOSING_SECONDS, left)

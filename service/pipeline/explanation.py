@@ -28,11 +28,6 @@ class Explanation:
     map: MapArray
     overlay: bytes | None  # the map as a PNG file to lay over the whole photo, if asked for
 
-    def list_cells(self) -> list[list[float]]:
-        """Returns the rows of the map with three decimals."""
-        cells: list[list[float]] = np.round(self.map.astype(np.float64), 3).tolist()
-        return cells
-
 
 class Explainer:
     """Computes the maps of a bundle's labels; thread-safe."""

@@ -35,7 +35,7 @@ class Prediction:
     def describe(self, overlays: Iterable[str] = ()) -> dict[str, Any]:
         """Returns read-only JSON values; `overlays` are paths or URLs of the overlays.
 
-        Scores and thresholds are rounded to six decimals.
+        Scores and thresholds are rounded to six decimals, maps to three.
         """
         # Writing dataclasses, or `asdict`, takes three times as long.
         labels = [
@@ -43,7 +43,7 @@ class Prediction:
             for label in self.labels
         ]
         for i, explanation in enumerate(self.explanations):
-            labels[i] = {**labels[i], "map": explanation.list_cells()}
+            labels[i] = {**labels[i], "map": explanation.map.astype(float).round(3).tolist()}
         for i, overlay in enumerate(overlays):
             labels[i] = {**labels[i], "overlay": overlay}
         return {
