@@ -110,21 +110,21 @@ class SessionSet:
         self, tokens: _Tokens, rows: list[int], head: Head, *, with_memory: bool = False
     ) -> tuple[Sequence[_Row], Sequence[LogitsArray]]:
         """Returns the logits of the rows and, with memory, their memories [S, D]."""
-        some: Tensor
+        some: Tensor  # a part of the tokens, with the rows at `places`
         if isinstance(tokens, ort.OrtValue):
             # Running the head for the unused rows between costs less than copying the used ones.
             some = cut_rows(tokens, rows[0], rows[-1])
-            own, count = [row - some.start for row in rows], some.stop - some.start
+            places, count = [row - some.start for row in rows], some.stop - some.start
         else:
             some = tokens if len(rows) == len(tokens) else tokens[rows]
-            own, count = list(range(len(rows))), len(rows)
+            places, count = list(range(len(rows))), len(rows)
         outputs = ["memory"] if with_memory else []
         if not isinstance(head, ScreenedQueries):
             all_logits, *memory = self._run_head(some, head, ["logits", *outputs])
-            return list(all_logits[own]), [each for found in memory for each in found[own]]
+            return list(all_logits[places]), [each for found in memory for each in found[places]]
         logits, positions, needed, *memory = self._run_screened(some, head, outputs, count)
         kept: list[_Row] = []
-        for row, place in zip(rows, own, strict=True):
+        for row, place in zip(rows, places, strict=True):
             if needed[place] > positions.shape[1]:
                 (full,), _ = self._score(tokens, [row], head.queries)
                 kept.append(full)
@@ -132,7 +132,7 @@ class SessionSet:
             chosen = positions[place, : needed[place]]
             order = chosen.argsort()
             kept.append(ScreenedLogits(logits[place, order], chosen[order]))
-        return kept, [each for found in memory for each in found[own]]
+        return kept, [each for found in memory for each in found[places]]
 
     def _run_screened(
         self, tokens: Tensor, head: ScreenedQueries, outputs: list[str], count: int
