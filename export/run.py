@@ -15,9 +15,10 @@ from service.bundle.reader import Bundle, load_bundle
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
-    """Exports, and writes a Triton repository if it is wanted; photos not used are added.
+    """Exports, and writes a Triton repository if it is wanted.
 
-    Raises ExportError, RequestError, BundleError or OSError.
+    Adds the photos that cannot be used to `left_out`. Raises ExportError, RequestError,
+    BundleError or OSError.
     """
     bundle = _find_bundle(given, left_out)
     if given.triton is not None:

@@ -41,9 +41,7 @@ class Hints:
     image_size: int | None = None  # height and width in pixels
     num_heads: int | None = None  # the authors' default: 8 in ML-Decoder, else 4
     pre_norm: bool | None = None  # Query2Label with the norms before the attention
-    prefix_tokens: PrefixTokens | None = (
-        None  # whether a head sees a ViT's class token and the like
-    )
+    prefix_tokens: PrefixTokens | None = None  # whether a head sees class and register tokens
     features: Features | None = None  # which of a backbone's a head takes, if two fit
     crop: bool = False  # a centre crop, as timm evaluates a classifier
     plain_pixels: bool = False  # trained on pixels in 0..1, without mean and std

@@ -1,4 +1,4 @@
-"""What a checkpoint is, by its first bytes: a wrong one is refused before torch is imported.
+"""Recognises a checkpoint by its first bytes: a wrong one is refused before torch is imported.
 
 Importing torch and timm takes seconds.
 """

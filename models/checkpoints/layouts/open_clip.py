@@ -104,7 +104,7 @@ def describe_photos(found: Mapping[str, Any]) -> InputConfig:
 def _describe_clip(
     model: dict[str, Any], vision: dict[str, Any], text: dict[str, Any]
 ) -> dict[str, Any]:
-    if {"no_causal_mask", "proj_bias", "norm_kwargs"} & set(text) or "pool_type" in text:
+    if text.keys() & {"no_causal_mask", "proj_bias", "norm_kwargs", "pool_type"}:
         raise ValueError("texts of another kind")
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
     images = {
