@@ -117,9 +117,9 @@ def _to_precisions(text: str) -> tuple[Precision, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of `python -m export`; the command reference lists its options."""
+    """Returns the parser of `ml-decoder export`; the command reference lists its options."""
     parser = argparse.ArgumentParser(
-        prog="python -m export", description="Turn a checkpoint into a verified ONNX bundle."
+        prog="ml-decoder export", description="Turn a checkpoint into a verified ONNX bundle."
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, help="weights, of models.train or foreign; or a folder of CLIP "

@@ -195,7 +195,7 @@ def info(
 
 
 def export(context: typer.Context) -> None:
-    """Make a bundle from a checkpoint; `--help` shows the options of `python -m export`."""
+    """Make a bundle from a checkpoint; `ml-decoder export --help` shows the options."""
     if any(importlib.util.find_spec(module) is None for module in ("torch", "onnx", "export")):
         raise StartError("export needs torch and onnx: pip install -e '.[export]' in the checkout")
     # By name: the service must not import modules that need torch.

@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 from fastapi import APIRouter, Query, Request
 
+from service import errors
 from service.errors import ImageError
 from service.http.host import Host
 from service.http.requests.body import cancel_on_disconnect
@@ -23,7 +24,6 @@ from service.http.responses.schemas import (
     PhotoScore,
 )
 from service.http.routes.labels import NAME_PROBLEMS, Name
-from service.http.routes.predict import REQUEST_PROBLEMS
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.calibration import find_threshold
@@ -37,6 +37,22 @@ MAX_PHOTOS = 200
 
 _POSITIVE, _NEGATIVE = "positive", "negative"
 
+_PHOTO_PROBLEMS = (
+    errors.MalformedBody,
+    errors.BodyTimeout,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.UnsupportedContentEncoding,
+    errors.MissingField,
+    errors.UnknownField,
+    errors.TooManyImages,
+    errors.UnknownLabel,
+    errors.QueueFull,
+    errors.InferenceFailed,
+    errors.OutOfMemory,
+    errors.DeadlineExceeded,
+)
+
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 
@@ -44,7 +60,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
     "/{name}/calibrate",
     summary="Find the threshold of a label",
     dependencies=[*PREDICT, LIMITED],
-    responses=document_problems(*dict.fromkeys((*REQUEST_PROBLEMS, *NAME_PROBLEMS))),
+    responses=document_problems(*NAME_PROBLEMS, *_PHOTO_PROBLEMS),
     openapi_extra=document_groups(
         MAX_PHOTOS,
         **{_POSITIVE: "Photos that show the label.", _NEGATIVE: "Photos that do not show it."},
