@@ -160,12 +160,18 @@ class StoredSets:
         if stored is None:
             raise LabelSetNotFound(name)
         old = stored.definition
-        check_version(name, Stored(stored.version, old.digest), if_version)
-        if unknown := tuple(label for label in thresholds if label not in old.names):
+        found = Stored(stored.version, old.digest)
+        check_version(name, found, if_version)
+        names = frozenset(old.names)
+        if unknown := tuple(label for label in thresholds if label not in names):
             raise UnknownLabel(unknown, [name], old.names)
         pairs = zip(old.names, old.thresholds, strict=True)
         new = tuple(thresholds.get(label, own) for label, own in pairs)
-        vectors = await self._encoding.project(stored.embeddings)
+        known = self.by_name.get(name)
+        if known is not None and known.queries is not None and _is_current(known, found):
+            vectors = LabelVectors(known.queries, known.keys)  # the embeddings are the same
+        else:
+            vectors = await self._encoding.project(stored.embeddings)
         definition = replace_fields(old, thresholds=new, calibration=calibration or old.calibration)
         labels, _ = await self._commit(
             definition, stored.embeddings, vectors, replace=True, if_version=stored.version

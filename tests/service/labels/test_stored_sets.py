@@ -487,11 +487,23 @@ async def test_thresholds_are_set_for_the_named_labels_of_the_required_version(
     assert second.thresholds.tolist() == [0.2, 0.9]
     assert int(before.version) < int(first.version) < int(second.version)
     assert sets.by_name["pets"] is second
+    assert second.queries is first.queries, "encoded again"
     with pytest.raises(LabelSetNotFound):
         await sets.calibrate("none", {"cat": 0.2}, None, None)
     with pytest.raises(UnknownLabel, match="cut"):
         await sets.calibrate("pets", {"cat": 0.1, "cut": 0.2}, None, None)
     assert sets.by_name["pets"] is second
+
+
+async def test_set_that_another_process_replaced_is_calibrated_with_its_own_queries(
+    sets: StoredSets, other: FlakyStore
+) -> None:
+    await sets.write(define("pets", "cat"), replace=False)
+    put(other, "pets", "cat", "dog")
+    changed = await sets.calibrate("pets", {"dog": 0.9}, None, None)
+    assert changed.names == ("cat", "dog")
+    assert changed.queries is not None
+    assert len(changed.queries) == 2
 
 
 async def test_calibration_and_thresholds_are_set_apart(sets: StoredSets) -> None:
