@@ -12,9 +12,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import (
     BodyTimeout,
     BodyTooLarge,
+    MalformedBody,
     QueueFull,
     StartError,
     UnsupportedContentEncoding,
+    UnsupportedMediaType,
 )
 from service.settings import Settings
 
@@ -22,6 +24,15 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 BYTES = "application/octet-stream"
 RAW_IMAGE = "image/*"
+
+BODY_PROBLEMS = (
+    MalformedBody,
+    BodyTimeout,
+    BodyTooLarge,
+    UnsupportedMediaType,
+    UnsupportedContentEncoding,
+)
+"""Errors of every route that reads a body."""
 
 _MAX_DIGITS = 18
 _WATCH_AFTER_SECONDS = 0.05

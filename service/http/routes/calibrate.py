@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from service import errors
 from service.errors import ImageError
 from service.http.host import Host
-from service.http.requests.body import cancel_on_disconnect
+from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
 from service.http.requests.uploads import read_groups
 from service.http.responses.openapi import document_groups, document_problems
 from service.http.responses.problems import describe_problem
@@ -38,11 +38,7 @@ MAX_PHOTOS = 200
 _POSITIVE, _NEGATIVE = "positive", "negative"
 
 _PHOTO_PROBLEMS = (
-    errors.MalformedBody,
-    errors.BodyTimeout,
-    errors.BodyTooLarge,
-    errors.UnsupportedMediaType,
-    errors.UnsupportedContentEncoding,
+    *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,
     errors.TooManyImages,

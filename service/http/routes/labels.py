@@ -19,7 +19,7 @@ from service.errors import (
     quote,
 )
 from service.http.host import Host
-from service.http.requests.body import cancel_on_disconnect
+from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
 from service.http.requests.json import read_json_object
 from service.http.responses.openapi import (
     TAG,
@@ -64,15 +64,8 @@ _WRITE_PROBLEMS = (
     errors.StoreUnavailable,
     errors.StoreFull,
 )
-_JSON_PROBLEMS = (
-    errors.MalformedBody,
-    errors.BodyTimeout,
-    errors.BodyTooLarge,
-    errors.UnsupportedMediaType,
-    errors.UnsupportedContentEncoding,
-    errors.InvalidParameters,
-)
-_BODY_PROBLEMS = (
+_JSON_PROBLEMS = (*BODY_PROBLEMS, errors.InvalidParameters)
+_SET_PROBLEMS = (
     *_JSON_PROBLEMS,
     errors.InvalidLabelSet,
     errors.TextNotEncodable,
@@ -140,7 +133,7 @@ async def list_label_sets(host: Host) -> LabelSetsAnswer:
             "description": "It was registered before.",
             **TAG,
         },
-        **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetExists),
+        **document_problems(*_WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetExists),
     },
     openapi_extra=document_json(LabelSetRecord, example={"name": "zoo", **_EXAMPLE}),
 )
@@ -191,7 +184,7 @@ async def read_label_set(request: Request, host: Host, name: Name) -> Response:
             "description": "There was no such set.",
             **TAG_AND_PLACE,
         },
-        **document_problems(*_WRITE_PROBLEMS, *_BODY_PROBLEMS, errors.LabelSetChanged),
+        **document_problems(*_WRITE_PROBLEMS, *_SET_PROBLEMS, errors.LabelSetChanged),
     },
     openapi_extra={
         **document_json(LabelSetRecord, optional="name", example=_EXAMPLE),
@@ -247,8 +240,8 @@ async def change_thresholds(request: Request, host: Host, name: Name) -> Respons
     pipeline = host.pipeline
     body = await read_json_object(request, host.settings)
     given = (await asyncio.to_thread(_validate, ThresholdsRecord, body)).labels
-    names = refuse_duplicates(tuple(label.name for label in given))
-    thresholds = dict(zip(names, (label.threshold for label in given), strict=True))
+    refuse_duplicates(tuple(label.name for label in given))
+    thresholds = {label.name: label.threshold for label in given}
     with pipeline.admit():
         version = await _demand_version(request, pipeline.catalogue, name)
         work = pipeline.catalogue.calibrate(name, thresholds, if_version=version)

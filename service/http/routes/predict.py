@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from service import errors
 from service.errors import ImageError, MalformedBody, UrlInputOff
 from service.http.host import PipelineHost
-from service.http.requests.body import JSON, cancel_on_disconnect
+from service.http.requests.body import BODY_PROBLEMS, JSON, cancel_on_disconnect
 from service.http.requests.parameters import add_fields, read_parameters
 from service.http.requests.uploads import Upload, UploadShape, decode_base64, read_upload
 from service.http.responses.openapi import document_predict, document_problems
@@ -35,11 +35,7 @@ _ONE_IMAGE = UploadShape()
 REQUEST_PROBLEMS = (
     errors.Unauthorized,
     errors.RateLimited,
-    errors.MalformedBody,
-    errors.BodyTimeout,
-    errors.BodyTooLarge,
-    errors.UnsupportedMediaType,
-    errors.UnsupportedContentEncoding,
+    *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,
     errors.RepeatedField,
