@@ -316,9 +316,18 @@ class UnsupportedImage(ImageError):
 class TooManyPixels(ImageError):
     status, code, title = 413, "too_many_pixels", "The image has too many pixels"
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self, limit: int, pixels: int | None = None, *, file_bytes: int | None = None
+    ) -> None:
+        """`pixels` are the image's, if known; the limit may be that of a file of `file_bytes`."""
         super().__init__(f"over {limit} pixels")
+        self.pixels = pixels
         self.detail = f"At most {limit} pixels (width x height) are read."
+        if file_bytes is not None:
+            self.detail = (
+                f"Of a file of {file_bytes} bytes at most {limit} pixels (width x height) are read:"
+                " send a blank image smaller, or as JPEG."
+            )
 
 
 class QuestionError(ServiceError):

@@ -25,7 +25,7 @@ from service.cli.console import (
     write_json,
 )
 from service.cli.photos import PhotoResult, label_photos, run_pipeline
-from service.errors import ImageError, StartError
+from service.errors import ImageError, OutOfMemory, StartError
 from service.images.decode import decode_image
 from service.images.folders import read_photo
 from service.images.formats import make_overlay_name
@@ -123,6 +123,8 @@ def write_overlays(photo: PhotoResult, folder: Path) -> PhotoResult:
         reason = error.strerror or "the pictures cannot be made"
     except ImageError:
         reason = "the photo has changed"
+    except OutOfMemory as error:
+        reason = error.describe()
     return PhotoResult(photo.path, None, f"its maps cannot be written: {reason}")
 
 

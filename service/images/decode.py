@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service.bundle.card import InputContract
-from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
+from service.errors import (
+    EmptyImage,
+    ImageError,
+    InvalidImage,
+    OutOfMemory,
+    TooManyPixels,
+    UnsupportedImage,
+)
 from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 from service.images.png import parse_png
@@ -41,6 +49,8 @@ _DRAFT_OVERSAMPLING = 2
 _MAX_CROP_ASPECT = 8
 # Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
+# For a pixel: two RGBA pictures of libwebp, coefficients of a progressive JPEG.
+_MAX_DECODER_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +81,7 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
         InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
         TooManyPixels: more than `max_pixels` (width x height), checked before decoding.
+        OutOfMemory: the machine has too little memory for the pixels.
     """
     if not photo:
         raise EmptyImage
@@ -86,13 +97,27 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise TooManyPixels(max_pixels) from error
     except Exception as error:
+        if _is_out_of_memory(error, max_pixels):
+            raise OutOfMemory(f"cannot decode: {type(error).__name__}") from error
         # Pillow raises errors of nearly every type for damaged files.
         raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
 
 
+def _is_out_of_memory(error: Exception, max_pixels: int) -> bool:
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or ("memory" in text and "limit" not in text):
+        return True
+    # libwebp and libjpeg report a failed allocation as damage, so try to allocate as much.
+    try:
+        mmap.mmap(-1, max_pixels * _MAX_DECODER_BYTES).close()
+    except OSError:
+        return True
+    return False
+
+
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     if jpeg.width * jpeg.height > max_pixels:
-        raise TooManyPixels(max_pixels)
+        raise TooManyPixels(max_pixels, jpeg.width * jpeg.height)
     data = jpeg.strip()
     decoded = _decode_without_pillow(jpeg, data, contract)
     return decoded or _decode_by_pillow(trim_jpeg(data), jpeg.exif, contract, max_pixels)
@@ -161,7 +186,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
         data = hide_exif(data)
     image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
     if math.prod(image.size) > max_pixels:
-        raise TooManyPixels(max_pixels)
+        raise TooManyPixels(max_pixels, math.prod(image.size))
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
         # Pillow decodes these in Python, which takes seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)

@@ -60,23 +60,23 @@ class Inference:
         self._observers = observers
 
     def run(self, items: Sequence[Item], is_alone: IsAlone) -> list[Result | Exception]:
-        """Returns for each item its result or its `ImageError`; calls `is_alone` after decoding.
+        """Returns for each item its result or why it has none; calls `is_alone` after decoding.
 
         Raises InferenceFailed for the batch, or ServiceBroken if the engine fails on every one.
         """
         decoded = [self._decode(item) for item in items]
         good = [(item, *each) for item, each in zip(items, decoded, strict=True)
-                if not isinstance(each, ImageError)]  # fmt: skip
+                if not isinstance(each, Exception)]  # fmt: skip
         results = iter(self._infer(good, is_alone)) if good else iter(())
-        return [each if isinstance(each, ImageError) else next(results) for each in decoded]
+        return [each if isinstance(each, Exception) else next(results) for each in decoded]
 
-    def _decode(self, item: Item) -> tuple[DecodedImage, list[Stage]] | ImageError:
+    def _decode(self, item: Item) -> tuple[DecodedImage, list[Stage]] | ImageError | OutOfMemory:
         if isinstance(item.photo, DecodedImage):
             return item.photo, []
         try:
             with collect_stages() as stages, time_stage("decode"):
                 image = decode_image(item.photo, self._contract, self._max_pixels)
-        except ImageError as error:
+        except (ImageError, OutOfMemory) as error:
             return without_frames(error)
         return image, stages
 

@@ -13,7 +13,7 @@ from typing import Any
 from service.cli.bulk.parts import PartFolder, Record, open_parts
 from service.cli.bulk.photos import PhotoStore, open_photos
 from service.cli.photos import run_pipeline
-from service.errors import ImageError
+from service.errors import ImageError, OutOfMemory
 from service.labels.label_set import LabelSet
 from service.labels.question import Question
 from service.pipeline.pipeline import Pipeline
@@ -146,7 +146,7 @@ def find_remaining(
 def tag_photos(
     pipeline: Pipeline, selection: Selection, store: PhotoStore, names: Iterable[str]
 ) -> AsyncGenerator[Record | None]:
-    """Yields the photos' records in order; None, and a line in the log, for an unreadable file."""
+    """Yields the photos' records in order; None, and a line in the log, for one to try again."""
     engine = pipeline.engine
     in_batches = _CONCURRENT_BATCHES * engine.workers * engine.max_batch_size
     concurrency = min(max(_MIN_CONCURRENCY, in_batches), pipeline.settings.queue_size)
@@ -165,6 +165,9 @@ async def _tag_photo(
         found = (await pipeline.predict(data, selection)).describe()
     except OSError as error:
         _log.error("%s was not read: %s", name, error)
+        return None
+    except OutOfMemory:
+        _log.error("%s was not read: too little memory", name)
         return None
     except ImageError as error:
         return {"photo": name, "error": error.describe()}
