@@ -43,7 +43,7 @@ _INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_HEADER = b"Exif\0\0"
 
-_START_OF_IMAGE = b"\xff\xd8"
+START_OF_IMAGE = b"\xff\xd8"
 _APP1 = 0xE1
 _FILL = 0xFF  # may precede any marker
 # Markers without a length: a stuffed byte, TEM, restarts, starts and ends of images. No camera
@@ -88,7 +88,7 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
 
     Raises InvalidImage if the header has too many segments.
     """
-    if not data.startswith(_START_OF_IMAGE):
+    if not data.startswith(START_OF_IMAGE):
         return None
     kept, end = [slice(0, 2)], 2
     exif = frame = scan = b""

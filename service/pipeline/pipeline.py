@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
 from service.engine.engine import Engine
-from service.errors import DeadlineExceeded, NoMaps
+from service.errors import DeadlineExceeded, ImageError, InferenceFailed, NoMaps, TooManyPixels
 from service.images.decode import DecodedImage, decode_image
-from service.images.jpeg import Jpeg, parse_jpeg
+from service.images.jpeg import START_OF_IMAGE, Jpeg, parse_jpeg
 from service.labels.catalogue import Catalogue
 from service.labels.label_set import LabelSet
 from service.labels.opening import open_catalogue
@@ -32,7 +32,7 @@ from service.scheduling.batcher import Batcher
 from service.scheduling.cpu import count_cores, list_cores
 from service.scheduling.queue import BatchQueue, BatchSizes
 from service.scheduling.stages import Observer, Stage
-from service.scheduling.tasks import SideThreads
+from service.scheduling.tasks import CALLER, SideThreads
 from service.settings import Settings
 
 # Choosing from or scoring up to this many labels takes less time than switching to a thread.
@@ -41,6 +41,17 @@ _MAX_INLINE_LABELS = 2000
 _MAX_INLINE_CHARACTERS = 5000
 
 _MAX_CONCURRENCY = 16
+
+UNIT_PIXELS = 12 * 2**20
+"""A photo counts one unit of the rate limit for each started 12 Mi pixels, as most cameras have."""
+
+# Real photos have up to 2,000 pixels a byte, and blank ones up to 8,200 as PNG. A lossless WebP can
+# have a million, which would take 1.5 seconds to decode.
+_MAX_PIXELS_PER_BYTE = 10_000
+_MIN_PIXELS_READ = 2**18
+
+# JPEGs are decoded at reduced size; of progressive ones all coefficients are in memory.
+_JPEG_SHARE = 4
 
 # A longer run counts as hung: the largest question takes seconds on a GPU, minutes on a slow CPU.
 _MAX_RUN_SECONDS = 60.0
@@ -76,7 +87,9 @@ class Pipeline:
         self.observers: list[Observer] = []
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
         self._drain_rate = DrainRate()
-        self._side_threads = SideThreads(settings.decode_threads or count_cores())
+        self._side_threads = SideThreads(
+            settings.decode_threads or count_cores(), settings.max_decoding_pixels
+        )
         self.queue = BatchQueue[Item, Result](
             settings.queue_size,
             BatchSizes(engine.max_batch_size, engine.small_batch_size),
@@ -166,23 +179,45 @@ class Pipeline:
         UnavailableError, or InferenceFailed if the photo's batch fails.
         """
         with self.admit():
-            deadline = deadline or self.make_deadline()
-            earlier: tuple[Stage, ...] = ()
-            # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than
-            # two. A slow photo would delay its batch, and a GPU would wait.
-            if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
-                photo = parse_jpeg(photo) or photo
-            if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
-                self.queue.check_room()  # before the photo costs a decode
-                started = time.perf_counter()
-                contract, max_pixels = self.bundle.card.input, self.settings.max_pixels
-                photo = await self._side_threads.run(
-                    deadline, decode_image, photo, contract, max_pixels
-                )
-                earlier = (Stage("decode", started, time.perf_counter()),)
-            prediction = await self._answer(photo, selection, deadline, earlier)
+            try:
+                prediction = await self._predict(photo, selection, deadline or self.make_deadline())
+            except (ImageError, InferenceFailed):  # its place is free as well
+                self._drain_rate.note_answer(time.perf_counter())
+                raise
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
+
+    async def _predict(
+        self, photo: bytes | Jpeg | DecodedImage, selection: Selection, deadline: float
+    ) -> Prediction:
+        earlier: tuple[Stage, ...] = ()
+        # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than
+        # two. A slow photo would delay its batch, and a GPU would wait.
+        if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
+            photo = parse_jpeg(photo) or photo
+        if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
+            self.queue.check_room()  # before the photo costs a decode
+            started = time.perf_counter()
+            photo = await self._decode(photo, deadline)
+            earlier = (Stage("decode", started, time.perf_counter()),)
+        return await self._answer(photo, selection, deadline, earlier)
+
+    async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
+        run, contract = self._side_threads.run, self.bundle.card.input
+        data = photo.data if isinstance(photo, Jpeg) else photo
+        limit = min(self.settings.max_pixels, count_pixels(len(data)))
+        try:
+            # Most photos are of one unit; of others this reads the header.
+            return await run(deadline, decode_image, photo, contract, min(limit, UNIT_PIXELS))
+        except TooManyPixels as error:
+            pixels = error.pixels or self.settings.max_pixels + 1
+        if pixels > self.settings.max_pixels:
+            raise TooManyPixels(self.settings.max_pixels)
+        if pixels > limit:
+            raise TooManyPixels(limit, file_bytes=len(data))
+        CALLER.get().charge((pixels - 1) // UNIT_PIXELS)
+        weight = pixels // _JPEG_SHARE if data.startswith(START_OF_IMAGE) else pixels
+        return await run(deadline, decode_image, photo, contract, limit, pixels=weight)
 
     async def _answer(
         self,
@@ -225,6 +260,11 @@ class Pipeline:
     def abort_waiting(self) -> None:
         """Fails the photos in the queue and on the engine with `Draining`."""
         self._batcher.fail_all()
+
+
+def count_pixels(file_bytes: int) -> int:
+    """Returns the most pixels that are read of a file: blank images may have millions a byte."""
+    return _MIN_PIXELS_READ + _MAX_PIXELS_PER_BYTE * file_bytes
 
 
 def _bound_run(engine: Engine, settings: Settings) -> float:

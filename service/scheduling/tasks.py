@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, TypeVarTuple
 
-from service.errors import DeadlineExceeded, without_frames
+from service.errors import DeadlineExceeded, Draining, OutOfMemory, without_frames
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 ResultT = TypeVar("ResultT")
@@ -54,34 +60,131 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
         del failure, tasks
 
 
-class SideThreads:
-    """A thread pool for work outside the engine's workers; belongs to one event loop."""
+class Caller:
+    """The client of a request; calls in side threads take turns by its `key`."""
 
-    def __init__(self, threads: int) -> None:
+    key: Hashable = None
+
+    def count_photos(self, photos: int) -> None:
+        """Counts the photos of a request once they have been read; may raise `RateLimited`."""
+
+    def charge(self, units: int) -> None:
+        """Counts what a photo costs beyond one unit of the rate limit; never refuses."""
+
+
+NO_CALLER = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=NO_CALLER)
+"""The caller of the request that a task works for."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    run: Callable[[], Any]
+    pixels: int
+    future: asyncio.Future[Any]
+
+
+class SideThreads:
+    """Threads for work outside the engine's workers; belongs to one event loop.
+
+    Callers (`CALLER`) take turns. Calls with `pixels` run in at most `threads` threads and have at
+    most `max_pixels` together, but one of them may always run. One more thread is for calls
+    without, so that a small photo never waits for large ones.
+    """
+
+    def __init__(self, threads: int, max_pixels: int = 0) -> None:
         self.waiting = 0  # calls that are not done, the running ones included
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="aside")
+        self._threads = ThreadPoolExecutor(threads + 1, thread_name_prefix="aside")
+        self._free = threads + 1
+        self._max_large, self._max_pixels = threads, max_pixels
+        self._running: list[int] = []  # pixels of the running calls that have some
+        self._lanes: dict[Hashable, deque[_Call]] = {}  # by caller, the next turn first
 
     async def run(
-        self, deadline: float, work: Callable[[*ArgumentTs], ResultT], *arguments: *ArgumentTs
+        self,
+        deadline: float,
+        work: Callable[[*ArgumentTs], ResultT],
+        *arguments: *ArgumentTs,
+        pixels: int = 0,
     ) -> ResultT:
-        """Calls a function in one of the threads, or raises DeadlineExceeded.
+        """Calls a function in one of the threads; raises DeadlineExceeded or OutOfMemory.
 
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """
+        key = CALLER.get().key
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        call = _Call(lambda: work(*arguments), pixels, future)
+        self._lanes.setdefault(key, deque()).append(call)
         self.waiting += 1
-        # The executor keeps an abandoned call until a thread is free; `clear` frees its photo.
-        calls: list[Callable[[], ResultT]] = [lambda: work(*arguments)]
         try:
+            self._start_calls()
             async with asyncio.timeout_at(deadline):
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, lambda: calls.pop()()
-                )
+                return await future
         except TimeoutError as error:
             raise DeadlineExceeded("deadline exceeded in a side thread") from error
+        except MemoryError as error:
+            raise OutOfMemory("out of memory in a side thread") from error
         finally:
             self.waiting -= 1
-            calls.clear()
+            if call in self._lanes.get(key, ()):  # it never started: free its photo
+                self._remove(key, call)
+            # The future's error refers to this frame, and the frame to the future.
+            del call, future
 
     def stop(self) -> None:
-        """Ends the threads once their running calls end."""
+        """Ends the threads once their running calls end; the others fail with `Draining`."""
+        for call in chain.from_iterable(self._lanes.values()):
+            if not call.future.done():
+                call.future.set_exception(Draining("stopped before this call was run"))
+        self._lanes.clear()
         self._threads.shutdown(wait=False)
+
+    def _start_calls(self) -> None:
+        while self._free and (call := self._take_next()) is not None:
+            self._free -= 1
+            if call.pixels:
+                self._running.append(call.pixels)
+            report = partial(self._report, call, call.future.get_loop())
+            self._threads.submit(call.run).add_done_callback(report)
+
+    def _take_next(self) -> _Call | None:
+        is_full = False
+        for key, lane in self._lanes.items():
+            for call in lane:
+                # No large call overtakes another: a larger one would never find enough room.
+                is_full = is_full or (call.pixels > 0 and not self._has_room(call.pixels))
+                if not (call.pixels and is_full):
+                    self._remove(key, call)
+                    return call
+        return None
+
+    def _has_room(self, pixels: int) -> bool:
+        others = self._running
+        return not others or (
+            len(others) < self._max_large and sum(others) + pixels <= self._max_pixels
+        )
+
+    def _remove(self, key: Hashable, call: _Call) -> None:
+        """Removes a call that has not started, and ends its caller's turn."""
+        lane = self._lanes.pop(key)
+        lane.remove(call)
+        if lane:
+            self._lanes[key] = lane
+
+    def _report(
+        self, call: _Call, loop: asyncio.AbstractEventLoop, done: concurrent.futures.Future[Any]
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._end, call, done)
+
+    def _end(self, call: _Call, done: concurrent.futures.Future[Any]) -> None:
+        self._free += 1
+        if call.pixels:
+            self._running.remove(call.pixels)
+        if not call.future.done():
+            error = done.exception()
+            if error is None:
+                call.future.set_result(done.result())
+            else:
+                call.future.set_exception(error)
+        self._start_calls()

@@ -202,7 +202,7 @@ async def test_workers_of_a_cpu_are_pinned_to_cores(
     listed.assert_called_once_with(2, pin=True)
 
 
-async def test_drain_rate_counts_answers_only(
+async def test_drain_rate_counts_answers_and_damaged_photos(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate = Mock(wraps=DrainRate())
@@ -217,7 +217,8 @@ async def test_drain_rate_counts_answers_only(
         pipeline.queue.estimate_wait()
     names = [name for name, _, _ in rate.method_calls]
     answers = ["note_answer", "note_answer"]
-    assert names == ["note_start", *answers, "note_start", "estimate_seconds"]
+    damaged = ["note_start", "note_answer"]
+    assert names == ["note_start", *answers, *damaged, "estimate_seconds"]
     assert rate.estimate_seconds.call_args.args[0] == 7
 
 
@@ -303,10 +304,10 @@ async def test_burst_over_the_queue_is_refused_before_it_is_decoded(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
-    async with running(tiny_bundle, queue_size=3) as pipeline:
+    async with running(tiny_bundle, queue_size=3, decode_threads=1) as pipeline:
         taken = [asyncio.create_task(predict_scores(pipeline, seed)) for seed in range(3)]
         await gate.wait_for_arrival()
-        await gate.wait_for_arrival()  # both decoding threads are busy; the third waits
+        await gate.wait_for_arrival()  # both threads are busy; the third waits
         with pytest.raises(QueueFull) as caught:
             await predict(pipeline, make_photo(9))
         assert caught.value.retry_after_seconds == 1  # the queue has stood for no longer
@@ -362,7 +363,8 @@ async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
 ) -> None:
     gate = Gate(monkeypatch, pipeline_module, "decode_image")
     async with running(tiny_bundle, decode_threads=1) as pipeline:
-        decodes = asyncio.create_task(predict_scores(pipeline, 0))
+        decode = [asyncio.create_task(predict_scores(pipeline, seed)) for seed in range(2)]
+        await gate.wait_for_arrival()
         await gate.wait_for_arrival()
         photo = make_photo(1, "PNG")
         held = sys.getrefcount(photo)
@@ -374,7 +376,7 @@ async def test_cancelled_request_frees_its_photo_while_it_waits_for_a_decoder(
         del waits
         assert sys.getrefcount(photo) == held
         gate.open()
-        await decodes
+        await asyncio.gather(*decode)
         await assert_good_photo_is_answered(pipeline)
 
 

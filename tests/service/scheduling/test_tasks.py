@@ -2,14 +2,18 @@
 
 import asyncio
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from contextlib import aclosing
+from contextvars import copy_context
+from functools import partial
 from typing import Self
 
 import pytest
 
-from service.errors import DeadlineExceeded, InvalidImage
-from service.scheduling.tasks import SideThreads, run_in_order, run_together
+from service.errors import DeadlineExceeded, Draining, InvalidImage, OutOfMemory
+from service.scheduling.tasks import CALLER, Caller, SideThreads, run_in_order, run_together
 
 pytestmark = pytest.mark.anyio
 
@@ -94,12 +98,12 @@ class Photo:
 
 
 class Busy:
-    """One thread, busy with a call until `end`."""
+    """The one thread for large photos, busy with a call until `end`."""
 
     def __init__(self) -> None:
         self.aside = SideThreads(1)
         self._begun, self._ending = threading.Event(), threading.Event()
-        self._call = asyncio.ensure_future(self.aside.run(FAR, self._work))
+        self._call = asyncio.ensure_future(self.aside.run(FAR, self._work, pixels=1))
 
     async def __aenter__(self) -> Self:
         assert await asyncio.to_thread(self._begun.wait, 30)
@@ -136,10 +140,10 @@ async def test_call_is_never_run_when_its_deadline_passes_before_a_thread_is_fre
     ran: list[int] = []
     async with Busy() as busy:
         with pytest.raises(DeadlineExceeded):
-            await busy.aside.run(asyncio.get_running_loop().time(), ran.append, 1)
+            await busy.aside.run(asyncio.get_running_loop().time(), ran.append, 1, pixels=1)
         assert busy.aside.waiting == 1
         await busy.end()
-        await busy.aside.run(FAR, ran.append, 2)
+        await busy.aside.run(FAR, ran.append, 2, pixels=1)
         assert ran == [2]
         assert busy.aside.waiting == 0
 
@@ -148,7 +152,7 @@ async def test_cancelled_call_frees_its_arguments_while_the_thread_is_busy() -> 
     async with Busy() as busy:
         photo = Photo()
         seen = weakref.ref(photo)
-        leaving = asyncio.ensure_future(busy.aside.run(FAR, id, photo))
+        leaving = asyncio.ensure_future(busy.aside.run(FAR, id, photo, pixels=1))
         del photo
         await asyncio.sleep(0)
         assert busy.aside.waiting == 2
@@ -159,3 +163,68 @@ async def test_cancelled_call_frees_its_arguments_while_the_thread_is_busy() -> 
         await asyncio.sleep(0)
         assert seen() is None
         assert busy.aside.waiting == 1
+
+
+async def run_as(key: str, aside: SideThreads, work: Callable[[], object], pixels: int) -> object:
+    caller = Caller()
+    caller.key = key
+    CALLER.set(caller)
+    return await aside.run(FAR, work, pixels=pixels)
+
+
+async def test_callers_take_turns_and_small_calls_never_wait_for_large_ones() -> None:
+    ran: list[str] = []
+    async with Busy() as busy:
+
+        def ask(key: str, name: str, pixels: int) -> asyncio.Task[object]:
+            return asyncio.create_task(
+                run_as(key, busy.aside, partial(ran.append, name), pixels), context=copy_context()
+            )
+
+        large = [ask("a", f"a{n}", 5) for n in range(3)] + [ask("b", f"b{n}", 5) for n in range(2)]
+        await ask("a", "small of a", 0)
+        await ask("c", "small of c", 0)
+        assert ran == ["small of a", "small of c"]
+        await busy.end()
+        await asyncio.gather(*large)
+        assert ran[2:] == ["b0", "a0", "b1", "a1", "a2"]  # a has had a turn
+        assert busy.aside.waiting == 0
+
+
+async def test_large_calls_share_the_pixels_and_are_not_overtaken() -> None:
+    running: set[int] = set()
+    seen: list[set[int]] = []
+    aside = SideThreads(3, max_pixels=10)
+
+    def work(pixels: int) -> None:
+        running.add(pixels)
+        seen.append(set(running))
+        time.sleep(0.01)  # so that others would start
+        running.discard(pixels)
+
+    # 11 is more than there is: it runs alone. 4 would find room beside 3, but 8 came first.
+    sizes = (3, 8, 4, 11, 5)
+    await asyncio.gather(*(aside.run(FAR, work, size, pixels=size) for size in sizes))
+    assert all(sum(together) <= 10 or len(together) == 1 for together in seen)
+    assert [max(together) for together in seen] == [3, 8, 4, 11, 5]
+    aside.stop()
+
+
+async def test_stop_fails_calls_that_have_not_started() -> None:
+    async with Busy() as busy:
+        late = asyncio.ensure_future(busy.aside.run(FAR, id, 0, pixels=1))
+        await asyncio.sleep(0)
+        busy.aside.stop()
+        with pytest.raises(Draining):
+            await late
+
+
+async def test_side_thread_out_of_memory_is_an_error_of_ours() -> None:
+    aside = SideThreads(1)
+
+    def exhaust() -> None:
+        raise MemoryError
+
+    with pytest.raises(OutOfMemory):
+        await aside.run(FAR, exhaust)
+    aside.stop()
