@@ -37,7 +37,7 @@ from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
-from service.scheduling.tasks import run_together
+from service.scheduling.tasks import CALLER, run_together
 
 SERVER_NAME = "ml-decoder-serve"
 
@@ -112,6 +112,7 @@ async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) 
         pipeline.bundle.card.input,
         limit_images(host.settings),
     )
+    CALLER.get().count_photos(len(asked.photos))
     selection, predictions = await cancel_on_disconnect(request, _score(pipeline, asked))
     # Thousands of labels would block the event loop.
     return await asyncio.to_thread(

@@ -29,6 +29,7 @@ from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_me
 from service.http.requests.json import parse_aside
 from service.http.requests.parameters import NOT_UTF8, read_texts
 from service.labels.question import Question
+from service.scheduling.tasks import CALLER
 from service.settings import Settings
 
 MAX_TEXT_BYTES = 65_536
@@ -93,7 +94,16 @@ def decode_base64(image: bytes | str) -> bytes:
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
+    """Reads the body of a request and counts its images for the rate limit.
+
+    Raises the errors of `Body`, and RequestError if it is invalid or the caller's rate is used up.
+    """
+    upload = await _read_upload(request, shape, settings)
+    CALLER.get().count_photos(len(upload.images))
+    return upload
+
+
+async def _read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
     body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
     media_type = read_media_type(content_type)
@@ -121,14 +131,15 @@ async def read_groups(
 ) -> dict[str, list[bytes]]:
     """Reads a form with images in several fields; `max_images` counts those of all fields.
 
-    Returns the images by field. Raises MissingField without an image in the first field, and the
-    errors of `read_form`.
+    Counts them for the rate limit and returns them by field. Raises MissingField without an image
+    in the first field, and the errors of `read_form`.
     """
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
         raise UnsupportedMediaType((MULTIPART,))
     form = _Form(fields, (), max_images)
     await form.read(Body(request, settings), content_type)
+    CALLER.get().count_photos(sum(map(len, form.images.values())))
     return form.images
 
 

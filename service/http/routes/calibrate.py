@@ -122,10 +122,11 @@ async def _score(
 ) -> list[PhotoScore | ImageFailure]:
     async def score(photo: bytes) -> PhotoScore | ImageFailure:
         try:
-            prediction = await pipeline.predict(photo, selection)
+            prediction = await pipeline.predict(photo, selection, deadline)
         except ImageError as error:
             return ImageFailure(error=describe_problem(error))
         return PhotoScore(score=prediction.labels[0].score)
 
+    deadline = pipeline.make_deadline()
     async with aclosing(run_in_order(map(score, photos), pipeline.concurrency)) as scored:
         return [each async for each in scored]

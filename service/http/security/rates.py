@@ -1,6 +1,7 @@
 """The rate limit: a token bucket for each caller, in the memory of this process.
 
-A bucket is stored as one number: the time at which it is full again.
+A bucket is stored as one number: the time at which it is full again. A request counts one unit, or
+one for each of its photos, and large photos count several (`pipeline.UNIT_PIXELS`).
 """
 
 import re
@@ -11,6 +12,7 @@ from itertools import islice
 from fastapi import Depends, Request
 
 from service.errors import RateLimited, StartError, quote
+from service.scheduling.tasks import CALLER, Caller
 
 _RATE = re.compile(
     r"\s*([0-9]{1,15})\s*(?:/|per)\s*([1-9][0-9]{0,5})?\s*([a-z]+?)s?\s*", re.IGNORECASE
@@ -28,30 +30,46 @@ _TOLERANCE_SECONDS = 1e-3
 
 
 class RateLimiter:
-    """Allows each caller a burst of the whole rate, then one request at a time as it refills.
+    """Allows each caller a burst of the whole rate, then single units as it refills.
+
+    A request of more units than the whole rate needs a full bucket; the rest is a debt.
 
     With `max_callers` buckets, a new caller evicts the fullest of the 8 least recently used. So no
     caller is refused because there are many others, and a crowd does not reset a busy caller.
     """
 
     def __init__(self, rate: str, max_callers: int = _MAX_CALLERS) -> None:
-        amount, self._window_seconds = _parse_rate(rate)
-        self._seconds_each = self._window_seconds / amount
+        self._amount, self._window_seconds = _parse_rate(rate)
+        self._seconds_each = self._window_seconds / self._amount
         self._max_callers = max_callers
         self._full_at: OrderedDict[str, float] = OrderedDict()  # least recently used first
 
-    def count(self, caller: str) -> None:
-        """Counts one request; raises `RateLimited` if the caller's bucket is empty."""
+    def count(self, caller: str, units: int = 1, *, counted: int = 0) -> None:
+        """Counts units of a request of which some are `counted` already.
+
+        Raises `RateLimited` if the caller's bucket has too few, with the seconds until it has
+        enough for the whole request.
+        """
         now = time.monotonic()
+        full_at = max(self._full_at.get(caller, now), now)
+        whole = min(counted + units, self._amount) * self._seconds_each
+        wait_seconds = full_at + whole - now - self._window_seconds
+        is_short = wait_seconds - counted * self._seconds_each > _TOLERANCE_SECONDS
+        self._fill_at(caller, full_at if is_short else full_at + units * self._seconds_each)
+        if is_short:
+            raise RateLimited(wait_seconds)
+
+    def charge(self, caller: str, units: int) -> None:
+        """Counts units without refusing them: the caller's next requests wait longer."""
+        now = time.monotonic()
+        full_at = max(self._full_at.get(caller, now), now)
+        self._fill_at(caller, full_at + units * self._seconds_each)
+
+    def _fill_at(self, caller: str, full_at: float) -> None:
         if caller not in self._full_at and len(self._full_at) >= self._max_callers:
             self._evict_one()
-        full_at = max(self._full_at.get(caller, now), now)
-        wait_seconds = full_at + self._seconds_each - now - self._window_seconds
-        is_empty = wait_seconds > _TOLERANCE_SECONDS
-        self._full_at[caller] = full_at if is_empty else full_at + self._seconds_each
+        self._full_at[caller] = full_at
         self._full_at.move_to_end(caller)
-        if is_empty:
-            raise RateLimited(wait_seconds)
 
     def _evict_one(self) -> None:
         oldest = list(islice(self._full_at, _EVICTION_CANDIDATES))
@@ -60,11 +78,34 @@ class RateLimiter:
         del self._full_at[min(oldest, key=self._full_at.__getitem__)]
 
 
+class RequestCaller(Caller):
+    """The caller of one request: its key or address with a rate limit, else the request itself."""
+
+    def __init__(self, limiter: RateLimiter | None, name: str = "") -> None:
+        self.key = self if limiter is None else name
+        self._limiter = limiter
+        self._name = name
+
+    def count_photos(self, photos: int) -> None:
+        """Counts all but the first, for which `limit_rate` has counted the request."""
+        if self._limiter is not None and photos > 1:
+            self._limiter.count(self._name, photos - 1, counted=1)
+
+    def charge(self, units: int) -> None:
+        """Counts units that the caller's next requests have to wait for."""
+        if self._limiter is not None:
+            self._limiter.charge(self._name, units)
+
+
 async def limit_rate(request: Request) -> None:
     """Counts a request of `request.state.caller`, which the check of the key has set."""
     limiter: RateLimiter | None = request.app.state.rates
-    if limiter is not None:
-        limiter.count(request.state.caller)
+    if limiter is None:
+        CALLER.set(RequestCaller(None))
+    else:
+        name: str = request.state.caller
+        limiter.count(name)
+        CALLER.set(RequestCaller(limiter, name))
 
 
 LIMITED = Depends(limit_rate)
