@@ -18,7 +18,7 @@ from service.http.host import PipelineHost
 from service.http.open_inference import routes as open_inference
 from service.http.requests.body import BudgetMiddleware, open_budget
 from service.http.responses.openapi import DocumentedApp
-from service.http.responses.problems import add_problem_handlers
+from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
 from service.http.security.browsers import SecurityHeaders, read_origins
@@ -141,10 +141,10 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.budget = open_budget(settings)
     app.state.fetcher = _open_fetcher(settings)
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)
+    app.add_middleware(BudgetMiddleware, budget=app.state.budget, refuse=answer_error)
     origins = read_origins(settings.cors_origins)
     if origins is not None:
         app.add_middleware(CORSMiddleware, **origins)
-    app.add_middleware(BudgetMiddleware, budget=app.state.budget)
     app.add_middleware(SecurityHeaders)
 
 

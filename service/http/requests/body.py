@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import (
     BodyTimeout,
@@ -35,6 +35,10 @@ BODY_PROBLEMS = (
 """Errors of every route that reads a body."""
 
 _MAX_DIGITS = 18
+# uvicorn writes an answer of up to this length without waiting for its client.
+_SHORT_BYTES = 65536
+# The answer, and what the transport buffers of it.
+_COPIES = 2
 _WATCH_AFTER_SECONDS = 0.05
 ResultT = TypeVar("ResultT")
 
@@ -45,7 +49,7 @@ def read_media_type(content_type: str) -> str:
 
 
 class BodyBudget:
-    """The bytes that the bodies of all requests of an event loop may still take in memory.
+    """The bytes that bodies and long answers of an event loop may still take in memory.
 
     `max_body_bytes` limits one body; this stops a thousand clients that each stay below it.
     """
@@ -72,7 +76,7 @@ class Reservation:
     def grow(self, count: int) -> None:
         """Takes `count` bytes more; raises QueueFull if other requests have them."""
         if count > self._budget.free_bytes:
-            raise QueueFull("too many bytes of bodies in memory")
+            raise QueueFull("too many bytes of bodies and answers in memory")
         self._budget.free_bytes -= count
         self._bytes += count
 
@@ -83,17 +87,51 @@ class Reservation:
 
 
 class BudgetMiddleware:
-    """Gives each request a reservation, `request.state.reservation`, until it is answered."""
+    """Gives each request a reservation, `request.state.reservation`, until its answer is sent.
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget) -> None:
+    The bytes of a long answer are reserved too, until the socket has taken them. If other requests
+    have the memory, the answer is that of `refuse`.
+    """
+
+    def __init__(
+        self, app: ASGIApp, budget: BodyBudget, refuse: Callable[[Request, QueueFull], ASGIApp]
+    ) -> None:
         self._app = app
         self._budget = budget
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         reservation = Reservation(self._budget)
         scope.setdefault("state", {})["reservation"] = reservation
+        start: Message = {}
+        is_refused = False
+
+        async def send_reserved(message: Message) -> None:
+            nonlocal start, is_refused
+            if message["type"] == "http.response.start":
+                start = message  # until the length of the body is known
+                return
+            body = message.get("body", b"")
+            is_long = len(body) > _SHORT_BYTES
+            if is_long and not is_refused:
+                try:
+                    reservation.grow(_COPIES * len(body))
+                except QueueFull as error:
+                    is_refused, start = True, {}
+                    await self._refuse(Request(scope), error)(scope, receive, send)
+            if is_refused:
+                return
+            if start:
+                await send(start)
+                start = {}
+            if is_long and not message.get("more_body", False):
+                # uvicorn's `send` waits for the client before it writes, not after.
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_reserved)
         finally:
             reservation.release()
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request, Response
 
 from service import errors
-from service.errors import ImageError, MalformedBody, UrlInputOff
+from service.errors import (
+    ImageError,
+    InvalidParameters,
+    InvalidValue,
+    MalformedBody,
+    UrlInputOff,
+)
 from service.http.host import PipelineHost
 from service.http.requests.body import BODY_PROBLEMS, JSON, cancel_on_disconnect
 from service.http.requests.parameters import add_fields, read_parameters
@@ -19,7 +25,7 @@ from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAns
 from service.http.routes.direct import DirectRoute
 from service.http.security.keys import PREDICT
 from service.http.security.rates import LIMITED
-from service.labels.question import Question
+from service.labels.question import MAX_EXPLAINED, Question
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -108,6 +114,7 @@ async def predict_batch(request: Request) -> Response:
     shape = UploadShape(limit_images(host.settings), batch=True)
     upload = await read_upload(request, shape, host.settings)
     question = await add_fields(parameters, upload.fields, host.settings.max_candidate_labels)
+    _check_overlays(question, len(upload.images))
     work = _label_all(pipeline, upload, question)
     selection, results = await cancel_on_disconnect(request, work)
     answer = await write_batch(pipeline, selection, results, request.state.request_id)
@@ -117,6 +124,17 @@ async def predict_batch(request: Request) -> Response:
 def limit_images(settings: Settings) -> int:
     """Returns the most images of a request: never more than the queue has places."""
     return min(MAX_BATCH_IMAGES, settings.queue_size)
+
+
+def _check_overlays(question: Question, images: int) -> None:
+    """Raises InvalidParameters for more overlays than one image may have: each has 20 kB."""
+    labels = min(question.top_k or MAX_EXPLAINED, MAX_EXPLAINED)
+    if question.explain == "overlay" and images * labels > MAX_EXPLAINED:
+        reason = (
+            f"A request may have {MAX_EXPLAINED} overlays: for {images} images send a top_k of at "
+            f"most {MAX_EXPLAINED // images}, or fewer images"
+        )
+        raise InvalidParameters([InvalidValue("body", "explain", reason)])
 
 
 async def _label_one(
