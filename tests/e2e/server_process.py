@@ -92,6 +92,10 @@ class ServerProcess:
         found = self.wait_for_line(_LISTENING)
         return found.group(1), int(found.group(2))
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def read_memory(self, field: str = "VmRSS") -> int:
         """Returns resident memory in bytes; with `VmHWM` its peak."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()

@@ -134,3 +134,19 @@ def make_damaged_pngs() -> dict[str, bytes]:
         end = start + 4 + length
         files[name.decode()] = palette[:end] + b"\0\0\0\7" + palette[end + 4 :]
     return files
+
+
+def make_dense_webp(width: int, height: int) -> bytes:
+    """Returns a lossless WebP, transparent everywhere: 28 bytes, whatever its size."""
+    # Signature, both sides less 1, alpha, version 0; no transform, no cache, one group of codes.
+    fields = [(0x2F, 8), (width - 1, 14), (height - 1, 14), (1, 1), (0, 3), (0, 3)]
+    # Five codes of one symbol, 0: no pixel takes a bit.
+    fields += [(1, 4)] * 5
+    bits = length = 0
+    for value, count in fields:
+        bits |= value << length
+        length += count
+    stream = bits.to_bytes(-(-length // 8), "little")
+    stream += bytes(len(stream) % 2)
+    chunk = b"VP8L" + struct.pack("<I", len(stream)) + stream
+    return b"RIFF" + struct.pack("<I", len(chunk) + 4) + b"WEBP" + chunk
