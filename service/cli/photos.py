@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.errors import BusyError, ImageError, InferenceFailed
+from service.errors import BusyError, ImageError, InferenceFailed, OutOfMemory
 from service.images.folders import read_photo
 from service.pipeline.pipeline import Pipeline, open_pipeline
 from service.pipeline.prediction import Prediction
@@ -52,5 +52,7 @@ async def _label_photo(pipeline: Pipeline, selection: Selection, path: Path) -> 
         return PhotoResult(path, await pipeline.predict(data, selection))
     except OSError as error:
         return PhotoResult(path, None, error.strerror or "cannot be read")
+    except MemoryError:
+        return PhotoResult(path, None, OutOfMemory.title)
     except (ImageError, BusyError, InferenceFailed) as error:
         return PhotoResult(path, None, error.describe())

@@ -36,11 +36,6 @@ from service.settings import Settings
 
 _ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 _OBJECTS_PER_COLLECTION = 5000
-# From glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Above the 6 MiB of a photo that a worker decodes, so that its memory is used again; below the
-# 16 MiB of Pillow's blocks.
-_MAPPED_BYTES = 8 * 2**20
 # After draining, answers still have to reach their clients.
 _CLOSING_SECONDS = 1
 
@@ -193,13 +188,9 @@ def _freeze_memory() -> None:
     # event loop's time.
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):  # glibc
-            libc.malloc_trim(0)
-            # Otherwise glibc raises the first limit to 32 MiB, and the pixels of large photos stay
-            # in the heaps of their threads: 1.4 GB after eight PNGs of 49 megapixels, not 20 MB.
-            libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-            libc.mallopt(_M_TRIM_THRESHOLD, 2 * _MAPPED_BYTES)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
 
 
 def run_server(

@@ -51,6 +51,7 @@ _MAX_CROP_ASPECT = 8
 _MAX_READS = 30_000
 # For a pixel: two RGBA pictures of libwebp, coefficients of a progressive JPEG.
 _MAX_DECODER_BYTES = 8
+_WEBP_PIXELS = 50_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +108,11 @@ def _is_out_of_memory(error: Exception, max_pixels: int) -> bool:
     text = str(error).lower()
     if isinstance(error, MemoryError) or ("memory" in text and "limit" not in text):
         return True
-    # libwebp and libjpeg report a failed allocation as damage, so try to allocate as much.
+    # libjpeg and libwebp report a failed allocation as damage, so try to allocate as much. libwebp
+    # fails before the size is known.
+    pixels = _WEBP_PIXELS if "decoder object" in text else max_pixels
     try:
-        mmap.mmap(-1, max_pixels * _MAX_DECODER_BYTES).close()
+        mmap.mmap(-1, pixels * _MAX_DECODER_BYTES).close()
     except OSError:
         return True
     return False

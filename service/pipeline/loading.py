@@ -5,6 +5,8 @@ It imports neither label store nor web framework: `serve` opens the graphs while
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,6 +18,12 @@ from service.settings import Settings
 
 # A label is a few tokens long: more threads would wait for each other.
 _MAX_ENCODING_THREADS = 4
+
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# Above the 6 MiB of a photo that a worker decodes, so that its memory is used again; below the
+# 16 MiB of Pillow's blocks.
+_MAPPED_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ def open_graphs(settings: Settings) -> Graphs:
 
     Raises `BundleError` if the bundle is unusable, `StartError` if a setting cannot be met.
     """
+    _return_large_blocks()
     bundle = load_bundle(settings.bundle)
     with ThreadPoolExecutor(1, thread_name_prefix="open") as pool:
         opening = pool.submit(open_encoders, settings, bundle)
@@ -56,3 +65,12 @@ def open_encoders(settings: Settings, bundle: Bundle) -> Encoding | None:
         queue_size=settings.queue_size,
         screen=settings.screen,
     )
+
+
+def _return_large_blocks() -> None:
+    # By default glibc raises the first limit to 32 MiB, and the pixels of large photos stay in the
+    # heaps of their threads: 1,430 MiB after eight PNGs of 49 megapixels instead of 90.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _MAPPED_BYTES)

@@ -166,7 +166,7 @@ async def _tag_photo(
     except OSError as error:
         _log.error("%s was not read: %s", name, error)
         return None
-    except OutOfMemory:
+    except (OutOfMemory, MemoryError):
         _log.error("%s was not read: too little memory", name)
         return None
     except ImageError as error:

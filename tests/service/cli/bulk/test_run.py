@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from PIL.PngImagePlugin import PngImageFile
 
 from service.bundle.reader import Bundle
 from service.cli.bulk.run import BulkJob, Totals, run_bulk
@@ -151,6 +152,29 @@ def test_run_leaves_unreadable_files_to_the_next_run(
     (photos / "late.png").write_bytes(make_photo(12))
     assert run(job)[0] == Totals(tagged=2, skipped=2)
     assert len(read_rows(out)) == 4
+
+
+def test_run_leaves_a_photo_without_memory_to_the_next_run(
+    job: BulkJob,
+    photos: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (photos / "large.png").write_bytes(encode_picture(make_picture(1, 700, 500)))
+    load = PngImageFile.load
+
+    def fail_if_large(image: PngImageFile) -> Any:
+        if image.width == 700:
+            raise MemoryError
+        return load(image)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PngImageFile, "load", fail_if_large)
+        assert run(job)[0] == Totals(tagged=11, failed=1, unread=1)
+    assert "large.png was not read: too little memory" in caplog.text
+    assert run(job)[0] == Totals(tagged=1, skipped=12, failed_before=1)
+    assert read_rows(out)["large.png"]["error"] is None
 
 
 def test_run_writes_nothing_if_the_question_is_invalid(job: BulkJob, out: Path) -> None:

@@ -8,6 +8,9 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.http.routes.calibrate import MAX_PHOTOS
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.prediction import Prediction
+from service.pipeline.selection import Selection
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, labels_of, send_image, serve_app
 from tests.support.tiny_bundle import EMBEDDING_WIDTH
@@ -210,3 +213,20 @@ def test_figures_need_a_predict_key_and_changes_an_admin_key(open_bundle: Bundle
         assert_problem(client.patch("/labels/pets", json=change), 403, "forbidden")
         client.headers["X-API-Key"] = keys["admin_keys"]
         assert client.patch("/labels/pets", json=change).status_code == 200
+
+
+def test_all_photos_have_one_deadline(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines: list[float | None] = []
+    predict = Pipeline.predict
+
+    async def note_deadline(
+        self: Pipeline, photo: bytes, selection: Selection, deadline: float | None = None
+    ) -> Prediction:
+        deadlines.append(deadline)
+        return await predict(self, photo, selection, deadline)
+
+    monkeypatch.setattr(Pipeline, "predict", note_deadline)
+    assert calibrate(client, [make_photo(seed) for seed in range(30)]).status_code == 200
+    assert len(deadlines) == 30
+    assert len(set(deadlines)) == 1
+    assert deadlines[0] is not None

@@ -2,14 +2,18 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from service.bundle.reader import Bundle
 from service.errors import RateLimited, StartError
 from service.http.security.rates import RateLimiter
-from tests.support.serving import PHOTO, assert_problem, send_image, serve_app
+from tests.support.photos import encode_picture
+from tests.support.serving import PHOTO, assert_problem, send_image, serve_app, to_base64
 
 CROWD = [f"address {number}" for number in range(1000)]
 
@@ -195,3 +199,76 @@ def test_every_route_that_takes_work_counts_whatever_it_answers(
         )
         assert first != 429 == second
         assert client.get("/livez").status_code == 200
+
+
+def batch(count: int) -> dict[str, Any]:
+    return {"path": "/predict/batch", "files": [("images", PHOTO)] * count}
+
+
+def calibration(count: int) -> dict[str, Any]:
+    path = "/labels/everyday/calibrate?label=lamp"
+    return {"path": path, "files": [("positive", PHOTO)] * count}
+
+
+def tensors(count: int) -> dict[str, Any]:
+    data = [to_base64(PHOTO)] * count
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [count], "data": data}
+    return {"path": "/v2/models/tiny-open/infer", "json": {"inputs": [tensor]}}
+
+
+@pytest.mark.parametrize("make", [batch, calibration, tensors])
+def test_each_photo_of_a_request_counts(
+    open_bundle: Bundle, make: Callable[[int], dict[str, Any]]
+) -> None:
+    with serve_app(open_bundle.path, rate_limit="7/hour", label_store="memory") as client:
+
+        def send(count: int) -> Any:
+            asked = make(count)
+            return client.post(asked.pop("path"), **asked)
+
+        assert [send(3).status_code for _ in "ab"] == [200, 200]
+        refused = send(3)
+        assert refused.status_code == 429
+        # It has counted one: all seven are used, and three are needed.
+        assert int(refused.headers["retry-after"]) == pytest.approx(3 * 3600 / 7, abs=2)
+        assert client.get("/livez").status_code == 200
+
+
+def test_request_of_more_photos_than_the_rate_needs_all_of_it(clock: Clock) -> None:
+    limiter = RateLimiter("10/minute")
+    limiter.count("a")
+    with pytest.raises(RateLimited):
+        ask_for(limiter, 200)
+    clock.seconds += 60
+    ask_for(limiter, 200)
+    for seconds in (60, 1079):  # the other 190 take 19 minutes
+        clock.seconds += seconds
+        with pytest.raises(RateLimited):
+            limiter.count("a")
+    clock.seconds += 7
+    limiter.count("a")
+
+
+def ask_for(limiter: RateLimiter, photos: int) -> None:
+    limiter.count("a")
+    limiter.count("a", photos - 1, counted=1)
+
+
+@pytest.mark.parametrize("photos", [4, 10, 30])
+def test_request_of_several_photos_is_served_after_its_retry_after(
+    clock: Clock, photos: int
+) -> None:
+    limiter = RateLimiter("10/minute")
+    ask(limiter, "a", 9)
+    with pytest.raises(RateLimited) as caught:
+        ask_for(limiter, photos)
+    clock.seconds += math.ceil(caught.value.retry_after_seconds)
+    ask_for(limiter, photos)
+
+
+def test_large_photo_counts_for_each_12_mi_pixels(tiny_bundle: Bundle) -> None:
+    large = encode_picture(Image.new("1", (5000, 5034)), "PNG")  # just over 2 * 12 Mi pixels
+    with serve_app(tiny_bundle.path, rate_limit="7/hour") as client:
+        assert [send_image(client, large).status_code for _ in "ab"] == [200, 200]
+        assert send_image(client).status_code == 200
+        assert_problem(send_image(client), 429, "rate_limited")
