@@ -179,28 +179,24 @@ class Pipeline:
         UnavailableError, or InferenceFailed if the photo's batch fails.
         """
         with self.admit():
+            deadline = deadline or self.make_deadline()
+            earlier: tuple[Stage, ...] = ()
             try:
-                prediction = await self._predict(photo, selection, deadline or self.make_deadline())
+                # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs
+                # than two. A slow photo would delay its batch, and a GPU would wait.
+                if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
+                    photo = parse_jpeg(photo) or photo
+                if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
+                    self.queue.check_room()  # before the photo costs a decode
+                    started = time.perf_counter()
+                    photo = await self._decode(photo, deadline)
+                    earlier = (Stage("decode", started, time.perf_counter()),)
+                prediction = await self._answer(photo, selection, deadline, earlier)
             except (ImageError, InferenceFailed):  # its place is free as well
                 self._drain_rate.note_answer(time.perf_counter())
                 raise
             self._drain_rate.note_answer(time.perf_counter())
             return prediction
-
-    async def _predict(
-        self, photo: bytes | Jpeg | DecodedImage, selection: Selection, deadline: float
-    ) -> Prediction:
-        earlier: tuple[Stage, ...] = ()
-        # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than
-        # two. A slow photo would delay its batch, and a GPU would wait.
-        if isinstance(photo, bytes) and self.engine.device in CPU_DEVICES:
-            photo = parse_jpeg(photo) or photo
-        if isinstance(photo, bytes) or (isinstance(photo, Jpeg) and not photo.is_quick):
-            self.queue.check_room()  # before the photo costs a decode
-            started = time.perf_counter()
-            photo = await self._decode(photo, deadline)
-            earlier = (Stage("decode", started, time.perf_counter()),)
-        return await self._answer(photo, selection, deadline, earlier)
 
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input

@@ -61,9 +61,12 @@ async def run_together(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[Re
 
 
 class Caller:
-    """The client of a request; calls in side threads take turns by its `key`."""
+    """The client of a request; calls in side threads take turns by its `key`, or else by request.
 
-    key: Hashable = None
+    This one has no rate limit.
+    """
+
+    key: str | None = None
 
     def count_photos(self, photos: int) -> None:
         """Counts the photos of a request once they have been read; may raise `RateLimited`."""
@@ -111,7 +114,8 @@ class SideThreads:
 
         A call that has not started at the deadline, on the event loop's clock, is never run.
         """
-        key = CALLER.get().key
+        caller = CALLER.get()
+        key = caller.key or caller
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         call = _Call(lambda: work(*arguments), pixels, future)
         self._lanes.setdefault(key, deque()).append(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -103,28 +103,20 @@ class BudgetMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         reservation = Reservation(self._budget)
         scope.setdefault("state", {})["reservation"] = reservation
-        start: Message = {}
         is_refused = False
 
         async def send_reserved(message: Message) -> None:
-            nonlocal start, is_refused
+            nonlocal is_refused
             if message["type"] == "http.response.start":
-                start = message  # until the length of the body is known
-                return
-            body = message.get("body", b"")
-            is_long = len(body) > _SHORT_BYTES
-            if is_long and not is_refused:
                 try:
-                    reservation.grow(_COPIES * len(body))
+                    reservation.grow(_measure(message["headers"]))
                 except QueueFull as error:
-                    is_refused, start = True, {}
+                    is_refused = True
                     await self._refuse(Request(scope), error)(scope, receive, send)
-            if is_refused:
+                    return
+            elif is_refused:
                 return
-            if start:
-                await send(start)
-                start = {}
-            if is_long and not message.get("more_body", False):
+            elif len(message.get("body", b"")) > _SHORT_BYTES and not message.get("more_body"):
                 # uvicorn's `send` waits for the client before it writes, not after.
                 await send({**message, "more_body": True})
                 message = {"type": "http.response.body"}
@@ -134,6 +126,14 @@ class BudgetMiddleware:
             await self._app(scope, receive, send_reserved)
         finally:
             reservation.release()
+
+
+def _measure(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Returns the bytes that an answer takes until its client has read it; 0 for a short one."""
+    for name, value in headers:
+        if name == b"content-length":
+            return _COPIES * int(value) if int(value) > _SHORT_BYTES else 0
+    return 0
 
 
 class Body:

@@ -94,16 +94,7 @@ def decode_base64(image: bytes | str) -> bytes:
 
 
 async def read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
-    """Reads the body of a request and counts its images for the rate limit.
-
-    Raises the errors of `Body`, and RequestError if it is invalid or the caller's rate is used up.
-    """
-    upload = await _read_upload(request, shape, settings)
-    CALLER.get().count_photos(len(upload.images))
-    return upload
-
-
-async def _read_upload(request: Request, shape: UploadShape, settings: Settings) -> Upload:
+    """Reads the body of a request; raises the errors of `Body`, and RequestError if invalid."""
     body = Body(request, settings)
     content_type = request.headers.get("content-type", "")
     media_type = read_media_type(content_type)
@@ -131,20 +122,19 @@ async def read_groups(
 ) -> dict[str, list[bytes]]:
     """Reads a form with images in several fields; `max_images` counts those of all fields.
 
-    Counts them for the rate limit and returns them by field. Raises MissingField without an image
-    in the first field, and the errors of `read_form`.
+    Returns the images by field. Raises MissingField without an image in the first field, and the
+    errors of `read_form`.
     """
     content_type = request.headers.get("content-type", "")
     if read_media_type(content_type) != MULTIPART:
         raise UnsupportedMediaType((MULTIPART,))
     form = _Form(fields, (), max_images)
     await form.read(Body(request, settings), content_type)
-    CALLER.get().count_photos(sum(map(len, form.images.values())))
     return form.images
 
 
 class _Form:
-    """Collects the parts of a form.
+    """Collects the parts of a form, and counts its images for the rate limit.
 
     A part's name decides, not its filename: some clients send images without, or texts with one.
     """
@@ -174,6 +164,7 @@ class _Form:
         first = next(iter(self.images))
         if not self.images[first]:
             raise MissingField(first)
+        CALLER.get().count_photos(sum(map(len, self.images.values())))
 
     async def _parse(self, chunks: AsyncIterator[bytes], boundary: str) -> None:
         # Latin-1 decodes any byte: a filename, which is ignored, may be in any encoding.
@@ -242,4 +233,5 @@ def _take_images(fields: dict[str, Any], shape: UploadShape) -> list[bytes | str
         raise MissingField(name)
     if len(images) > shape.max_images:
         raise TooManyImages(shape.max_images)
+    CALLER.get().count_photos(len(images))
     return images

@@ -78,34 +78,29 @@ class RateLimiter:
         del self._full_at[min(oldest, key=self._full_at.__getitem__)]
 
 
-class RequestCaller(Caller):
-    """The caller of one request: its key or address with a rate limit, else the request itself."""
+class LimitedCaller(Caller):
+    """The caller of one request, for which `limit_rate` has counted the first photo."""
 
-    def __init__(self, limiter: RateLimiter | None, name: str = "") -> None:
-        self.key = self if limiter is None else name
+    def __init__(self, limiter: RateLimiter, key: str) -> None:
+        self.key: str = key
         self._limiter = limiter
-        self._name = name
 
-    def count_photos(self, photos: int) -> None:
-        """Counts all but the first, for which `limit_rate` has counted the request."""
-        if self._limiter is not None and photos > 1:
-            self._limiter.count(self._name, photos - 1, counted=1)
+    def count_photos(self, photos: int) -> None:  # noqa: D102
+        if photos > 1:
+            self._limiter.count(self.key, photos - 1, counted=1)
 
-    def charge(self, units: int) -> None:
-        """Counts units that the caller's next requests have to wait for."""
-        if self._limiter is not None:
-            self._limiter.charge(self._name, units)
+    def charge(self, units: int) -> None:  # noqa: D102
+        self._limiter.charge(self.key, units)
 
 
 async def limit_rate(request: Request) -> None:
     """Counts a request of `request.state.caller`, which the check of the key has set."""
     limiter: RateLimiter | None = request.app.state.rates
     if limiter is None:
-        CALLER.set(RequestCaller(None))
+        CALLER.set(Caller())
     else:
-        name: str = request.state.caller
-        limiter.count(name)
-        CALLER.set(RequestCaller(limiter, name))
+        limiter.count(request.state.caller)
+        CALLER.set(LimitedCaller(limiter, request.state.caller))
 
 
 LIMITED = Depends(limit_rate)
