@@ -161,7 +161,7 @@ class Settings(BaseSettings):
 
     max_decoding_pixels: int = Field(default=64_000_000, ge=1)
     """Most pixels of images of more than 12 Mi pixels (12582912) that are decoded at the same time,
-    of JPEGs a quarter; the others wait. A pixel takes up to 20 bytes. One image is always decoded
+    of JPEGs a quarter; the others wait. A pixel takes up to 25 bytes. One image is always decoded
     (default 64000000)."""
 
     predict_keys: SecretStr | None = None

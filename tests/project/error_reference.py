@@ -70,7 +70,8 @@ CAUSES = {
         "Use a key of `ML_DECODER_ADMIN_KEYS`.",
     ),
     "rate_limited": (
-        "The key or the address sent more requests than `ML_DECODER_RATE_LIMIT` permits.",
+        "The key or the address sent more photos and other requests than `ML_DECODER_RATE_LIMIT` "
+        "[permits](security.md#rate-limit-and-proxies).",
         "Wait as `Retry-After` says. Behind a proxy, set `FORWARDED_ALLOW_IPS`: else all clients "
         "share the proxy's address.",
     ),
@@ -145,7 +146,8 @@ CAUSES = {
         "Convert it to JPEG or PNG. For HEIC and AVIF install the extra `heif`.",
     ),
     "too_many_pixels": (
-        "Width x height is larger than `ML_DECODER_MAX_PIXELS`.",
+        "Width x height is larger than `ML_DECODER_MAX_PIXELS`; or, as only that of large blank "
+        "images can be, than 262,144 and 10,000 for each byte of the file.",
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
     ),
     # question
@@ -219,13 +221,15 @@ CAUSES = {
     "store_full": ("The disk of the label store is full.", "Free space, then repeat the request."),
     # load
     "queue_full": (
-        "`ML_DECODER_QUEUE_SIZE` photos wait, or bodies take `ML_DECODER_MAX_HELD_BYTES`.",
+        "`ML_DECODER_QUEUE_SIZE` photos wait, or bodies and long answers take "
+        "`ML_DECODER_MAX_HELD_BYTES`.",
         "Wait as `Retry-After` says; the [client](client.md) does. If it happens often, add "
         "replicas.",
     ),
     "deadline_exceeded": (
-        "The request waited longer than `ML_DECODER_DEADLINE_MS` and was not run.",
-        "Send fewer requests at once, fewer labels, or add replicas.",
+        "The request, with all its photos, took longer than `ML_DECODER_DEADLINE_MS`: it was "
+        "dropped.",
+        "Send fewer requests at once, fewer photos or labels, or add replicas.",
     ),
     "not_ready": (
         "The model is loading, or could not be loaded.",
@@ -241,8 +245,9 @@ CAUSES = {
         "`ml-decoder info`.",
     ),
     "out_of_memory": (
-        "The device had no memory for the batch.",
-        "Stop other programs on the GPU, or set a smaller `ML_DECODER_MAX_BATCH_SIZE`.",
+        "The device had no memory for the batch, or the machine had none to decode the photo.",
+        "Stop other programs, set a smaller `ML_DECODER_MAX_BATCH_SIZE`, or give the service the "
+        "memory that decoding [takes](limits.md#memory).",
     ),
 }
 
