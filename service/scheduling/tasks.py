@@ -157,7 +157,7 @@ class SideThreads:
             for call in lane:
                 # No large call overtakes another: a larger one would never find enough room.
                 is_full = is_full or (call.pixels > 0 and not self._has_room(call.pixels))
-                if not (call.pixels and is_full):
+                if not (call.pixels and is_full) and not call.future.done():
                     self._remove(key, call)
                     return call
         return None

@@ -109,7 +109,8 @@ class BudgetMiddleware:
             nonlocal is_refused
             if message["type"] == "http.response.start":
                 try:
-                    reservation.grow(_measure(message["headers"]))
+                    if count := _measure(message["headers"]):
+                        reservation.grow(count)
                 except QueueFull as error:
                     is_refused = True
                     await self._refuse(Request(scope), error)(scope, receive, send)
