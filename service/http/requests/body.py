@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -103,25 +103,28 @@ class BudgetMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
         reservation = Reservation(self._budget)
         scope.setdefault("state", {})["reservation"] = reservation
-        is_refused = False
+        count, is_refused = 0, False
 
-        async def send_reserved(message: Message) -> None:
+        def send_reserved(message: Message) -> Awaitable[None]:
+            nonlocal count
+            if message["type"] == "http.response.start":
+                count = _measure(message["headers"])
+            return send_long(message) if count else send(message)
+
+        async def send_long(message: Message) -> None:
             nonlocal is_refused
             if message["type"] == "http.response.start":
                 try:
-                    if count := _measure(message["headers"]):
-                        reservation.grow(count)
+                    reservation.grow(count)
                 except QueueFull as error:
                     is_refused = True
                     await self._refuse(Request(scope), error)(scope, receive, send)
-                    return
-            elif is_refused:
-                return
-            elif len(message.get("body", b"")) > _SHORT_BYTES and not message.get("more_body"):
+            elif not is_refused and not message.get("more_body"):
                 # uvicorn's `send` waits for the client before it writes, not after.
                 await send({**message, "more_body": True})
                 message = {"type": "http.response.body"}
-            await send(message)
+            if not is_refused:
+                await send(message)
 
         try:
             await self._app(scope, receive, send_reserved)
