@@ -5,7 +5,8 @@
 #   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA 13: the host needs the driver, 580
 #                                                          or later, and the NVIDIA container
 #                                                          toolkit
-FROM python:3.11-slim-bookworm AS base
+# Images are pinned by digest, actions by commit; .github/dependabot.yml proposes newer ones.
+FROM python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS base
 # Disables ONNX Runtime's telemetry.
 ENV ORT_DISABLE_TELEMETRY=1 \
     PATH=/opt/venv/bin:$PATH \

@@ -23,8 +23,9 @@ STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 def read_compose(text: str) -> dict[str, Any]:
     """The file as plain data; raises `ValueError` if it violates the specification."""
-    # The parser supports neither YAML merge keys (`<<`) nor variables.
+    # The parser supports neither YAML merge keys (`<<`), variables, nor a tag before a digest.
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    text = re.sub(r"@sha256:[0-9a-f]{64}$", "", text, flags=re.MULTILINE)
     plain = yaml.safe_dump(yaml.safe_load(text))
     content: dict[str, Any] = PyCompose.from_yaml(plain).to_dict()
     return content
