@@ -106,6 +106,29 @@ class Forbidden(RequestError):
     detail = "Changing label sets takes an administration key."
 
 
+class HostNotAllowed(RequestError):
+    status, code = 403, "host_not_allowed"
+    title = "Browsers may not use the service under this host name"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Without keys, add {quote(host)} to ML_DECODER_ALLOWED_HOSTS of the service, or open "
+            "it by its IP address."
+        )
+
+
+class CrossSite(RequestError):
+    status, code = 403, "cross_site"
+    title = "A page of another site may not send this request"
+
+    def __init__(self, origin: str, host: str) -> None:
+        super().__init__(
+            f"The page is of {quote(origin)}, the service is {quote(host)}: add the origin to "
+            "ML_DECODER_CORS_ORIGINS of the service. If a proxy changes the header Host, let it "
+            "pass it on."
+        )
+
+
 class RateLimited(RequestError):
     status, code, title = 429, "rate_limited", "Too many requests"
     detail = "Try again after the seconds in Retry-After."

@@ -173,6 +173,11 @@ class Settings(BaseSettings):
     """Origins of other sites whose pages may send requests, separated by commas, or * = all
     (default none)."""
 
+    allowed_hosts: str | None = None
+    """Host names under which browsers may use the service without a key, such as tags.example.org
+    or *.example.org, separated by commas, or * = all. IP addresses and localhost need no entry
+    (default none)."""
+
     url_input: bool = False
     """Whether `/predict` accepts the URL of an image, true or false: https on the public internet
     only (default false)."""

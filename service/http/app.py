@@ -21,7 +21,7 @@ from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
-from service.http.security.browsers import SecurityHeaders, read_origins
+from service.http.security.browsers import SecurityHeaders, Sites, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "ml-decoder-serve"
 
+# Of one address. A key has at least 16 characters, so this slows clients rather than guesses.
+_WRONG_KEYS = "60/minute"
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
 _DESCRIPTION = """Multi-label tags for photos, by ML-Decoder.
 
@@ -81,7 +83,9 @@ def create_app(
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         version=_find_version(),
-        docs_url=None,  # `routes/page.py` has one that loads nothing from other hosts
+        # `routes/page.py` has both: they are limited, and load nothing from other hosts.
+        openapi_url=None,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         lifespan=live,
@@ -138,6 +142,8 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
+    app.state.wrong_keys = RateLimiter(_WRONG_KEYS)
+    app.state.sites = Sites(settings)
     app.state.budget = open_budget(settings)
     app.state.fetcher = _open_fetcher(settings)
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)

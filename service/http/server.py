@@ -152,12 +152,15 @@ class Server(uvicorn.Server):
 
 
 def log_listening(settings: Settings, listeners: Iterable[socket.socket]) -> None:
-    """Logs the addresses, and a warning if strangers may use them."""
+    """Logs the addresses, and a warning if any client may use them."""
     for listener in listeners:
         address, port = listener.getsockname()[:2]
         logger.info("listening", extra={"address": address, "port": port, "state": "loading"})
-    if _is_open_to_all(settings):
-        logger.warning("no keys are set: any client may predict and change label sets")
+    if settings.predict_keys is None and not _is_local(settings.host):
+        if settings.admin_keys is None:
+            logger.warning("no keys are set: any client may predict and change label sets")
+        else:
+            logger.warning("no predict_keys are set: any client may predict")
 
 
 def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
@@ -165,13 +168,11 @@ def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
     logger.info("serving", extra={"url": format_url(settings, listeners[0].getsockname()[1])})
 
 
-def _is_open_to_all(settings: Settings) -> bool:
-    if settings.predict_keys is not None or settings.admin_keys is not None:
-        return False
+def _is_local(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(settings.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return settings.host != "localhost"
+        return host == "localhost"
 
 
 def format_url(settings: Settings, port: int) -> str:

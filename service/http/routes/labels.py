@@ -34,7 +34,7 @@ from service.http.responses.schemas import (
     answer_label_set,
     summarise_label_set,
 )
-from service.http.security.keys import ADMINISTRATE, PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import (
@@ -49,7 +49,7 @@ from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
-READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
+READ_PROBLEMS = (errors.NotReady, errors.Draining, *ACCESS_PROBLEMS)
 NAME_PROBLEMS = (
     *READ_PROBLEMS,
     errors.LabelSetNotFound,

@@ -1,6 +1,6 @@
-"""The playground at `/` and the API reference at `/docs`; their files come from this host only.
+"""The playground at `/`, the API reference at `/docs` and the OpenAPI document.
 
-Swagger UI's files are those of the package `fastapi_offline`. URLs in the pages are relative.
+Files come from this host only, Swagger UI's from the package `fastapi_offline`. URLs are relative.
 Below a root path a `<base>` names it, because proxies show the page at `/tags` as well as `/tags/`.
 """
 
@@ -12,11 +12,13 @@ from pathlib import Path
 
 import fastapi_offline
 from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from service.http.security.browsers import PAGE_POLICY
+from service.http.security.keys import PUBLIC
+from service.http.security.rates import LIMITED
 
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
@@ -36,7 +38,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, dependencies=[PUBLIC])
 
 
 class PageFiles(StaticFiles):
@@ -66,6 +68,14 @@ async def show_playground(request: Request) -> Response:
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
     return await _show("docs.html", request.scope)
+
+
+@router.api_route("/openapi.json", methods=_METHODS, dependencies=[LIMITED])
+async def send_document(request: Request) -> Response:
+    """Sends the OpenAPI document; below a root path with the URL of the service."""
+    root_path = request.scope["root_path"]
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
+    return JSONResponse({**request.app.openapi(), **servers})
 
 
 async def _show(page: str, scope: Scope) -> Response:

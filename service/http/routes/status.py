@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.errors import Draining, NotReady, Unauthorized
+from service.errors import Draining, NotReady
 from service.http.host import Host
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
-from service.http.security.keys import PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.rates import LIMITED
 
 router = APIRouter()
 metrics_router = APIRouter()
@@ -19,8 +20,8 @@ metrics_router = APIRouter()
     "/info",
     summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
-    dependencies=[*PREDICT],
-    responses=document_problems(NotReady, Draining, Unauthorized),
+    dependencies=[*PREDICT, LIMITED],
+    responses=document_problems(NotReady, Draining, *ACCESS_PROBLEMS),
 )
 async def info(host: Host) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
@@ -52,6 +53,7 @@ async def ready(host: Host) -> HealthAnswer:
     "/metrics",
     summary="Metrics for Prometheus",
     tags=["health"],
+    dependencies=[PUBLIC],
     response_class=Response,
     responses=document_answer("Prometheus' text format.", "text/plain"),
 )
