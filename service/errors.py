@@ -112,8 +112,8 @@ class HostNotAllowed(RequestError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            f"Without keys, add {quote(host)} to ML_DECODER_ALLOWED_HOSTS of the service, or open "
-            "it by its IP address."
+            f"If {quote(host)} is right, add it to ML_DECODER_ALLOWED_HOSTS, or set keys; IP "
+            "addresses and localhost need neither."
         )
 
 
@@ -123,9 +123,8 @@ class CrossSite(RequestError):
 
     def __init__(self, origin: str, host: str) -> None:
         super().__init__(
-            f"The page is of {quote(origin)}, the service is {quote(host)}: add the origin to "
-            "ML_DECODER_CORS_ORIGINS of the service. If a proxy changes the header Host, let it "
-            "pass it on."
+            f"The page is from {quote(origin)}, the service is at {quote(host)}: add the origin to "
+            "ML_DECODER_CORS_ORIGINS, or let your proxy pass on the header Host."
         )
 
 

@@ -38,7 +38,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-router = APIRouter(include_in_schema=False, dependencies=[PUBLIC])
+router = APIRouter(include_in_schema=False)
 
 
 class PageFiles(StaticFiles):
@@ -58,19 +58,19 @@ _PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
 _SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 
 
-@router.api_route("/", methods=_METHODS)
+@router.api_route("/", methods=_METHODS, dependencies=[PUBLIC])
 async def show_playground(request: Request) -> Response:
     """Shows the playground."""
     return await _show("index.html", request.scope)
 
 
-@router.api_route("/docs", methods=_METHODS)
+@router.api_route("/docs", methods=_METHODS, dependencies=[PUBLIC])
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
     return await _show("docs.html", request.scope)
 
 
-@router.api_route("/openapi.json", methods=_METHODS, dependencies=[LIMITED])
+@router.api_route("/openapi.json", methods=_METHODS, dependencies=[PUBLIC, LIMITED])
 async def send_document(request: Request) -> Response:
     """Sends the OpenAPI document; below a root path with the URL of the service."""
     root_path = request.scope["root_path"]
@@ -91,6 +91,7 @@ def _read_page(name: str) -> str:
     return (PAGE_FOLDER / name).read_text(encoding="utf-8")
 
 
+# Files of both pages are sent under every host name, so that the page can show what is refused.
 # Routes instead of mounts, which lose the app's root path and the methods of a path.
 @router.api_route("/page/{path:path}", methods=_METHODS)
 async def send_page_file(request: Request, path: str) -> Response:

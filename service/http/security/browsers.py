@@ -73,8 +73,9 @@ class Sites:
         headers = Headers(scope=scope)
         hosts = [host.lower() for host in headers.getlist("host")]
         for host in hosts:
-            if not self._is_ours(_PORT.sub("", host)):
-                raise HostNotAllowed(host)
+            name = _PORT.sub("", host).strip("[]").removesuffix(".")
+            if not self._is_ours(name):
+                raise HostNotAllowed(name)
         if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return
         origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
@@ -85,8 +86,7 @@ class Sites:
         if not (is_own or (origins and self._origins.issuperset(origins))):
             raise CrossSite(", ".join(origins), ", ".join(hosts))
 
-    def _is_ours(self, host: str) -> bool:
-        name = host.strip("[]").removesuffix(".")
+    def _is_ours(self, name: str) -> bool:
         if name in self._names or name.endswith(self._suffixes):
             return True
         try:
