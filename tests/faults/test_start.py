@@ -162,6 +162,24 @@ def test_key_file_that_has_no_keys_is_named(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--predict-keys-file", ""), "--predict-keys-file is empty"),
+        (("--admin-keys-file", "/no/such"), "the key file /no/such cannot be read"),
+        (("--admin-keys-file", "/a", "--admin-keys", "@/a"), "--admin-keys and its file: give one"),
+        *(
+            (("--allowed-hosts", host), "allowed_hosts: a host must be a name such as")
+            for host in ("https://a.example", "a.example:8000", "a.*.example", "*example", "ä.lan")
+        ),
+    ],
+)
+def test_invalid_access_stops_the_start_with_one_line(
+    open_bundle: Bundle, flags: tuple[str, ...], says: str
+) -> None:
+    assert_start_fails(*serve_command(open_bundle.path), *flags, says=says)
+
+
 def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:
     assert_start_fails(
         *serve_command(open_bundle.path),
