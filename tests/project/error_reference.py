@@ -69,8 +69,19 @@ CAUSES = {
         "The key permits predictions only; or there are predict keys and no admin keys.",
         "Use a key of `ML_DECODER_ADMIN_KEYS`.",
     ),
+    "host_not_allowed": (
+        "Predictions need no key, and a browser used a host name that the service does not know.",
+        "Add the name to `ML_DECODER_ALLOWED_HOSTS`; or open the service by its IP address. See "
+        "[security.md](security.md#browsers).",
+    ),
+    "cross_site": (
+        "No key protects the route, and a page of another site sent the request.",
+        "Add the page's origin to `ML_DECODER_CORS_ORIGINS`. If it is the service's own page, let "
+        "the proxy pass on the header `Host`.",
+    ),
     "rate_limited": (
-        "The key or the address sent more requests than `ML_DECODER_RATE_LIMIT` permits.",
+        "The key or the address sent more requests than `ML_DECODER_RATE_LIMIT` permits, or an "
+        "address sent more than 60 wrong keys a minute.",
         "Wait as `Retry-After` says. Behind a proxy, set `FORWARDED_ALLOW_IPS`: else all clients "
         "share the proxy's address.",
     ),

@@ -13,6 +13,7 @@ from tests.project.dockerfile import parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
+GUIDE = ROOT / "docs" / "security.md"
 TEXT = FILE.read_text(encoding="utf-8")
 SINGLE = {"ml-decoder": "cpu", "ml-decoder-gpu": "gpu", "ml-decoder-openvino": "openvino"}
 TARGETS = SINGLE | {"replica": "cpu"}
@@ -116,6 +117,17 @@ def test_replicas_are_stateless_and_wait_for_the_database() -> None:
     assert SERVICES["proxy"]["depends_on"]["replica"]["condition"] == "service_healthy"
     for name in ("postgres", "proxy"):
         assert SERVICES[name]["healthcheck"]["test"]
+
+
+def test_documented_override_mounts_the_files_of_keys_that_it_names() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    override = read_compose(block)
+    assert override["services"].keys() <= SERVICES.keys()
+    keys = {"predict_keys", "admin_keys"}
+    variables = {f"ML_DECODER_{name.upper()}": f"@/run/secrets/{name}" for name in keys}
+    assert set(override["secrets"]) == keys
+    for service in override["services"].values():
+        assert (set(service["secrets"]), service["environment"]) == (keys, variables)
 
 
 def test_no_file_contains_the_password() -> None:
