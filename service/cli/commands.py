@@ -219,11 +219,7 @@ def bench(  # noqa: PLR0913 - a command has a parameter for each flag
     seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Duration.")] = 10.0,
     label_set: Annotated[list[str] | None, typer.Option(help="Label set; repeatable.")] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ML_DECODER_API_KEY",
-            help="Sent with every request. Other users can read arguments: set the variable.",
-        ),
+        str | None, typer.Option(envvar="ML_DECODER_API_KEY", help="Sent with every request.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:

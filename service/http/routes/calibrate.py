@@ -38,6 +38,7 @@ MAX_PHOTOS = 200
 _POSITIVE, _NEGATIVE = "positive", "negative"
 
 _PHOTO_PROBLEMS = (
+    errors.CrossSite,
     *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,

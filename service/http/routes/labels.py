@@ -58,6 +58,7 @@ NAME_PROBLEMS = (
 )
 _WRITE_PROBLEMS = (
     *READ_PROBLEMS,
+    errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,

@@ -34,6 +34,7 @@ MAX_BATCH_IMAGES = 16
 _ONE_IMAGE = UploadShape()
 REQUEST_PROBLEMS = (
     *ACCESS_PROBLEMS,
+    errors.CrossSite,
     *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,

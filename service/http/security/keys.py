@@ -12,14 +12,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import (
-    CrossSite,
-    Forbidden,
-    HostNotAllowed,
-    RateLimited,
-    StartError,
-    Unauthorized,
-)
+from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, Unauthorized
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
@@ -90,8 +83,8 @@ _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
 PREDICT = (Depends(require_predict_key), *_DOCUMENTED)
 ADMINISTRATE = (Depends(require_admin_key), *_DOCUMENTED)
 
-ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, CrossSite, RateLimited)
-"""Errors of `PREDICT` and `ADMINISTRATE`, which also raises `Forbidden`."""
+ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
+"""Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
 
 
 def _admit(request: Request, check: Callable[[KeyRing, str | None], bool]) -> None:
