@@ -95,6 +95,23 @@ def test_name_that_looks_like_loopback_is_refused(client: httpx.Client, host: st
 
 
 @pytest.mark.parametrize(
+    ("headers", "is_browser"),
+    [
+        ({}, False),
+        ({"Sec-Fetch-Mode": "cors", "Referer": "http://rebind.example/"}, False),  # Node.js
+        *(({f"Sec-Fetch-{name}": "x"}, True) for name in ("Mode", "Dest", "Site", "User")),
+        ({"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}, True),
+    ],
+)
+def test_name_counts_for_browsers_alone(
+    client: httpx.Client, headers: dict[str, str], is_browser: bool
+) -> None:
+    response = client.delete("/labels/pets", headers=headers | {"Host": "ml-decoder:8000"})
+    code = "host_not_allowed" if is_browser else "label_set_not_found"
+    assert_problem(response, 403 if is_browser else 404, code)
+
+
+@pytest.mark.parametrize(
     ("head", "status"),
     [
         ("HTTP/1.1\r\nHost: localhost\r\nHost: rebind.example\r\nOrigin: http://localhost", 403),

@@ -36,6 +36,8 @@ _PAGE_HEADERS = (
 
 
 _BROWSER_HEADERS = (b"origin", b"sec-fetch-")
+# Node.js sends this one; browsers send `Sec-Fetch-Site` with it.
+_NODE_HEADER = (b"sec-fetch-mode", b"cors")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})  # none: the user's own doing, such as a bookmark
 _HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
@@ -65,8 +67,8 @@ class Sites:
         plain http.
         """
         # Not `any(...)`, whose generator takes twice as long.
-        for name, _ in scope["headers"]:
-            if name.startswith(_BROWSER_HEADERS):
+        for header in scope["headers"]:
+            if header[0].startswith(_BROWSER_HEADERS) and tuple(header) != _NODE_HEADER:
                 break
         else:
             return
