@@ -329,18 +329,19 @@ class EmptyImage(InvalidImage):
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
 
-    def __init__(self, message: str, supported: Sequence[str]) -> None:
-        super().__init__(message)
+    def __init__(self, kind: str, supported: Sequence[str]) -> None:
         more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
-        self.detail = f"Supported types: {', '.join(supported)}{more}."
+        types = f"Supported types: {', '.join(supported)}{more}."
+        self.detail = f"The file's type is {kind}: save the image in another format. {types}"
+        super().__init__(self.detail)
 
 
 class TooManyPixels(ImageError):
     status, code, title = 413, "too_many_pixels", "The image has too many pixels"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"over {limit} pixels")
-        self.detail = f"At most {limit} pixels (width x height) are read."
+    def __init__(self, limit: int, where: str = "(width x height)") -> None:
+        super().__init__(f"over {limit} pixels {where}")
+        self.detail = f"At most {limit} pixels {where} are read."
 
 
 class QuestionError(ServiceError):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from service.bundle.card import InputContract
 from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
-from service.images.png import parse_png
+from service.images.png import make_transparent, parse_png
 from service.images.scans import looks_cut, trim_jpeg
 
 PixelArray = NDArray[np.uint8]
@@ -38,7 +38,9 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 # has at least this many pixels for each that the resize makes.
 _DRAFT_OVERSAMPLING = 2
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
-_MAX_CROP_ASPECT = 8
+_MAX_ASPECT = 8
+# A JPEG's limit. Pillow's resize takes up to 48 bytes for each column or row.
+_MAX_SIDE = 65_535
 # Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
 
@@ -70,7 +72,8 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     Raises:
         InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
-        TooManyPixels: more than `max_pixels` (width x height), checked before decoding.
+        TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535;
+            checked before decoding.
     """
     if not photo:
         raise EmptyImage
@@ -79,6 +82,8 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
             photo = parse_jpeg(photo) or photo
         if isinstance(photo, Jpeg):
             return _decode_jpeg(photo, contract, max_pixels)
+        if unread := find_unsupported_format(photo):
+            raise UnsupportedImage(unread, FORMATS)
         data, exif = parse_png(photo) or (photo, b"")
         return _decode_by_pillow(data, exif, contract, max_pixels)
     except ImageError:
@@ -93,20 +98,20 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
     if jpeg.width * jpeg.height > max_pixels:
         raise TooManyPixels(max_pixels)
-    data = jpeg.strip()
-    decoded = _decode_without_pillow(jpeg, data, contract)
-    return decoded or _decode_by_pillow(trim_jpeg(data), jpeg.exif, contract, max_pixels)
+    if unread := jpeg.find_unread_kind():
+        raise UnsupportedImage(unread, FORMATS)
+    if decoded := _decode_without_pillow(jpeg, contract):
+        return decoded
+    return _decode_by_pillow(trim_jpeg(jpeg.strip()), jpeg.exif, contract, max_pixels)
 
 
-def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> DecodedImage | None:
+def _decode_without_pillow(jpeg: Jpeg, contract: InputContract) -> DecodedImage | None:
     """Decodes a grey or colour JPEG; returns None if Pillow has to."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    if jpeg.components not in (1, 3):
-        return None
     orientation = read_orientation(jpeg.exif)
     wanted = _turn((contract.width, contract.height), orientation)
-    pixels = shrink_jpeg(data, *wanted, contract.interpolation)
+    pixels = shrink_jpeg(jpeg, *wanted, contract.interpolation)
     if pixels is None:
         return None
     if orientation != UPRIGHT:
@@ -117,16 +122,18 @@ def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> 
 def _decode_by_pillow(
     data: bytes, exif: bytes, contract: InputContract, max_pixels: int
 ) -> DecodedImage:
-    image, orientation = _open(data, exif, max_pixels)
-    size = _turn(image.size, orientation)
+    file, orientation = _open(data, exif, max_pixels)
+    size = _turn(file.size, orientation)
     squash = contract.resize_mode == "squash"
     frame = (contract.width, contract.height) if squash else _crop_frame(contract)
     width, height = _turn(frame, orientation)
-    image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
-    image.load()
-    if image.format == "JPEG" and looks_cut(image):
+    file.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
+    if file.format == "PNG":
+        make_transparent(file, data)
+    file.load()
+    if file.format == "JPEG" and looks_cut(file):
         trim_jpeg(data, is_suspect=True)
-    image = _flatten(image)
+    image = _flatten(file)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
     return DecodedImage(resize_image(image, contract), *size)
@@ -141,6 +148,9 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule."""
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
+        if image.height > _MAX_ASPECT * image.width:
+            # Pillow resizes the width first: 1 x 65535 pixels would become 448 x 65535.
+            image = image.resize((image.width, contract.height), resample)
         resized = image.resize((contract.width, contract.height), resample)
         return np.asarray(resized, np.uint8)
     image = _cut_strip(image)
@@ -152,17 +162,26 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     return pixels[top : top + contract.height, left : left + contract.width]
 
 
-def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
+def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
     """Returns the picture, not yet decoded, and its orientation."""
-    unread = find_unsupported_format(data)
-    if unread is not None:
-        raise UnsupportedImage(unread, FORMATS)
     if find_container(data) is not None:
         data = hide_exif(data)
-    image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
+    try:
+        image = Image.open(_MeteredFile(data), formats=FORMATS)
+    except OSError as error:
+        # Pillow names so what it does not read of a BMP, such as masks in another order.
+        kind = str(error).removeprefix("Unsupported ")
+        if kind.startswith("BMP "):
+            raise UnsupportedImage(kind, FORMATS) from error
+        raise
     if math.prod(image.size) > max_pixels:
         raise TooManyPixels(max_pixels)
-    if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
+    if max(image.size) > _MAX_SIDE:
+        raise TooManyPixels(_MAX_SIDE, "on a side")
+    if image.format == "JPEG":
+        # All at once: Pillow's decoder cannot wait for more of arithmetic codes.
+        image.decodermaxblock = len(data)
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow decodes these in Python, which takes seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)
     # Pillow returns the EXIF block of a WebP in `info`.
@@ -187,8 +206,8 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 def _cut_strip(image: Image.Image) -> Image.Image:
     width, height = image.size
-    new_width = min(width, _MAX_CROP_ASPECT * height)
-    new_height = min(height, _MAX_CROP_ASPECT * width)
+    new_width = min(width, _MAX_ASPECT * height)
+    new_height = min(height, _MAX_ASPECT * width)
     if (new_width, new_height) == (width, height):
         return image
     left, top = (width - new_width) // 2, (height - new_height) // 2

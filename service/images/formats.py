@@ -21,22 +21,32 @@ _MAGIC = (
     (b"MM\0*", "TIFF"),
     (b"II+\0", "TIFF"),
     (b"MM\0+", "TIFF"),
+    (b"II\xbc", "JPEG XR"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\1\0", "ICO"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI", "PNG for iOS (CgBI)"),
+    (b"\x8aMNG", "MNG"),
+    (b"\x8bJNG", "JNG"),
+    (b"qoif", "QOI"),
+    (b"\x76\x2f\x31\x01", "OpenEXR"),
 )
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
 _HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
+_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a")
+_WITHOUT_ENDING = "without ending"
+_NEEDS_EXTRA = "needs the extra heif"
 _ENDINGS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".insp"),
+    "PNG": (".png", ".apng"),
     "WEBP": (".webp",),
     "GIF": (".gif",),
     "BMP": (".bmp",),
-    "HEIF": (".heic", ".heif"),
+    "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
 # Anything else is not an ending, as in `2024.05 at the sea`.
@@ -85,9 +95,26 @@ def describe_kind(name: str) -> str:
     if name.startswith("."):
         return "hidden"
     if not _SHORT_ENDING.fullmatch(ending):
-        return "without ending"
+        return _WITHOUT_ENDING
     known = any(ending in endings for endings in _ENDINGS.values())
-    return f"{ending}: needs the extra heif" if known else ending
+    return f"{ending}: {_NEEDS_EXTRA}" if known else ending
+
+
+def may_be_photo(kind: str) -> bool:
+    """Returns whether a file may be a photo by its content; `kind` is from `describe_kind`.
+
+    Some apps write JPEG into files that end in `.heic`.
+    """
+    return kind.endswith((_WITHOUT_ENDING, _NEEDS_EXTRA))
+
+
+def starts_photo(start: bytes) -> bool:
+    """Returns whether a file is decoded, by its first 12 bytes; BMP's 2 bytes do not count."""
+    return (
+        start.startswith(_STARTS)
+        or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+        or find_container(start) in FORMATS
+    )
 
 
 def make_overlay_name(photo: str, rank: int, label: str) -> str:

@@ -152,11 +152,11 @@ CAUSES = {
     ),
     "empty_image": ("The image has 0 bytes.", "Check the path; with curl, the `@` before it."),
     "unsupported_image": (
-        "The file is an image of a type that is not read.",
+        "The file is an image of a type that is not read; the detail names the type.",
         "Convert it to JPEG or PNG. For HEIC and AVIF install the extra `heif`.",
     ),
     "too_many_pixels": (
-        "Width x height is larger than `ML_DECODER_MAX_PIXELS`.",
+        "Width x height is larger than `ML_DECODER_MAX_PIXELS`, or a side than 65,535 pixels.",
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
     ),
     # question
