@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pyarrow import fs
 
 from service.errors import StartError
 from service.images.folders import (
+    START_BYTES,
     LeftOut,
     describe_left_out,
     explain_none,
@@ -89,7 +91,8 @@ def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str]
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
         names = (posixpath.relpath(path, store.folder) for path in files)
-        photos, left_out = split_photos(names, exclude)
+        read_start = functools.partial(store.read, max_bytes=START_BYTES)
+        photos, left_out = split_photos(names, read_start, exclude)
     try:
         "".join(photos).encode()
     except UnicodeEncodeError as error:

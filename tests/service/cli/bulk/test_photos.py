@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from service.cli.bulk.photos import open_photos
 from service.errors import StartError
@@ -64,6 +65,16 @@ def test_open_photos_leaves_out_what_a_pattern_matches_in_a_folder(folder: Path)
     with pytest.raises(StartError, match=r"--exclude-path needs a folder .*list\.txt is a list"):
         open_photos(str(listed), ["deep"])
     assert open_photos(str(listed))[1] == ["photos/a.jpg"]
+
+
+def test_open_photos_finds_a_photo_of_an_object_store_by_its_content(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "e").write_bytes(make_photo())
+    (folder / "f").write_text("no photo")
+    store = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    monkeypatch.setattr("service.cli.bulk.photos.open_filesystem", lambda _: (store, ""))
+    assert open_photos("store")[1:] == (["a.jpg", "b.PNG", "e", "sub/deep/c.webp"], 4)
 
 
 def test_open_photos_takes_a_url(folder: Path) -> None:
