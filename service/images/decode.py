@@ -16,7 +16,13 @@ from PIL import Image, ImageFile
 
 from service.bundle.card import InputContract
 from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
-from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
+from service.images.formats import (
+    FORMATS,
+    find_coded_sizes,
+    find_container,
+    find_unsupported_format,
+    hide_exif,
+)
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 from service.images.png import make_transparent, parse_png
 from service.images.scans import looks_cut, trim_jpeg
@@ -96,8 +102,7 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
-    if jpeg.width * jpeg.height > max_pixels:
-        raise TooManyPixels(max_pixels)
+    _check_size((jpeg.width, jpeg.height), max_pixels)
     if unread := jpeg.find_unread_kind():
         raise UnsupportedImage(unread, FORMATS)
     if decoded := _decode_without_pillow(jpeg, contract):
@@ -165,6 +170,8 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
     """Returns the picture, not yet decoded, and its orientation."""
     if find_container(data) is not None:
+        for size in find_coded_sizes(data):
+            _check_size(size, max_pixels)
         data = hide_exif(data)
     try:
         image = Image.open(_MeteredFile(data), formats=FORMATS)
@@ -174,10 +181,7 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         if kind.startswith("BMP "):
             raise UnsupportedImage(kind, FORMATS) from error
         raise
-    if math.prod(image.size) > max_pixels:
-        raise TooManyPixels(max_pixels)
-    if max(image.size) > _MAX_SIDE:
-        raise TooManyPixels(_MAX_SIDE, "on a side")
+    _check_size(image.size, max_pixels)
     if image.format == "JPEG":
         # All at once: Pillow's decoder cannot wait for more of arithmetic codes.
         image.decodermaxblock = len(data)
@@ -186,6 +190,13 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
         raise UnsupportedImage("run-length encoded BMP", FORMATS)
     # Pillow returns the EXIF block of a WebP in `info`.
     return image, read_orientation(exif or image.info.get("exif") or b"")
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    if math.prod(size) > max_pixels:
+        raise TooManyPixels(max_pixels)
+    if max(size) > _MAX_SIDE:
+        raise TooManyPixels(_MAX_SIDE, "on a side")
 
 
 def _flatten(image: Image.Image) -> Image.Image:
@@ -198,9 +209,9 @@ def _flatten(image: Image.Image) -> Image.Image:
         grey[samples == image.info.get("transparency", -1)] = 255
         image = Image.fromarray(grey)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        canvas = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(canvas, image)
+        if image.mode != "RGBA":  # else it would be copied: 4 bytes a pixel
+            image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator
 
 from PIL import AvifImagePlugin, features
+
+from service.errors import quote
 
 _ALWAYS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _MAGIC = (
@@ -52,6 +55,8 @@ _ENDINGS = {
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
+# The property of a picture that has its size; the zeros are version and flags.
+_SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 # Other characters may have a meaning in a path.
 _UNSAFE = re.compile(r"[^\w-]+")
 
@@ -131,6 +136,8 @@ def find_unsupported_format(data: bytes) -> str | None:
     container = find_container(data)
     if container is not None and container not in FORMATS:
         return container
+    if container is None and data[4:8] == b"ftyp":  # a film, or a picture with another codec
+        return f"ISO media {quote(data[8:12].decode('latin-1'))}"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!DOCTYPE svg")) and b"<svg" in text:
         return "SVG"
@@ -144,6 +151,15 @@ def find_container(data: bytes) -> str | None:
     if data[8:12] in _AVIF_BRANDS:
         return "AVIF"
     return "HEIF" if data[8:12] in _HEIC_BRANDS else None
+
+
+def find_coded_sizes(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields width and height of each picture in a HEIC or AVIF file.
+
+    A decoder allocates them, also if the shown picture is a part of one: of a tile, or cropped.
+    """
+    for found in _SIZE.finditer(data):
+        yield struct.unpack(">II", found[1])
 
 
 def hide_exif(data: bytes) -> bytes:
