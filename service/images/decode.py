@@ -18,11 +18,10 @@ from service.bundle.card import InputContract
 from service.errors import EmptyImage, ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images.formats import (
     FORMATS,
-    find_coded_sizes,
     find_container,
     find_unsupported_format,
-    hide_exif,
 )
+from service.images.heif import count_pixels, find_sizes, hide_exif
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
 from service.images.png import make_transparent, parse_png
 from service.images.scans import looks_cut, trim_jpeg
@@ -47,6 +46,8 @@ _DRAFT_OVERSAMPLING = 2
 _MAX_ASPECT = 8
 # A JPEG's limit. Pillow's resize takes up to 48 bytes for each column or row.
 _MAX_SIDE = 65_535
+# The pixels of a HEIC or AVIF file that are decoded: a picture and its tiles are 2.2 times one.
+_MAX_TIMES_DECODED = 3
 # Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
 
@@ -170,8 +171,10 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
     """Returns the picture, not yet decoded, and its orientation."""
     if find_container(data) is not None:
-        for size in find_coded_sizes(data):
+        for size in find_sizes(data):
             _check_size(size, max_pixels)
+        if count_pixels(data) > _MAX_TIMES_DECODED * max_pixels:
+            raise TooManyPixels(max_pixels)
         data = hide_exif(data)
     try:
         image = Image.open(_MeteredFile(data), formats=FORMATS)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
-from collections.abc import Iterator
 
 from PIL import AvifImagePlugin, features
 
@@ -55,8 +53,6 @@ _ENDINGS = {
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
-# The property of a picture that has its size; the zeros are version and flags.
-_SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 # Other characters may have a meaning in a path.
 _UNSAFE = re.compile(r"[^\w-]+")
 
@@ -151,31 +147,3 @@ def find_container(data: bytes) -> str | None:
     if data[8:12] in _AVIF_BRANDS:
         return "AVIF"
     return "HEIF" if data[8:12] in _HEIC_BRANDS else None
-
-
-def find_coded_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields width and height of each picture in a HEIC or AVIF file.
-
-    A decoder allocates them, also if the shown picture is a part of one: of a tile, or cropped.
-    """
-    for found in _SIZE.finditer(data):
-        yield struct.unpack(">II", found[1])
-
-
-def hide_exif(data: bytes) -> bytes:
-    """Renames the EXIF items of a HEIC or AVIF file, so that no reader parses them.
-
-    A property of the picture turns it upright; EXIF's orientation must be ignored
-    (ISO/IEC 23008-12, 6.5.10).
-    """
-    position = 0
-    while len(data) >= position + 8:
-        size, kind = struct.unpack_from(">I4s", data, position)
-        if kind == b"meta":
-            end = position + size if size >= 8 else len(data)
-            items = data[position:end].replace(b"Exif", b"none")
-            return data[:position] + items + data[end:]
-        if size < 8:  # to the end of the file, or longer than 4 GiB
-            break
-        position += size
-    return data

@@ -26,7 +26,9 @@ import httpx2 as httpx
 from service.bundle.card import InputContract
 from service.errors import ImageError
 from service.images.decode import decode_image
+from service.images.formats import FORMATS
 from tests.fuzz.seeds import make_seeds, mutate
+from tests.support.heif_files import make_grid
 from tests.support.photos import make_photo
 from tests.support.serving import list_errors
 from tests.support.unread_files import FRAMES, make_jpeg, make_unread_files
@@ -47,7 +49,8 @@ def make_kinds() -> list[bytes]:
         for components in (1, 2, 3, 4)
         for bits in (8, 12)
     ]
-    return [*make_seeds(), *jpegs, *(file for file, _ in make_unread_files().values())]
+    grids = [make_grid(4, (64, 64), (250, 64))] if "HEIF" in FORMATS else []
+    return [*make_seeds(), *jpegs, *grids, *(file for file, _ in make_unread_files().values())]
 
 
 def mutate_kinds(seeds: Sequence[bytes], rng: random.Random) -> Iterator[bytes]:

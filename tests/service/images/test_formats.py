@@ -13,7 +13,8 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import formats
 from service.images.decode import decode_image
-from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
+from service.images.formats import FORMATS, find_container, find_unsupported_format
+from service.images.heif import hide_exif
 from tests.support.photos import encode_picture, make_exif, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
