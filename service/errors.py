@@ -189,7 +189,7 @@ class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"Field {quote(name)} is {_describe_unknown(name, known)}.")
+        super().__init__(f"Field {quote(name)} is {describe_unknown(name, known)}.")
 
 
 class RepeatedField(FieldError):
@@ -278,7 +278,7 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: AN
     for part in path:
         if isinstance(part, str):  # else an index of a list
             (model,) = _find_models(model.model_fields[part].annotation)
-    return f"This name is {_describe_unknown(name, tuple(model.model_fields))}"
+    return f"This name is {describe_unknown(name, tuple(model.model_fields))}"
 
 
 def _find_models(annotation: object) -> list[type[BaseModel]]:
@@ -287,8 +287,10 @@ def _find_models(annotation: object) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in _find_models(part)]
 
 
-def _describe_unknown(name: str, known: Sequence[str]) -> str:
-    return f"unknown{_suggest(name, known)} Known names: {', '.join(known)}"
+def describe_unknown(name: str, known: Sequence[str]) -> str:
+    """Returns the end of a sentence about a name that a route does not take."""
+    listed = f" Known names: {', '.join(known)}" if known else " It takes none"
+    return f"unknown{_suggest(name, known)}{listed}"
 
 
 class InvalidTensors(RequestError):

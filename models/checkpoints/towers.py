@@ -208,6 +208,7 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
     rules.post_processor = TemplateProcessing(
         single=" $A ".join(frame).strip(), special_tokens=specials
     )
+    rules.enable_truncation(module.max_tokens)  # the service refuses longer texts
     return TextEncoder(
         name,
         width,

@@ -129,7 +129,7 @@ def test_full_disk_refuses_registrations_until_there_is_room(
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert register(client, PETS).status_code == 201
         disk.fill()
-        large = {"name": "zoo", "labels": [f"yak {i} {'x' * 180}" for i in range(300)]}
+        large = {"name": "zoo", "labels": [f"yak {i} {'x' * 100}" for i in range(500)]}
         assert_problem(register(client, large), 507, "store_full")
         assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
         assert_predictions_go_on(client)

@@ -21,6 +21,7 @@ from service.errors import (
 from service.http.host import Host
 from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
 from service.http.requests.json import read_json_object
+from service.http.requests.parameters import KNOWN_NAMES
 from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
@@ -105,15 +106,15 @@ Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 
-_READING = [*PREDICT, LIMITED]
-_WRITING = [*ADMINISTRATE, LIMITED]
+_READING = [*PREDICT, LIMITED, KNOWN_NAMES]
+_WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 
 
 @router.get(
     "",
     summary="List label sets",
     dependencies=_READING,
-    responses=document_problems(*READ_PROBLEMS),
+    responses=document_problems(*READ_PROBLEMS, errors.InvalidParameters),
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""

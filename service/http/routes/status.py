@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.errors import Draining, NotReady
+from service.errors import Draining, InvalidParameters, NotReady
 from service.http.host import Host
+from service.http.requests.parameters import KNOWN_NAMES
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
 from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
@@ -20,8 +21,8 @@ metrics_router = APIRouter()
     "/info",
     summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
-    dependencies=[*PREDICT, LIMITED],
-    responses=document_problems(NotReady, Draining, *ACCESS_PROBLEMS),
+    dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
+    responses=document_problems(NotReady, Draining, InvalidParameters, *ACCESS_PROBLEMS),
 )
 async def info(host: Host) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""

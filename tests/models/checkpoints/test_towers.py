@@ -29,6 +29,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_towers(tmp_path_factory.mktemp("models") / f"tiny-{request.param}", request.param)
 
 
+def test_tokenizer_says_how_many_tokens_the_tower_reads(folder: Path) -> None:
+    text = read(folder).text
+    rules = Tokenizer.from_str(text.tokenizer.decode())
+    assert rules.truncation["max_length"] == text.module.max_tokens
+
+
 def read(folder: Path, hints: Hints | None = None) -> Towers:
     towers = read_towers(folder, hints or Hints())
     assert towers is not None
