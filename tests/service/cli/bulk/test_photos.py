@@ -10,6 +10,8 @@ from service.cli.bulk.photos import open_photos
 from service.errors import StartError
 from tests.support.photos import make_photo
 
+ODD = os.fsdecode(b"caf\xe9.jpg")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -45,6 +47,12 @@ def test_open_photos_reads_a_list_with_bom_and_crlf(folder: Path) -> None:
     listed = folder.parent / "list.txt"
     listed.write_bytes("\ufeffphotos/b.PNG\r\nphotos/a\u2028b.jpg\r\n".encode())
     assert open_photos(str(listed))[1] == ["photos/b.PNG", "photos/a\u2028b.jpg"]
+
+
+def test_open_photos_reads_a_list_with_names_that_are_not_utf8(folder: Path) -> None:
+    listed = folder.parent / "list.txt"
+    listed.write_bytes(f"photos/a.jpg\nphotos/{ODD}\n".encode(errors="surrogateescape"))
+    assert open_photos(str(listed))[1] == ["photos/a.jpg", f"photos/{ODD}"]
 
 
 def test_open_photos_counts_linked_folders_once(folder: Path) -> None:
@@ -87,7 +95,7 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
         ("{tmp}/none", "no such folder or list"),
         ("{tmp}/empty", "has no photos"),
         ("nosuch://bucket/photos", "file system not available"),
-        ("{tmp}/odd", "a file whose name is not UTF-8"),
+        (f"{{tmp}}/{ODD}", "the path is not UTF-8: rename the folder"),
         ("{tmp}/png", "neither a folder nor a list"),
         ("{tmp}/tiff", "neither a folder nor a list"),
     ],
@@ -95,9 +103,8 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
 def test_open_photos_refuses_a_place_without_photos(
     tmp_path: Path, folder: Path, place: str, reason: str
 ) -> None:
-    for name in ("empty", "odd"):
+    for name in ("empty", ODD):
         (tmp_path / name).mkdir()
-    (tmp_path / "odd" / os.fsdecode(b"caf\xe9.jpg")).touch()
     (tmp_path / "png").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / "tiff").write_bytes(b"II*\0\x08\0\0\0")
     with pytest.raises(StartError, match=reason):
