@@ -7,7 +7,7 @@
     |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels
     |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
     |-- LabelSetError       a label set cannot be registered, read or changed as asked
-    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull
+    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull, StoreReadOnly
     |-- BusyError           QueueFull, DeadlineExceeded
     |-- UnavailableError    NotReady, Draining
     |-- InferenceFailed     OutOfMemory
@@ -507,6 +507,13 @@ class StoreIncompatible(StoreUnavailable):
 
 class StoreFull(StoreError):
     status, code, title = 507, "store_full", "The label store has no space left"
+
+
+class StoreReadOnly(StoreError):
+    """There is no label store, or it is read-only; the message is one line, with its address."""
+
+    status, code, title = 409, "store_read_only", "The label store cannot be written"
+    detail = "Its operator must set label_store to a place that the service can write."
 
 
 class BusyError(ServiceError):

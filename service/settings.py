@@ -31,9 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files."""
+    """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files.
+
+    Raises `StartError` for `~` without HOME and without an entry of the user in /etc/passwd.
+    """
     # `Path.expanduser` fails on an unknown user; this leaves the name as it is.
-    return Path(os.path.expanduser(path))
+    expanded = Path(os.path.expanduser(path))
+    if expanded.parts[:1] == ("~",):
+        raise StartError(f"this user has no home folder for {path}: set HOME, or give a full path")
+    return expanded
 
 
 def find_default_bundle() -> Path:

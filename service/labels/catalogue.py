@@ -12,7 +12,7 @@ from service.errors import (
     LabelSetReadOnly,
     NoOpenHead,
     StartError,
-    StoreUnavailable,
+    StoreReadOnly,
     UnknownLabelSet,
     VersionNotReached,
 )
@@ -205,7 +205,7 @@ class Catalogue:
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._stored is None:
-            raise StoreUnavailable("no label store is available: set label_store")
+            raise StoreReadOnly("no label store is available: set label_store")
         return self._stored
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:

@@ -227,6 +227,12 @@ CAUSES = {
         "in memory.",
         "Check the database; the log has its address. The service needs no restart.",
     ),
+    "store_read_only": (
+        "The label store is on a read-only disk or server, or the service has no place for one. "
+        "Its sets are served.",
+        "Set `ML_DECODER_LABEL_STORE` to a place that the service can write, or register the set "
+        "at a service that can.",
+    ),
     "store_full": ("The disk of the label store is full.", "Free space, then repeat the request."),
     # load
     "queue_full": (

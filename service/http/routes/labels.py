@@ -65,6 +65,7 @@ _WRITE_PROBLEMS = (
     errors.LabelSetReadOnly,
     errors.StoreUnavailable,
     errors.StoreFull,
+    errors.StoreReadOnly,
 )
 _JSON_PROBLEMS = (*BODY_PROBLEMS, errors.InvalidParameters)
 _SET_PROBLEMS = (

@@ -112,8 +112,8 @@ class LabelStore:
     """The label sets of one embedding space, given by its fingerprint.
 
     Every method raises `StoreUnavailable` if the database is unreachable or locked, and
-    `StoreIncompatible` if its tables are of another schema version. A write raises `StoreFull` on a
-    full disk, and then changes nothing.
+    `StoreIncompatible` if its tables are of another schema version. A write, also `check`, raises
+    `StoreFull` on a full disk and `StoreReadOnly`, and then changes nothing.
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
@@ -165,6 +165,7 @@ class LabelStore:
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
+            self._database.check_writable(connection)
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
             if version is None:
@@ -264,9 +265,16 @@ class LabelStore:
         limits = self._limits
         count = len(definition.names)
         check_size(count, limits.labels_per_set)
-        others = sa.and_(_SETS.c.space == self._space, _SETS.c.name != definition.name)
-        total = sa.func.coalesce(sa.func.sum(_SETS.c.num_labels), 0)
-        sets, labels = connection.execute(sa.select(sa.func.count(), total).where(others)).one()
+        # A set that another text encoder has too counts once.
+        others = (
+            sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
+            .where(_SETS.c.name != definition.name)
+            .group_by(_SETS.c.name)
+            .subquery()
+        )
+        total = sa.func.coalesce(sa.func.sum(others.c.count), 0)
+        query = sa.select(sa.func.count(), total).select_from(others)
+        sets, labels = connection.execute(query).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
             raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
 
