@@ -477,8 +477,8 @@ class TooManyLabelSets(LabelSetError):
 
     def __init__(self, *, sets: int, labels: int) -> None:
         super().__init__(
-            f"At most {sets} sets with {labels} labels: delete some, or raise the service's "
-            "max_label_sets or max_labels."
+            f"At most {sets} sets with {labels} labels, those of other bundles too: delete some, "
+            "or raise the service's max_label_sets or max_labels."
         )
 
 

@@ -101,7 +101,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sets, most labels of all sets together, and most labels of one set."""
+    """Most sets, most labels of all sets together, of all spaces, and most labels of one set."""
 
     sets: int
     labels: int
@@ -141,12 +141,9 @@ class LabelStore:
         Sets that were deleted here after they were written there are left out.
         """
         ours = sa.select(_SETS.c.name).where(_SETS.c.space == self._space)
-        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
         query = (
-            sa.select(_SETS.c.name, _SETS.c.space)
-            .outerjoin_from(_SETS, _DELETED, deleted)
+            self._outlive_deletion(sa.select(_SETS.c.name, _SETS.c.space))
             .where(_SETS.c.space != self._space, _SETS.c.name.not_in(ours))
-            .where(_SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0))
             .order_by(_SETS.c.version)
         )
         with self._connect() as connection:
@@ -243,6 +240,13 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
+    def _outlive_deletion(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """Returns a query of sets without those that were deleted here after they were written."""
+        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
+        return query.outerjoin_from(_SETS, _DELETED, deleted).where(
+            _SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0)
+        )
+
     def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
@@ -265,9 +269,10 @@ class LabelStore:
         limits = self._limits
         count = len(definition.names)
         check_size(count, limits.labels_per_set)
-        # A set that another text encoder has too counts once.
+        # A set counts once, however many spaces have it.
+        largest = sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
         others = (
-            sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
+            self._outlive_deletion(largest)
             .where(_SETS.c.name != definition.name)
             .group_by(_SETS.c.name)
             .subquery()
