@@ -110,8 +110,9 @@ class Settings(BaseSettings):
     """Folder of label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None
-    """Label sets of requests that name none, separated by commas. A missing set only logs a
-    warning, because it may be registered later (default trained and the bundle's sets; for /v2
+    """Label sets of requests that name none, separated by commas; those of users come before the
+    trained labels and the bundle's sets. A missing set only logs a warning, because it may be
+    registered later (default trained and the bundle's sets; for /v2
     trained alone, or the first set if the model has no trained labels)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)

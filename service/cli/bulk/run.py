@@ -84,6 +84,8 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     store, names, left_out = open_photos(job.photos, job.exclude)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
+        if selection.hidden:
+            _log.warning("%s", selection.describe_hidden())
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             remaining, totals = find_remaining(job, parts, names)
             totals.left_out = left_out
