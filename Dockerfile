@@ -65,11 +65,13 @@ RUN pip --python /opt/venv install --no-deps .
 FROM base AS runtime
 RUN groupadd --gid 10001 ml-decoder \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin ml-decoder \
-    && install --directory --owner=ml-decoder --group=ml-decoder /var/lib/ml-decoder
+    && install --directory --owner=ml-decoder --group=root --mode=775 /var/lib/ml-decoder
 WORKDIR /app
-# Whatever the umask of the checkout: not root, but the user above reads them.
+# OpenShift runs images as any user of the group root. Whatever the umask of the checkout: they and
+# the user above read the bundles.
 COPY --chmod=755 bundles/ bundles/
-ENV ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
+ENV HOME=/var/lib/ml-decoder \
+    ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
     ML_DECODER_HOST=0.0.0.0 \
     ML_DECODER_LABEL_STORE=/var/lib/ml-decoder/labels.db \
     ML_DECODER_PORT=8000
