@@ -51,6 +51,18 @@ def test_predict_reports_a_broken_photo_and_shows_the_others(
     assert predict(photos[0])[0] == 0
 
 
+def test_predict_says_which_labels_of_a_registered_set_another_set_answers(
+    predict: Run, run: Run, photos: list[Path], open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
+    monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(photos[0].parent / "labels.db"))
+    assert run("labels", "add", "mine", "--label", "lamp", "--label", "yak")[0] == 0
+    told = "labels answered by a set named before theirs: 1 of mine\n"
+    for sets, err in ((("everyday", "mine"), told), (("mine", "everyday"), "")):
+        flags = [part for name in sets for part in ("--label-set", name)]
+        assert predict(*flags, photos[0])[::2] == (0, err)
+
+
 def test_predict_explains_stars_below_the_table(predict: Run, photos: list[Path]) -> None:
     _, own, _ = predict("--include", "cat", "--top-k", 1, photos[0])
     assert "*" not in own
