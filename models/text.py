@@ -66,6 +66,15 @@ class TextEncoder:
         ids = torch.tensor([encoding.ids for encoding in encodings])
         return ids, torch.tensor([encoding.attention_mask for encoding in encodings])
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Raises TextEncoderError for a text that would be truncated: the service refuses it."""
+        rules = Tokenizer.from_str(self.tokenizer.decode())
+        limit = min(MAX_TOKENS, (rules.truncation or {}).get("max_length", MAX_TOKENS))
+        rules.enable_truncation(limit)
+        for text, encoding in zip(texts, rules.encode_batch(list(texts)), strict=True):
+            if encoding.overflowing:
+                raise TextEncoderError(f"{text!r} has more than {limit} tokens: shorten it")
+
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Embeds texts to float [L, E] of length 1."""
