@@ -4,7 +4,8 @@
     |-- RequestError        the request, before its photos are read
     |   |-- FieldError      MissingField, UnknownField, RepeatedField
     |   `-- UrlError        UrlInputOff, UrlNotUsable, OriginTimeout
-    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels
+    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels,
+    |                       PhotoSuspected
     |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
     |-- LabelSetError       a label set cannot be registered, read or changed as asked
     |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull, StoreReadOnly
@@ -344,6 +345,14 @@ class TooManyPixels(ImageError):
     def __init__(self, limit: int, where: str = "(width x height)") -> None:
         super().__init__(f"over {limit} pixels {where}")
         self.detail = f"At most {limit} pixels {where} are read."
+
+
+class PhotoSuspected(ImageError):
+    """A worker process ended while it had the photo in work; 429, which proxies do not repeat."""
+
+    status, code, title = 429, "photo_suspected", "A process ended while it had this photo in work"
+    detail = "The photo is refused for some seconds, so that it cannot end other processes."
+    retry_after_seconds = 10
 
 
 class QuestionError(ServiceError):

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -101,13 +102,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def receive() -> None:
-            if not worker.receive(self._stop, self._host.note_others_ready):
+            if not worker.receive(self._stop):
                 loop.remove_reader(worker.link.fileno())
 
         loop.add_reader(worker.link.fileno(), receive)
-        if worker.listens_at_once:
-            self._host.waits_for_others = True
-        else:
+        self._host.others_ready = worker.are_all_ready
+        if not worker.listens_at_once:
             await self._host.open()
             if self._host.failure is not None:
                 raise self._host.failure
@@ -204,6 +204,8 @@ def run_server(
 
     def open_and_freeze(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
+        if seat is not None:
+            pipeline.note = partial(seat.worker.suspects.note, seat.worker.number)
         _freeze_memory()
         return pipeline
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
@@ -41,6 +41,7 @@ _MAX_INLINE_LABELS = 2000
 _MAX_INLINE_CHARACTERS = 5000
 
 _MAX_CONCURRENCY = 16
+_NOTHING = nullcontext()
 
 # A longer run counts as hung: the largest question takes seconds on a GPU, minutes on a slow CPU.
 _MAX_RUN_SECONDS = 60.0
@@ -62,7 +63,7 @@ class Pipeline:
     """All stages of one model; `start` and all later calls belong to one event loop.
 
     `observers`, set before `start`, get every batch and prediction. `queue` counts photos in side
-    threads too.
+    threads too. `note`, set by a worker process, is entered for each photo in work.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pipeline:
         self.catalogue = catalogue
         self.settings = settings
         self.observers: list[Observer] = []
+        self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
         self._drain_rate = DrainRate()
         self._side_threads = SideThreads(settings.decode_threads or count_cores())
@@ -165,7 +167,7 @@ class Pipeline:
         `deadline` is from `make_deadline`; None sets one now. Raises ImageError, BusyError,
         UnavailableError, or InferenceFailed if the photo's batch fails.
         """
-        with self.admit():
+        with self.admit(), self.note(photo):
             deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
             # On a CPU the worker decodes quick photos itself: one thread has fewer hand-overs than

@@ -159,6 +159,12 @@ CAUSES = {
         "Width x height is larger than `ML_DECODER_MAX_PIXELS`, or a side than 65,535 pixels.",
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
     ),
+    "photo_suspected": (
+        "A worker process crashed less than 10 seconds ago while it had this photo, and perhaps "
+        "others, in work.",
+        "Wait for the seconds in `Retry-After` and send it again. If the log has `worker ended` "
+        "each time, report the photo as a bug ([Security](security.md)).",
+    ),
     # question
     "unknown_label": (
         "A name in `include` or `exclude` is in none of the searched label sets.",

@@ -63,6 +63,7 @@ IMAGE_PROBLEMS = (
     errors.EmptyImage,
     errors.UnsupportedImage,
     errors.TooManyPixels,
+    errors.PhotoSuspected,
 )
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])
