@@ -534,6 +534,13 @@ class QueueFull(BusyError):
     retry_after_seconds: float | None = 1
 
 
+class TooManyConnections(BusyError):
+    """The process has its limit of connections, and none is idle."""
+
+    status, code, title = 429, "too_many_connections", "The service has too many connections"
+    retry_after_seconds: float | None = 1
+
+
 class DeadlineExceeded(BusyError):
     status, code = 504, "deadline_exceeded"
     title = "The request took too long and was dropped"

@@ -199,11 +199,19 @@ class Settings(BaseSettings):
     """Seconds that a client has to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
-    """Seconds that a client has to send the body of a request, and seconds after which a client
-    that reads nothing of its answer is disconnected (default 30)."""
+    """Seconds that a client has to send the body of a request, and over which its reading of
+    answers is measured: below 16 KiB a second it is disconnected (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
     """Seconds that an idle connection stays open (default 75)."""
+
+    max_connections: int = Field(default=0, ge=0)
+    """Most open connections of a process; above, the longest idle ones are closed. 0 = 10000, or
+    three quarters of the files that the process may open if that is less (default 0)."""
+
+    max_connections_per_address: int | None = Field(default=None, ge=1)
+    """Most open connections of one address to a process. Not for use behind a proxy, whose address
+    all connections have (default none)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines: debug, info, warning, error (default info)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import StartError
 from service.http.host import PipelineHost
@@ -67,6 +67,24 @@ class ProxiedApp(DocumentedApp):
         await self._proxies(scope, receive, send)
 
 
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as GET; the server leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # for the metrics
+
+
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
@@ -93,6 +111,7 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(DirectRouter, host=host, routes=predict.ROUTES)
     _add_guards(app, host.settings)
     if traces is not None:

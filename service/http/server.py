@@ -19,16 +19,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import bind_own_port, serve_own_port
+from service.http.telemetry.metrics import bind_own_port, make_own_app
+from service.http.transport.connections import Connections
 from service.http.transport.ports import bracket, explain_port, open_dual_stack, share_port
-from service.http.transport.protocol import make_protocol
+from service.http.transport.protocol import LimitedProtocol, Refuse, make_protocol
 from service.http.transport.shedding import Shedder
 from service.http.transport.workers import Worker
 from service.pipeline.pipeline import Pipeline
@@ -55,13 +58,15 @@ class WorkerSeat:
 class Server(uvicorn.Server):
     """uvicorn that stops if the pipeline fails, and drains it before it closes.
 
-    As a `worker` it reports to its supervisor, which stops it.
+    As a `worker` it reports to its supervisor, which stops it. `own_ports` are sockets that listen
+    for other apps, which have no lifespan.
     """
 
     def __init__(
         self, config: uvicorn.Config, host: PipelineHost, worker: Worker | None = None
     ) -> None:
         super().__init__(config)
+        self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
         self._host = host
         self._worker = worker
         self._stops = 0
@@ -97,6 +102,12 @@ class Server(uvicorn.Server):
         if self._worker is None:
             listeners = (listener for server in self.servers for listener in server.sockets)
             log_listening(self._host.settings, listeners)
+        for listener, config in self.own_ports:
+            protocol = partial(
+                cast("type[LimitedProtocol]", config.http), config, self.server_state, {}
+            )
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(protocol, sock=listener))
 
     async def _prepare(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
@@ -211,30 +222,34 @@ def run_server(
 
     host = PipelineHost(settings, open_and_freeze)
     app = create_app(host)
-    shedder = Shedder(host, app.state.metrics, (route.path for route in predict.ROUTES))
-    # With traces, refused requests have spans too, so the app refuses them.
-    refuse = shedder.refuse if settings.traces == "off" else None
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=make_protocol(settings, refuse),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # `security/proxies.py` reads them
-        workers=1,  # else uvicorn reads WEB_CONCURRENCY
-        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
-    )
+    # With traces, requests that a full queue refuses have spans too, so the app refuses them.
+    shed = predict.ROUTES if settings.traces == "off" else ()
+    shedder = Shedder(host, app.state.metrics, (route.path for route in shed))
+    connections = Connections(settings)
+
+    def configure(app: ASGIApp, refuse: Refuse | None) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=make_protocol(settings, refuse, connections),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # `security/proxies.py` reads them
+            workers=1,  # else uvicorn reads WEB_CONCURRENCY
+            timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+        )
+
     # `startup` raises the error of a port with a better message.
     logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
     set_thread_scheduling()
+    server = Server(configure(app, shedder.refuse), host, None if seat is None else seat.worker)
     metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
-    with serve_own_port(metrics_port, app.state.metrics):
-        if seat is None:
-            Server(config, host).run(open_dual_stack(settings))
-        else:
-            Server(config, host, seat.worker).run(share_port(seat.ports))
+    if metrics_port is not None:
+        own_app = make_own_app(app.state.metrics)
+        server.own_ports.append((metrics_port, configure(own_app, None)))
+    server.run(open_dual_stack(settings) if seat is None else share_port(seat.ports))
     if host.failure is not None:
         raise host.failure

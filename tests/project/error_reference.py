@@ -246,6 +246,12 @@ CAUSES = {
         "Wait as `Retry-After` says; the [client](client.md) does. If it happens often, add "
         "replicas.",
     ),
+    "too_many_connections": (
+        "The process has `ML_DECODER_MAX_CONNECTIONS` connections, none of them idle; more are "
+        "accepted for health only.",
+        "Try again after the seconds in `Retry-After`. If it happens often, send fewer requests at "
+        "once, raise the setting, or add replicas ([Limits](limits.md#connections)).",
+    ),
     "deadline_exceeded": (
         "The request waited longer than `ML_DECODER_DEADLINE_MS` and was not run.",
         "Send fewer requests at once, fewer labels, or add replicas.",

@@ -29,7 +29,6 @@ _SUFFIXES = frozenset({".css", ".html", ".js", ".svg"})
 _PAGE_NAMES = {path.name for path in PAGE_FOLDER.iterdir() if path.suffix in _SUFFIXES}
 _PAGE_NAMES |= {f"samples/{name}" for name in _SAMPLES}
 
-_METHODS = ["GET", "HEAD"]
 _HEADERS = {
     "Accept-Ranges": "none",
     "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
@@ -58,19 +57,19 @@ _PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
 _SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 
 
-@router.api_route("/", methods=_METHODS, dependencies=[PUBLIC])
+@router.get("/", dependencies=[PUBLIC])
 async def show_playground(request: Request) -> Response:
     """Shows the playground."""
     return await _show("index.html", request.scope)
 
 
-@router.api_route("/docs", methods=_METHODS, dependencies=[PUBLIC])
+@router.get("/docs", dependencies=[PUBLIC])
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
     return await _show("docs.html", request.scope)
 
 
-@router.api_route("/openapi.json", methods=_METHODS, dependencies=[PUBLIC, LIMITED])
+@router.get("/openapi.json", dependencies=[PUBLIC, LIMITED])
 async def send_document(request: Request) -> Response:
     """Sends the OpenAPI document; below a root path with the URL of the service."""
     root_path = request.scope["root_path"]
@@ -93,7 +92,7 @@ def _read_page(name: str) -> str:
 
 # Files of both pages are sent under every host name, so that the page can show what is refused.
 # Routes instead of mounts, which lose the app's root path and the methods of a path.
-@router.api_route("/page/{path:path}", methods=_METHODS)
+@router.get("/page/{path:path}")
 async def send_page_file(request: Request, path: str) -> Response:
     """Sends a file of both pages."""
     if path not in _PAGE_NAMES:
@@ -101,7 +100,7 @@ async def send_page_file(request: Request, path: str) -> Response:
     return await _PAGE_FILES.get_response(path, request.scope)
 
 
-@router.api_route("/swagger-ui/{path:path}", methods=_METHODS)
+@router.get("/swagger-ui/{path:path}")
 async def send_swagger_file(request: Request, path: str) -> Response:
     """Sends a file of Swagger UI."""
     return await _SWAGGER_FILES.get_response(path, request.scope)

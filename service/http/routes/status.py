@@ -29,14 +29,12 @@ async def info(host: Host) -> InfoAnswer:
     return answer_info(host.pipeline)
 
 
-@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Liveness: the process answers", tags=["health"])
 async def live() -> HealthAnswer:
     """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
-@router.head("/readyz", include_in_schema=False)
 @router.get(
     "/readyz",
     summary="Readiness: predictions are answered",

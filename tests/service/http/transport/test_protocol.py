@@ -128,6 +128,22 @@ async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
     await transport.wait_for_end()
 
 
+async def test_connection_is_aborted_when_the_client_reads_less_than_16_kib_a_second() -> None:
+    transport, protocol = connect(0.1, unsent=[70_000, 68_000, 68_000, 67_000])
+    protocol.pause_writing()
+    await transport.wait_for_end()
+    assert transport.asked_for_all.is_set() is False
+
+
+async def test_connection_is_aborted_when_the_client_reads_no_answer_after_the_close() -> None:
+    transport, protocol = connect(unsent=[1000, 1000, 1000])
+    protocol.timeout_keep_alive_handler()
+    assert transport.calls == ["close"]
+    transport.ended.clear()
+    await transport.wait_for_end()
+    assert transport.calls == ["close", "abort"]
+
+
 async def test_connection_stays_when_the_client_reads_slowly() -> None:
     # Each size is read twice: at the end of one wait and at the beginning of the next.
     transport, protocol = connect(unsent=[70_000, 60_000, 60_000, 50_000, 50_000, 40_000, 40_000])
