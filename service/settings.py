@@ -18,7 +18,7 @@ from service.errors import StartError, find_close
 MIB = 1024 * 1024
 # Variables with our prefix that the client, Compose and nginx read.
 _OTHER_VARIABLES = re.compile(
-    r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
+    r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|MEMORY|PUBLISH|SERVERS)"
     # Kubernetes sets these for a Service named ml-decoder.
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )

@@ -103,6 +103,16 @@ def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_container_has_limits_of_memory_and_processes(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"\d+[gm]b", service["mem_limit"])
+    assert 0 < service["pids_limit"] <= 1024
+    if name in TARGETS:  # bodies, and as much again for pixels, labels and the model
+        held = Settings.model_fields["max_held_bytes"].default
+        assert int(service["mem_limit"].removesuffix("gb")) * 1024**3 >= 2 * held
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_stop_grace_period_exceeds_the_drain(name: str) -> None:
     grace = SERVICES[name]["stop_grace_period"]

@@ -217,8 +217,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._request_timer is None:
             return None
         sends = self._lingering.client_sends
-        seconds = self.body_timeout_seconds if sends else self.header_timeout_seconds
-        return self._request_timer.when() - seconds
+        return self._request_timer.when() - (
+            self.body_timeout_seconds if sends else self.header_timeout_seconds
+        )
 
     def abort(self) -> None:
         """Closes the connection at once."""
