@@ -11,6 +11,7 @@ import heapq
 import logging
 import resource
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
@@ -23,6 +24,8 @@ _MOST = 10_000
 _RESERVE = 16
 # One search for idle connections closes several of them: a search of 10,000 takes 10 ms.
 _SHED_SHARE = 16
+# A search that found fewer than that is repeated after this time.
+_SEARCH_SECONDS = 0.1
 _LOG_SECONDS = 1
 
 logger = logging.getLogger(__name__)
@@ -56,46 +59,60 @@ class Connections:
         self._most = settings.max_connections or min(most, _MOST)
         self._most_per_address = settings.max_connections_per_address
         self._open: dict[Connection, str] = {}  # and their addresses
+        self._surplus: dict[Connection, None] = {}  # those of `_open` that are for health only
         self._of_address = Counter[str]()
+        self._next_search = 0.0  # on the loop's clock
         self._unlogged = Counter[str]()
 
     def add(self, connection: Connection) -> bool:
         """Adds a connection; returns False if it may ask for health only, or is closed."""
         address = connection.client[0] if connection.client else ""
+        limit = self._most_per_address
+        if limit is not None and self._of_address[address] >= limit:
+            known = (each for each, its_address in self._open.items() if its_address == address)
+            if not self._close_idle(known, 1):
+                self._abort(connection, "refused")
+                return False
+        is_surplus = len(self._open) >= self._most and not self._make_room()
+        if is_surplus:
+            if len(self._surplus) >= _RESERVE and not self._close_idle(self._surplus, 1):
+                self._abort(connection, "refused")
+                return False
+            self._surplus[connection] = None
         self._open[connection] = address
         self._of_address[address] += 1
-        limit = self._most_per_address
-        is_over = limit is not None and self._of_address[address] > limit
-        if is_over and not self._shed(1, connection, address):
-            self._abort(connection, "refused")
-            return False
-        if len(self._open) <= self._most:
-            return True
-        if self._shed(self._most // _SHED_SHARE + 1, connection):
-            return True
-        if len(self._open) > self._most + _RESERVE:
-            self._abort(connection, "refused")
-        return False
+        return not is_surplus
 
     def remove(self, connection: Connection) -> None:
         """Removes a connection, if it is still known."""
+        self._surplus.pop(connection, None)
         address = self._open.pop(connection, None)
         if address is not None:
             self._of_address[address] -= 1
             if not self._of_address[address]:
                 del self._of_address[address]
 
-    def _shed(self, count: int, new: Connection, address: str | None = None) -> bool:
-        """Closes the longest idle connections, of one address or of all."""
+    def _make_room(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._next_search:
+            return False
+        wanted = self._most // _SHED_SHARE + 1
+        closed = self._close_idle(self._open, wanted)
+        if closed < wanted:
+            self._next_search = now + _SEARCH_SECONDS
+        return closed > 0
+
+    def _close_idle(self, connections: Iterable[Connection], most: int) -> int:
+        """Closes the longest idle ones, half of the idle ones at most; returns their number."""
         idle = [
             (since, number, connection)
-            for number, (connection, its_address) in enumerate(self._open.items())
-            if address in (None, its_address) and connection is not new
+            for number, connection in enumerate(connections)
             if (since := connection.find_idle_start()) is not None
         ]
-        for _, _, connection in heapq.nsmallest(count, idle):
+        chosen = heapq.nsmallest(min(most, (len(idle) + 1) // 2), idle)
+        for _, _, connection in chosen:
             self._abort(connection, "idle")
-        return bool(idle)
+        return len(chosen)
 
     def _abort(self, connection: Connection, reason: str) -> None:
         self.remove(connection)

@@ -96,7 +96,7 @@ async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: 
 
 # Names of uvicorn that `protocol.py` uses or overrides; uvicorn documents none of them.
 PROTOCOL_NAMES = """
-    _start_asgi_task _unset_keepalive_if_required connection_lost connection_made cycle
+    _start_asgi_task _unset_keepalive_if_required client connection_lost connection_made cycle
     data_received flow headers loop on_body on_header on_headers_complete on_message_begin
     on_message_complete on_response_complete parser pause_writing pipeline resume_writing scope
     send_400_response server_state shutdown timeout_keep_alive timeout_keep_alive_handler
