@@ -22,8 +22,12 @@ uvicorn documents none of the names that this uses, which may change with any mi
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import httptools
@@ -78,7 +82,8 @@ class LingeringTransport:
         self._linger_seconds = self._reading_seconds = linger_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
+        self._unread_bytes = 0
+        self._file: int | None = None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
         return getattr(self._transport, name)
@@ -97,12 +102,15 @@ class LingeringTransport:
             self._start_timer()
 
     def close_now(self) -> None:
-        self._transport.close()  # waits until everything is sent
         if self._reading_timer is None and self._transport.get_write_buffer_size():
             self.watch_reading()
+        self._transport.close()  # waits until everything is sent
 
     def watch_reading(self) -> None:
-        self._unsent_bytes = self._transport.get_write_buffer_size()
+        if self._file is None:  # the transport does not name it after the close
+            opened = self._transport.get_extra_info("socket")
+            self._file = -1 if opened is None else opened.fileno()
+        self._unread_bytes = self._count_unread()
         loop = asyncio.get_running_loop()
         self._reading_timer = loop.call_later(self._reading_seconds, self._check_reading)
 
@@ -112,11 +120,19 @@ class LingeringTransport:
             self._reading_timer = None
 
     def _check_reading(self) -> None:
-        expected = min(self._unsent_bytes, _LEAST_BYTES_PER_SECOND * self._reading_seconds)
-        if self._unsent_bytes - self._transport.get_write_buffer_size() >= expected:
+        expected = min(self._unread_bytes, _LEAST_BYTES_PER_SECOND * self._reading_seconds)
+        if self._unread_bytes - self._count_unread() >= expected:
             self.watch_reading()
         else:
             self._transport.abort()
+
+    def _count_unread(self) -> int:
+        # With what the kernel holds: it takes more from us in steps of a megabyte only.
+        count = self._transport.get_write_buffer_size()
+        with suppress(OSError, ValueError):
+            held = fcntl.ioctl(self._file or -1, termios.TIOCOUTQ, bytes(4))
+            count += int.from_bytes(held, sys.byteorder)
+        return count
 
     def end_request(self) -> None:
         self.client_sends = False
