@@ -27,7 +27,12 @@ RAW = Rules(raw_scores=True)
 
 
 def make_scored(
-    scale: float = 2.0, shift: float = -1.0, *, photos: int = 600, seed: int = 0
+    scale: float = 2.0,
+    shift: float = -1.0,
+    *,
+    photos: int = 600,
+    seed: int = 0,
+    blank: float = -9.0,
 ) -> ScoredPhotos:
     """Returns logits whose probability is sigmoid(scale * logit + shift), and targets."""
     stream = np.random.default_rng(seed)
@@ -35,7 +40,8 @@ def make_scored(
     chances = 1 / (1 + np.exp(-(scale * logits + shift)))
     targets = (stream.random(logits.shape) < chances).astype(np.int64)
     paths = (Path("a.png"),) * photos
-    return ScoredPhotos(LabelledPhotos("made/val", NAMES, paths, targets), logits)
+    photos_made = LabelledPhotos("made/val", NAMES, paths, targets)
+    return ScoredPhotos(photos_made, logits, np.full((1, len(NAMES)), blank, np.float32))
 
 
 def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
