@@ -216,6 +216,8 @@ def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
     assert main([*given, "--precision-target", "0.7", "--model-version", "1.1.0"]) == 0
     err = capsys.readouterr().err
     assert "precision 0.7: " in err
+    assert "trained: labels found on blank photos: " in err
+    assert "everyday: labels found on blank photos: " in err
     assert err.splitlines()[-1] == f"wrote {out}"
     written = load_bundle(out)
     assert written.card.version == "1.1.0"
