@@ -152,6 +152,8 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
 def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State]:
     try:
         state = safetensors.torch.load(data)
+    except KeyError as error:  # a type that torch does not have
+        raise CheckpointError(f"{name} has tensors of {error.args[0]}: store float32") from error
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{name} is damaged or not a safetensors file") from error
     # `load` leaves out the metadata. The header is its length, 8 bytes, and then JSON.

@@ -1,5 +1,6 @@
 """Forged pickles: a child process reads each, because some ended or took over the process."""
 
+import json
 import subprocess
 import sys
 from collections import Counter, OrderedDict
@@ -12,6 +13,8 @@ import pytest
 import torch
 from numpy._core.multiarray import scalar
 
+from models.checkpoints.checkpoint import load_checkpoint
+from models.checkpoints.description import CheckpointError
 from models.checkpoints.files import read_file
 from tests.goldens import read_golden
 from tests.models.heads.test_goldens import write_official
@@ -163,6 +166,15 @@ def found(good: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", FORGED)
 def test_forged_state_is_refused(found: dict[str, str], name: str, kind: str) -> None:
     assert found[f"{name}.{kind}.pth"] == "CheckpointError"
+
+
+def test_types_that_torch_lacks_are_refused(good: Path, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "small.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="has tensors of F4: store float32"):
+        load_checkpoint(path)
+    assert load_checkpoint(good)
 
 
 @pytest.mark.parametrize("kind", ["<f4", ">f8", "f8", "i8", "?"])
