@@ -5,7 +5,8 @@
 #   docker build -t ml-decoder-serve:gpu --target gpu .    CUDA 13: the host needs the driver, 580
 #                                                          or later, and the NVIDIA container
 #                                                          toolkit
-FROM python:3.11-slim-bookworm AS base
+# Images are pinned by digest, actions by commit; .github/dependabot.yml proposes newer ones.
+FROM python:3.11.16-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS base
 # Disables ONNX Runtime's telemetry.
 ENV ORT_DISABLE_TELEMETRY=1 \
     PATH=/opt/venv/bin:$PATH \
@@ -64,11 +65,13 @@ RUN pip --python /opt/venv install --no-deps .
 FROM base AS runtime
 RUN groupadd --gid 10001 ml-decoder \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin ml-decoder \
-    && install --directory --owner=ml-decoder --group=ml-decoder /var/lib/ml-decoder
+    && install --directory --owner=ml-decoder --group=root --mode=775 /var/lib/ml-decoder
 WORKDIR /app
-# Whatever the umask of the checkout: not root, but the user above reads them.
+# OpenShift runs images as any user of the group root. Whatever the umask of the checkout: they and
+# the user above read the bundles.
 COPY --chmod=755 bundles/ bundles/
-ENV ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
+ENV HOME=/var/lib/ml-decoder \
+    ML_DECODER_BUNDLE=/app/bundles/ml-decoder-lite0 \
     ML_DECODER_HOST=0.0.0.0 \
     ML_DECODER_LABEL_STORE=/var/lib/ml-decoder/labels.db \
     ML_DECODER_PORT=8000

@@ -86,7 +86,7 @@ bundle: $(DEV)/.installed ## Train and export the default bundle (DATA, OPEN_DAT
 	$(TRAIN_OPEN) --hold-out $(OPEN_DATA) --out $(RUN)/strict
 	$(TRAIN_OPEN) --init $(RUN)/strict/open.safetensors --epochs 4 --lr 1e-3 --warmup 0.15 --out $(RUN)/open
 	$(DEV_BIN)/python -m export --checkpoint $(RUN)/$(WEIGHTS) --photos $(DATA) \
-		--precision fp32,int8 --compact-weights --model-version 1.2.0 --license Apache-2.0 \
+		--precision fp32,int8 --compact-weights --model-version 1.2.1 --license Apache-2.0 \
 		--open-head $(RUN)/open/open.safetensors --label-set export/label_sets/everyday.json \
 		--open-photos $(OPEN_DATA) --open-split train --out $(BUNDLE)
 

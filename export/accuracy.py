@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 import numpy as np
 import onnx
 import torch
 
-from export.graphs.graph import Chain, FloatArray, Graphs
+from export.graphs.graph import (
+    PIXELS_TO_LOGITS,
+    PIXELS_TO_OPEN_LOGITS,
+    Chain,
+    FloatArray,
+    Graphs,
+)
 from export.sources.photos import LabelledPhotos, read_batches
 from models.metrics import mean_average_precision
-from service.bundle.card import Activation, InputContract, Precision
+from service.bundle.card import Activation, InputContract, Precision, fold_name
 from service.bundle.manifest import GraphName
 from service.bundle.reader import Bundle
+from service.engine.heads import LabelVectors
+from service.labels.label_set import make_open_set, make_trained_set
+from service.labels.opening import read_bundle_sets
 from service.pipeline.scoring import compute_scores
 
 _BATCH_SIZE = 8
+_MAX_NAMES = 5  # of labels in a line of the log
+_log = logging.getLogger(__name__)
 
 
 def read_graphs(bundle: Bundle, names: tuple[GraphName, ...], precision: Precision) -> Graphs:
@@ -37,6 +51,38 @@ def predict_logits(
     chain = Chain(graphs, embeddings)
     batches = read_batches(photos.paths, contract, _BATCH_SIZE)
     return np.concatenate([chain.predict(pixels) for pixels in batches])
+
+
+def predict_blank(
+    variants: Iterable[Graphs], contract: InputContract, embeddings: FloatArray | None = None
+) -> FloatArray:
+    """Returns logits float32 [m, N] or [m, L] of blank photos, black to white, by each variant."""
+    size = (1, contract.height, contract.width, 3)
+    pixels = [np.full(size, grey, np.uint8) for grey in (*range(0, 256, 32), 255)]
+    chains = [Chain(graphs, embeddings) for graphs in variants]
+    return np.concatenate([chain.predict(each) for chain in chains for each in pixels])
+
+
+def check_blank(bundle: Bundle) -> None:
+    """Logs the labels that are found on blank photos with any precision: none, as it should be."""
+    head, opened, sets = bundle.card.trained_head, bundle.card.open_head, []
+    if head is not None:
+        sets.append(make_trained_set(bundle.labels, head))
+    if opened is not None:
+        trained = {fold_name(label.name) for label in bundle.labels}
+        for each in read_bundle_sets(bundle):
+            vectors = LabelVectors(each.embeddings)
+            sets.append(make_open_set(each, vectors, opened, trained, version="", origin="bundle"))
+    for labels in sets:
+        embeddings = labels.queries
+        names = PIXELS_TO_LOGITS if embeddings is None else PIXELS_TO_OPEN_LOGITS
+        variants = [read_graphs(bundle, names, precision) for precision in bundle.precisions()]
+        logits = predict_blank(variants, bundle.card.input, embeddings)
+        scores = compute_scores(logits, labels.activation, labels.calibration)
+        found = np.flatnonzero((scores >= labels.thresholds).any(axis=0))
+        some = ", ".join(labels.names[place] for place in found[:_MAX_NAMES]) or "none"
+        level = logging.WARNING if len(found) else logging.INFO
+        _log.log(level, "%s: labels found on blank photos: %d (%s)", labels.name, len(found), some)
 
 
 def measure_map(logits: FloatArray, photos: LabelledPhotos, activation: Activation) -> float:

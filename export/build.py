@@ -12,7 +12,7 @@ from onnx import helper
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import measure_map, predict_logits
+from export.accuracy import check_blank, measure_map, predict_blank, predict_logits
 from export.calibration.heads import Rules, ScoredPhotos, calibrate_trained
 from export.calibration.open_labels import add_open_labels
 from export.int8.search import variation_to_noise
@@ -109,10 +109,11 @@ def build_bundle(request: ExportRequest, left_out: set[Path] | None = None) -> B
         draft = _measure(draft, variants, source, splits, request.rules)
     if opened is not None:
         draft = add_open_labels(
-            draft, opened, variants.served, splits, request.rules, compact=compact
+            draft, opened, variants.measured, splits, request.rules, compact=compact
         )
 
     bundle = write_bundle(request.out, draft)
+    check_blank(bundle)
     _log.info("wrote %s", request.out)
     return bundle
 
@@ -185,7 +186,8 @@ def _measure(
     """Adds the labels' calibrations and thresholds, and each variant's accuracy."""
     activation, contract = source.config.activation, source.contract
     # Calibrates with the graphs that a CPU runs by default: quantisation moves scores a little.
-    scored = ScoredPhotos(splits.val, predict_logits(variants.served, splits.val, contract))
+    logits = predict_logits(variants.served, splits.val, contract)
+    scored = ScoredPhotos(splits.val, logits, predict_blank(variants.measured, contract))
     head = draft.card.trained_head
     assert head is not None  # photos were refused otherwise
     head, labels = calibrate_trained(head, draft.labels, scored, rules)

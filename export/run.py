@@ -8,10 +8,11 @@ from pathlib import Path
 from export.build import ExportRequest, build_bundle
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import Rules
-from export.sources.open import OpenRequest
-from export.triton.repository import check_new_bundle, write_repository
+from export.sources.open import OpenRequest, read_label_set
+from export.triton.repository import check_places, write_repository
 from models.checkpoints.description import read_hints
 from service.bundle.reader import Bundle, load_bundle
+from service.labels.opening import read_bundle_sets
 
 
 def run_export(given: argparse.Namespace, left_out: set[Path]) -> None:
@@ -29,7 +30,12 @@ def _find_bundle(given: argparse.Namespace, left_out: set[Path]) -> Bundle:
     if given.out is None:
         return load_bundle(given.bundle)
     if given.triton is not None:
-        check_new_bundle(given.triton, given.out)
+        sets = (
+            [read_label_set(path).name for path in given.label_set]
+            if given.bundle is None
+            else [each.name for each in read_bundle_sets(load_bundle(given.bundle))]
+        )
+        check_places(given.triton, given.out, given.out.name, sets)
     if given.bundle is None:
         return build_bundle(_to_request(given), left_out)
     request = RecalibrationRequest(

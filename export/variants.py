@@ -56,6 +56,12 @@ class Variants:
         """The graphs that a CPU runs by default; some exist in fp32 only."""
         return {**self.graphs["fp32"], **self.graphs[self.defaults.get("cpu", "fp32")]}
 
+    @property
+    def measured(self) -> list[Graphs]:
+        """`served`, then those of each precision."""
+        exact = self.graphs["fp32"]
+        return [self.served, *({**exact, **graphs} for graphs in self.graphs.values())]
+
 
 def make_variants(
     source: Source, splits: Splits | None, precisions: Collection[Precision], compact: bool

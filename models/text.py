@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -66,6 +65,15 @@ class TextEncoder:
         ids = torch.tensor([encoding.ids for encoding in encodings])
         return ids, torch.tensor([encoding.attention_mask for encoding in encodings])
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Raises TextEncoderError for a text that would be truncated: the service refuses it."""
+        rules = Tokenizer.from_str(self.tokenizer.decode())
+        limit = min(MAX_TOKENS, (rules.truncation or {}).get("max_length", MAX_TOKENS))
+        rules.enable_truncation(limit)
+        for text, encoding in zip(texts, rules.encode_batch(list(texts)), strict=True):
+            if encoding.overflowing:
+                raise TextEncoderError(f"{text!r} has more than {limit} tokens: shorten it")
+
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Embeds texts to float [L, E] of length 1."""
@@ -95,11 +103,11 @@ def read_text_encoder(folder: Path | None = None, name: str | None = None) -> Te
         state = load_file(weights)
         tokenizer = (folder / "tokenizer.json").read_bytes()
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-    except (OSError, ValueError, SafetensorError) as error:
+        # Plain arithmetic can be traced, a fused kernel cannot.
+        config._attn_implementation = "eager"
+        bert = BertModel(config, add_pooling_layer=False)
+    except Exception as error:  # the libraries raise many types
         raise TextEncoderError(f"{folder} has no BERT encoder with its tokenizer") from error
-    # Plain arithmetic can be traced, a fused kernel cannot.
-    config._attn_implementation = "eager"
-    bert = BertModel(config, add_pooling_layer=False)
     try:
         bert.load_state_dict({k: v for k, v in state.items() if not k.startswith(_UNUSED)})
     except RuntimeError as error:

@@ -4,10 +4,11 @@
     |-- RequestError        the request, before its photos are read
     |   |-- FieldError      MissingField, UnknownField, RepeatedField
     |   `-- UrlError        UrlInputOff, UrlNotUsable, OriginTimeout
-    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels
+    |-- ImageError          InvalidImage (EmptyImage), UnsupportedImage, TooManyPixels,
+    |                       PhotoSuspected
     |-- QuestionError       UnknownLabel, ConflictingLabels, UnknownLabelSet, NoMaps
     |-- LabelSetError       a label set cannot be registered, read or changed as asked
-    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull
+    |-- StoreError          StoreUnavailable (StoreIncompatible), StoreFull, StoreReadOnly
     |-- BusyError           QueueFull, DeadlineExceeded
     |-- UnavailableError    NotReady, Draining
     |-- InferenceFailed     OutOfMemory
@@ -106,6 +107,28 @@ class Forbidden(RequestError):
     detail = "Changing label sets takes an administration key."
 
 
+class HostNotAllowed(RequestError):
+    status, code = 403, "host_not_allowed"
+    title = "Browsers may not use the service under this host name"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"If {quote(host)} is right, add it to ML_DECODER_ALLOWED_HOSTS, or set keys; IP "
+            "addresses and localhost need neither."
+        )
+
+
+class CrossSite(RequestError):
+    status, code = 403, "cross_site"
+    title = "A page of another site may not send this request"
+
+    def __init__(self, origin: str, host: str) -> None:
+        super().__init__(
+            f"The page is from {quote(origin)}, the service is at {quote(host)}: add the origin to "
+            "ML_DECODER_CORS_ORIGINS, or let your proxy pass on the header Host."
+        )
+
+
 class RateLimited(RequestError):
     status, code, title = 429, "rate_limited", "Too many requests"
     detail = "Try again after the seconds in Retry-After."
@@ -167,7 +190,7 @@ class UnknownField(FieldError):
     status, code, title = 422, "unknown_field", "A field is unknown"
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"Field {quote(name)} is {_describe_unknown(name, known)}.")
+        super().__init__(f"Field {quote(name)} is {describe_unknown(name, known)}.")
 
 
 class RepeatedField(FieldError):
@@ -256,7 +279,7 @@ def explain_error(error: Any, model: type[BaseModel] | None) -> str:  # noqa: AN
     for part in path:
         if isinstance(part, str):  # else an index of a list
             (model,) = _find_models(model.model_fields[part].annotation)
-    return f"This name is {_describe_unknown(name, tuple(model.model_fields))}"
+    return f"This name is {describe_unknown(name, tuple(model.model_fields))}"
 
 
 def _find_models(annotation: object) -> list[type[BaseModel]]:
@@ -265,8 +288,10 @@ def _find_models(annotation: object) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in _find_models(part)]
 
 
-def _describe_unknown(name: str, known: Sequence[str]) -> str:
-    return f"unknown{_suggest(name, known)} Known names: {', '.join(known)}"
+def describe_unknown(name: str, known: Sequence[str]) -> str:
+    """Returns the end of a sentence about a name that a route does not take."""
+    listed = f" Known names: {', '.join(known)}" if known else " It takes none"
+    return f"unknown{_suggest(name, known)}{listed}"
 
 
 class InvalidTensors(RequestError):
@@ -307,27 +332,41 @@ class EmptyImage(InvalidImage):
 class UnsupportedImage(ImageError):
     status, code, title = 415, "unsupported_image", "The image type is not supported"
 
-    def __init__(self, message: str, supported: Sequence[str]) -> None:
-        super().__init__(message)
+    def __init__(self, kind: str, supported: Sequence[str]) -> None:
         more = "" if "HEIF" in supported else "; HEIC and AVIF need the extra heif"
-        self.detail = f"Supported types: {', '.join(supported)}{more}."
+        types = f"Supported types: {', '.join(supported)}{more}."
+        self.detail = f"The file's type is {kind}: save the image in another format. {types}"
+        super().__init__(self.detail)
 
 
 class TooManyPixels(ImageError):
     status, code, title = 413, "too_many_pixels", "The image has too many pixels"
 
     def __init__(
-        self, limit: int, pixels: int | None = None, *, file_bytes: int | None = None
+        self,
+        limit: int,
+        pixels: int | None = None,
+        *,
+        where: str = "(width x height)",
+        file_bytes: int | None = None,
     ) -> None:
-        """`pixels` are the image's, if known; the limit may be that of a file of `file_bytes`."""
-        super().__init__(f"over {limit} pixels")
+        """`pixels` are the image's, if they are over it; the limit may be that of `file_bytes`."""
+        super().__init__(f"over {limit} pixels {where}")
         self.pixels = pixels
-        self.detail = f"At most {limit} pixels (width x height) are read."
+        self.detail = f"At most {limit} pixels {where} are read."
         if file_bytes is not None:
             self.detail = (
-                f"Of a file of {file_bytes} bytes at most {limit} pixels (width x height) are read:"
-                " send a blank image smaller, or as JPEG."
+                f"Of a file of {file_bytes} bytes at most {limit} pixels {where} are read: send a "
+                "blank image smaller, or as JPEG."
             )
+
+
+class PhotoSuspected(ImageError):
+    """A worker process ended while it had the photo in work; 429, which proxies do not repeat."""
+
+    status, code, title = 429, "photo_suspected", "A process ended while it had this photo in work"
+    detail = "The photo is refused for some seconds, so that it cannot end other processes."
+    retry_after_seconds = 10
 
 
 class QuestionError(ServiceError):
@@ -461,8 +500,8 @@ class TooManyLabelSets(LabelSetError):
 
     def __init__(self, *, sets: int, labels: int) -> None:
         super().__init__(
-            f"At most {sets} sets with {labels} labels: delete some, or raise the service's "
-            "max_label_sets or max_labels."
+            f"At most {sets} sets with {labels} labels, those of other bundles too: delete some, "
+            "or raise the service's max_label_sets or max_labels."
         )
 
 
@@ -493,12 +532,26 @@ class StoreFull(StoreError):
     status, code, title = 507, "store_full", "The label store has no space left"
 
 
+class StoreReadOnly(StoreError):
+    """There is no label store, or it is read-only; the message is one line, with its address."""
+
+    status, code, title = 409, "store_read_only", "The label store cannot be written"
+    detail = "Its operator must set label_store to a place that the service can write."
+
+
 class BusyError(ServiceError):
     """The service is healthy but overloaded."""
 
 
 class QueueFull(BusyError):
     status, code, title = 429, "queue_full", "The service is busy"
+    retry_after_seconds: float | None = 1
+
+
+class TooManyConnections(BusyError):
+    """The process has its limit of connections, and none is idle."""
+
+    status, code, title = 429, "too_many_connections", "The service has too many connections"
     retry_after_seconds: float | None = 1
 
 

@@ -18,7 +18,7 @@ from service.errors import StartError, find_close
 MIB = 1024 * 1024
 # Variables with our prefix that the client, Compose and nginx read.
 _OTHER_VARIABLES = re.compile(
-    r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|PUBLISH|SERVERS)"
+    r"ML_DECODER_(API_KEY|LABEL_SERVERS|LISTEN|MEMORY|PUBLISH|SERVERS)"
     # Kubernetes sets these for a Service named ml-decoder.
     r"|ML_DECODER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)"
 )
@@ -31,9 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files."""
+    """Expands a leading `~` or `~user`, as shells do except after `--flag=` and in env files.
+
+    Raises `StartError` for `~` without HOME and without an entry of the user in /etc/passwd.
+    """
     # `Path.expanduser` fails on an unknown user; this leaves the name as it is.
-    return Path(os.path.expanduser(path))
+    expanded = Path(os.path.expanduser(path))
+    if expanded.parts[:1] == ("~",):
+        raise StartError(f"this user has no home folder for {path}: set HOME, or give a full path")
+    return expanded
 
 
 def find_default_bundle() -> Path:
@@ -104,8 +110,9 @@ class Settings(BaseSettings):
     """Folder of label sets to load at the start, one .json or .npz file each (default none)."""
 
     default_label_set: str | None = None
-    """Label sets of requests that name none, separated by commas. A missing set only logs a
-    warning, because it may be registered later (default trained and the bundle's sets; for /v2
+    """Label sets of requests that name none, separated by commas; those of users come before the
+    trained labels and the bundle's sets. A missing set only logs a warning, because it may be
+    registered later (default trained and the bundle's sets; for /v2
     trained alone, or the first set if the model has no trained labels)."""
 
     label_poll_seconds: float = Field(default=0.5, ge=0.01, le=60.0)
@@ -181,6 +188,11 @@ class Settings(BaseSettings):
     """Origins of other sites whose pages may send requests, separated by commas, or * = all
     (default none)."""
 
+    allowed_hosts: str | None = None
+    """Host names under which browsers may use the service without a key, such as tags.example.org
+    or *.example.org, separated by commas, or * = all. IP addresses and localhost need no entry
+    (default none)."""
+
     url_input: bool = False
     """Whether `/predict` accepts the URL of an image, true or false: https on the public internet
     only (default false)."""
@@ -195,11 +207,19 @@ class Settings(BaseSettings):
     """Seconds that a client has to send the headers of a request (default 10)."""
 
     body_timeout_seconds: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
-    """Seconds that a client has to send the body of a request, and seconds after which a client
-    that reads nothing of its answer is disconnected (default 30)."""
+    """Seconds that a client has to send the body of a request, and over which its reading of
+    answers is measured: below 16 KiB a second it is disconnected (default 30)."""
 
     keep_alive_seconds: float = Field(default=75.0, ge=0.0, allow_inf_nan=False)
     """Seconds that an idle connection stays open (default 75)."""
+
+    max_connections: int = Field(default=0, ge=0)
+    """Most open connections of a process; above, the longest idle ones are closed. 0 = 10000, or
+    three quarters of the files that the process may open if that is less (default 0)."""
+
+    max_connections_per_address: int | None = Field(default=None, ge=1)
+    """Most open connections of one address to a process. Not for use behind a proxy, whose address
+    all connections have (default none)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines: debug, info, warning, error (default info)."""

@@ -16,6 +16,14 @@ class NameAndVersion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetInAnswer(NameAndVersion):
+    """A label set that answers."""
+
+    num_hidden: int = 0  # labels of a registered set that a set named before it answers
+    hidden: list[str] | None = None  # the first of them
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageSize:
     """Size in pixels after the EXIF orientation was applied."""
 
@@ -52,7 +60,7 @@ class Answer:
 
     model: NameAndVersion
     label_set: NameAndVersion
-    label_sets: list[NameAndVersion]
+    label_sets: list[SetInAnswer]
     image: ImageSize
     labels: list[ScoredLabel]
     timings: Timings

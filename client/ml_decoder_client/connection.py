@@ -65,9 +65,17 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._retries = retries
         self._connections = connections
+        address = _read_url(url)
+        # As `auth` and not in the URL, which errors and httpx's log show.
+        auth = (address.username, address.password) if address.userinfo else None
+        headers = {}
+        if api_key is not None:
+            # A proxy's user and password take the header Authorization.
+            headers = {"X-API-Key": api_key} if auth else {"Authorization": f"Bearer {api_key}"}
         self._options: dict[str, Any] = {
-            "base_url": _read_url(url),
-            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            "base_url": address.copy_with(userinfo=b""),
+            "auth": auth,
+            "headers": headers,
         }
         self._tls = httpx.create_ssl_context()
         self._open()
@@ -161,7 +169,10 @@ def _read_url(url: str) -> httpx.URL:
     # Sockets take port 65,616 for 80.
     has_port = address.port is None or 0 < address.port <= _MAX_PORT
     if not (address.scheme in ("http", "https") and address.host and has_port) or address.query:
-        raise ValueError(f"invalid url {url!r}: use one like http://localhost:8000")
+        shown = url.rpartition("@")[2].partition("?")[
+            0
+        ]  # no password, which messages must not show
+        raise ValueError(f"invalid url {shown!r}: use one like http://localhost:8000")
     return address
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from export import ExportError
-from export.accuracy import predict_logits, read_graphs
+from export.accuracy import check_blank, predict_blank, predict_logits, read_graphs
 from export.calibration.heads import (
     Rules,
     ScoredPhotos,
@@ -81,21 +81,24 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         split = request.open_split
         unseen = read_unseen(request.open_photos, split, names, card.input, left_out)
 
-    precision, rules = bundle.default_precision("cpu"), request.rules
+    rules = request.rules
+    precisions = (bundle.default_precision("cpu"), *bundle.precisions())
     trained, opened = card.trained_head, card.open_head
     sets = bundle.read_label_sets()
     if val is not None and trained is not None:
-        graphs = read_graphs(bundle, PIXELS_TO_LOGITS, precision)
-        scored = ScoredPhotos(val, predict_logits(graphs, val, card.input))
+        variants = [read_graphs(bundle, PIXELS_TO_LOGITS, each) for each in precisions]
+        logits = predict_logits(variants[0], val, card.input)
+        scored = ScoredPhotos(val, logits, predict_blank(variants, card.input))
         trained, labels = calibrate_trained(trained, labels, scored, rules)
     if opened is not None and text_encoder is not None:
-        graphs, embed = read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, precision), text_encoder.encode
+        variants = [read_graphs(bundle, PIXELS_TO_OPEN_LOGITS, each) for each in precisions]
+        embed = text_encoder.encode
         if unseen is not None:
-            scored = score_names(unseen, graphs, opened, card.input, embed)
+            scored = score_names(unseen, variants, opened, card.input, embed)
             opened = calibrate_open(opened, scored, rules)
         by_name = None
         if val is not None:
-            by_name = score_names(val, graphs, opened, card.input, embed)
+            by_name = score_names(val, variants, opened, card.input, embed)
             opened = calibrate_trained_names(opened, by_name)
         folded = frozenset(map(fold_name, names))
         change = _Change(card.open_head or opened, opened, folded, by_name, rules, embed)
@@ -111,6 +114,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         label_sets=sets,
     )
     written = write_bundle(request.out, draft)
+    check_blank(written)
     _log.info("wrote %s", request.out)
     return written
 

@@ -34,6 +34,10 @@ from service.pipeline.scoring import compute_scores
 
 Scores = NDArray[np.float64]
 
+# Other greys and devices score a little higher than those that are measured.
+_BLANK_MARGIN = 0.015
+_MAX_LOSS = 0.1  # of F1, for a label not to be found on blank photos
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +55,7 @@ class ScoredPhotos:
 
     photos: LabelledPhotos
     logits: FloatArray
+    blank: FloatArray  # logits [m, L] of `accuracy.predict_blank`
 
 
 def calibrate_trained(
@@ -66,9 +71,12 @@ def calibrate_trained(
     if head.activation == "sigmoid" and not rules.raw_scores:
         fit = fit_calibration(scored.logits, targets)
         _log_fit("trained labels", fit, scored.photos)
-    scores = compute_scores(scored.logits, head.activation, None if fit is None else fit.stack())
+    pair = None if fit is None else fit.stack()
+    scores, blank = (
+        compute_scores(logits, head.activation, pair) for logits in (scored.logits, scored.blank)
+    )
     names = [label.name for label in labels]
-    points = _find_points(names, scores, targets, rules)
+    points = _find_points(names, scores, blank, targets, rules)
     found = None if rules.precision_target is None else _find_shared(scores, targets, rules)
     threshold = FALLBACK_THRESHOLD if found is None else found
     chosen = [points[name].threshold if name in points else threshold for name in names]
@@ -129,8 +137,9 @@ def find_open_thresholds(
     scored: ScoredPhotos, calibration: Calibration | None, rules: Rules
 ) -> dict[str, float]:
     """Returns the thresholds of names, as open labels with this calibration."""
-    scores = score_open(scored.logits, calibration)
-    points = _find_points(scored.photos.label_names, scores, scored.photos.targets, rules)
+    scores, blank = (score_open(logits, calibration) for logits in (scored.logits, scored.blank))
+    names, targets = scored.photos.label_names, scored.photos.targets
+    points = _find_points(names, scores, blank, targets, rules)
     return {name: point.threshold for name, point in points.items()}
 
 
@@ -143,7 +152,7 @@ def score_open(logits: FloatArray, calibration: Calibration | None) -> Scores:
 
 
 def _find_points(
-    names: Sequence[str], scores: Scores, targets: NDArray[np.int64], rules: Rules
+    names: Sequence[str], scores: Scores, blank: Scores, targets: NDArray[np.int64], rules: Rules
 ) -> dict[str, OperatingPoint]:
     found = find_thresholds(names, scores, targets, rules.precision_target)
     points = {name: point for name, point in found.items() if point is not None}
@@ -153,7 +162,27 @@ def _find_points(
             *(rules.precision_target, len(points), len(names)),
             np.mean([point.recall for point in points.values()]) if points else 0.0,
         )
+    floors = blank.max(axis=0, initial=0.0)
+    for name, floor, own, truths in zip(names, floors, scores.T, targets.T, strict=True):
+        if name in points:
+            points[name] = _clear_blank(name, points[name], float(floor), own, truths)
     return points
+
+
+def _clear_blank(
+    name: str, point: OperatingPoint, floor: float, scores: Scores, targets: NDArray[np.int64]
+) -> OperatingPoint:
+    """Raises a threshold above the label's highest score on blank photos, if that costs little."""
+    raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
+    if point.threshold >= raised:
+        return point
+    shown, predicted = int(targets.sum()), int((scores >= raised).sum())
+    hits = int(targets[scores >= raised].sum())
+    before = 2 * point.recall * shown / (point.recall * shown / (point.precision or 1) + shown)
+    if before - 2 * hits / (predicted + shown) > _MAX_LOSS:
+        return point
+    _log.info("%s: threshold %.2f not %.2f, above blank photos", name, raised, point.threshold)
+    return OperatingPoint(raised, hits / max(predicted, 1), hits / shown)
 
 
 def _find_shared(scores: Scores, targets: NDArray[np.int64], rules: Rules) -> float | None:

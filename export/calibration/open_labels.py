@@ -6,11 +6,12 @@ They are computed with the served graphs and text embeddings: 8 bits move scores
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from export.accuracy import predict_logits
+from export.accuracy import predict_blank, predict_logits
 from export.calibration.heads import (
     Rules,
     ScoredPhotos,
@@ -35,13 +36,13 @@ _log = logging.getLogger(__name__)
 def add_open_labels(  # noqa: PLR0913 - the last is a keyword
     draft: BundleDraft,
     opened: OpenSource,
-    graphs: Graphs,
+    variants: Sequence[Graphs],
     splits: Splits | None,
     rules: Rules,
     *,
     compact: bool = False,
 ) -> BundleDraft:
-    """Adds all of these to a draft; `graphs` are those that a CPU runs by default.
+    """Adds all of these to a draft; the first of `variants` is what a CPU runs by default.
 
     `compact` stores float32 weights of the text encoder in 16 bits.
     """
@@ -51,10 +52,10 @@ def add_open_labels(  # noqa: PLR0913 - the last is a keyword
     head, contract = draft.card.open_head or describe_head(opened.head.config), draft.card.input
     trained = None
     if opened.unseen is not None:
-        scored = score_names(opened.unseen, graphs, head, contract, embed)
+        scored = score_names(opened.unseen, variants, head, contract, embed)
         head = calibrate_open(head, scored, rules)
     if splits is not None and (opened.label_sets or head.calibration):
-        trained = score_names(splits.val, graphs, head, contract, embed)
+        trained = score_names(splits.val, variants, head, contract, embed)
         head = calibrate_trained_names(head, trained)
     sets = [
         embed_label_set(
@@ -73,20 +74,21 @@ def add_open_labels(  # noqa: PLR0913 - the last is a keyword
     )
     if splits is None or not isinstance(opened.head, ZeroShotMLDecoder):
         return draft
-    return add_screen(draft, opened.head, graphs, splits, embed, compact=compact)
+    return add_screen(draft, opened.head, variants[0], splits, embed, compact=compact)
 
 
 def score_names(
     photos: LabelledPhotos,
-    graphs: Graphs,
+    variants: Sequence[Graphs],
     head: OpenHead,
     contract: InputContract,
     embed: EmbedTexts,
 ) -> ScoredPhotos:
-    """Runs the open head on photos and the names of their labels."""
+    """Runs the open head on the names of photos' labels, and on photos by the first variant."""
     template = head.embedding_space.template
     embeddings = embed([write_prompt(template, name) for name in photos.label_names])
-    return ScoredPhotos(photos, predict_logits(graphs, photos, contract, embeddings))
+    logits = predict_logits(variants[0], photos, contract, embeddings)
+    return ScoredPhotos(photos, logits, predict_blank(variants, contract, embeddings))
 
 
 def calibrate_label_set(

@@ -51,7 +51,8 @@ class TextEmbedder:
         self._session = open_session(graph)
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
-        """Embeds texts to float32 [L, E] of length 1."""
+        """Embeds texts to float32 [L, E] of length 1; TextEncoderError for one that is too long."""
+        self._encoder.check(texts)
         rows = [self._embed_one(text) for text in texts]
         return np.concatenate([np.zeros((0, self._encoder.width), np.float32), *rows])
 

@@ -74,7 +74,7 @@ def read_open_source(request: OpenRequest, source: Source, left_out: set[Path]) 
     """
     head, text, trained = _read_head(request, source)
     space = describe_head(head.config).embedding_space
-    sets = tuple(_read_label_set(path, space) for path in request.label_sets)
+    sets = tuple(read_label_set(path, space) for path in request.label_sets)
     twice = [name for name, count in Counter(s.name for s in sets).items() if count > 1]
     if twice:
         raise ExportError(f"label set {twice[0]} is repeated")
@@ -122,10 +122,13 @@ def read_unseen(
     return found
 
 
-def _read_label_set(path: Path, space: EmbeddingSpace) -> LabelSetRecord:
+def read_label_set(path: Path, space: EmbeddingSpace | None = None) -> LabelSetRecord:
+    """Reads a ready label set; raises ExportError if it is invalid or does not fit a space."""
     try:
         record = LabelSetRecord.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
-        check_fit(define_label_set(record), space, encodes_text=True)
+        definition = define_label_set(record)
+        if space is not None:
+            check_fit(definition, space, encodes_text=True)
     except OSError as error:
         raise ExportError(f"label set {path} cannot be read") from error
     except ValidationError as error:

@@ -12,9 +12,9 @@ its head: Triton cannot register labels at runtime.
 from __future__ import annotations
 
 import asyncio
-import glob
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -41,6 +41,7 @@ from service.labels.opening import read_bundle_sets
 
 CONFIG_FILE = "config.pbtxt"
 LABELS_FILE = "labels.txt"
+_STEP = re.compile(r'\bmodel_name\s*:\s*"([^"]+)"')  # of an ensemble's configuration
 _ACTIVATIONS: dict[Activation, str] = {"sigmoid": "Sigmoid", "softmax": "Softmax"}
 _log = logging.getLogger(__name__)
 
@@ -59,10 +60,12 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     A head without a variant of this precision is written in fp32.
 
     Raises:
-        ExportError: there is no label to score, a label set cannot be encoded, or a model's folder
-            exists and is not a Triton model; nothing was removed.
+        ExportError: there is no label to score, a label set cannot be encoded, or names collide
+            (`check_places`); nothing was removed.
         BundleError: the bundle has no such variant.
     """
+    sets = [each.name for each in read_bundle_sets(bundle)]
+    check_places(folder, bundle.path, bundle.card.name, sets)
     encoder = onnx.load_from_string(bundle.read_graph("encoder", precision))
     heads = [*_take_trained_head(bundle, precision), *_take_label_sets(bundle, precision)]
     if not heads:
@@ -73,7 +76,6 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder))
     try:
         _write_models(staging, bundle, encoder, heads)
-        _check_places(folder, [model.name for model in staging.iterdir()], bundle.path)
         for model in sorted(staging.iterdir()):
             shutil.rmtree(folder / model.name, ignore_errors=True)
             os.replace(model, folder / model.name)
@@ -82,27 +84,40 @@ def write_repository(folder: Path, bundle: Bundle, precision: Precision = "fp32"
     _log.info("wrote %d Triton models to %s", len(heads) + 2, folder)
 
 
-def check_new_bundle(folder: Path, bundle: Path) -> None:
-    """Checks before an export that the paths of a bundle and its models do not collide.
+def check_places(folder: Path, bundle: Path, name: str, label_sets: Iterable[str]) -> None:
+    """Compares the names of a bundle's models with what is in a repository; reads no bundle.
 
-    The names of the label sets are not read yet: every folder that may be a set's model is checked.
-
-    Raises:
-        ExportError: they collide, or a model's folder exists and is not a Triton model.
+    Raises ExportError with all that collide: the bundle's own folder, a folder that is not a Triton
+    model, and models of other bundles.
     """
-    name = bundle.name
-    sets = sorted(path.name for path in folder.glob(f"{glob.escape(name)}_set_*"))
-    _check_places(folder, (name, f"{name}_encoder", f"{name}_trained", *sets), bundle)
-
-
-def _check_places(folder: Path, models: Iterable[str], bundle: Path) -> None:
+    models = [name, *(f"{name}_{part}" for part in ("encoder", "trained"))]
+    models += [f"{name}_set_{each}" for each in label_sets]
+    owners = _find_owners(folder, name)
+    problems = []
     for place in (folder / model for model in models):
         if bundle.resolve().is_relative_to(place.resolve()):
-            raise ExportError(
+            problems.append(
                 f"the bundle {bundle} is in the folder of the Triton model {place.name}"
             )
-        if os.path.lexists(place) and not (place / CONFIG_FILE).is_file():
-            raise ExportError(f"{place} exists and is not a Triton model")
+        elif os.path.lexists(place) and not (place / CONFIG_FILE).is_file():
+            problems.append(f"{place} exists and is not a Triton model")
+        elif place.name in owners:
+            problems.append(
+                f"{place} is a model of {owners[place.name]}: rename one of the bundles"
+            )
+    if problems:
+        raise ExportError("; ".join(problems))
+
+
+def _find_owners(folder: Path, name: str) -> dict[str, str]:
+    """Returns the ensemble of each model of ensembles with other names, these included."""
+    owners: dict[str, str] = {}
+    for config in folder.glob(f"*/{CONFIG_FILE}"):
+        ensemble, text = config.parent.name, config.read_text(errors="replace")
+        steps = _STEP.findall(text)
+        if steps and ensemble != name:
+            owners |= dict.fromkeys([ensemble, *steps], ensemble)
+    return owners
 
 
 def _write_models(

@@ -59,6 +59,15 @@ def load_checkpoint(path: Path | str, **hints: Any) -> nn.Module:  # noqa: ANN40
 def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) -> Checkpoint:
     """Reads a checkpoint file, as `load_checkpoint` does, with its labels and notes."""
     file = path if isinstance(path, CheckpointFile) else read_file(path)
+    try:
+        return _read_network(file, hints)
+    except CheckpointError:
+        raise
+    except Exception as error:  # of torch and timm, for odd shapes, types and widths
+        raise CheckpointError(f"{file.name} has no network that can be built: {error}") from error
+
+
+def _read_network(file: CheckpointFile, hints: Hints) -> Checkpoint:
     own = _CONFIG_KEY in file.metadata
     weights = _read_own(file) if own else read_foreign(file.content, hints, file.description)
     state, config = weights.state, None
@@ -66,10 +75,7 @@ def read_checkpoint(path: Path | str | CheckpointFile, hints: Hints = NO_HINTS) 
         network: nn.Module = build_head(weights.config)
     else:
         config = hints.complete(file.name, weights.config)
-        try:
-            network = Network(config)
-        except ValueError as error:  # unknown backbone, odd widths
-            raise CheckpointError(f"{file.name}: {error}") from error
+        network = Network(config)
         state = state if own else add_counters(state, network.state_dict())
     fill(network, state)
     if weights.example is not None:
@@ -100,9 +106,10 @@ def write_checkpoint(
     """
     metadata = {
         _CONFIG_KEY: network.config.model_dump_json(),
-        _LABELS_KEY: json.dumps(label_names),
         _NOTES_KEY: json.dumps(dict(notes)),
     }
+    if label_names:
+        metadata[_LABELS_KEY] = json.dumps(label_names)
     write_file(path, network, metadata)
 
 
@@ -124,7 +131,7 @@ def fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def _read_own(file: CheckpointFile) -> Weights:
     try:
         config = NetworkConfig.model_validate_json(file.metadata[_CONFIG_KEY])
-        label_names = tuple(json.loads(file.metadata[_LABELS_KEY])) or None
+        label_names = tuple(json.loads(file.metadata.get(_LABELS_KEY, "[]"))) or None
         notes = json.loads(file.metadata.get(_NOTES_KEY, "{}"))
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file.name} has a damaged network configuration") from error

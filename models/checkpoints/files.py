@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,8 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from huggingface_hub.utils import logging
-from numpy._core.multiarray import scalar as np_scalar
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from models.checkpoints.description import CheckpointError, Description, State, read_names
 from models.checkpoints.formats import HUB, check_checkpoint, is_on_hub, is_safetensors
@@ -28,14 +28,38 @@ from models.checkpoints.formats import HUB, check_checkpoint, is_on_hub, is_safe
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _CONFIG = "config.json"
 
+_MAX_DEPTH = 3  # of dictionaries: the file's, one of its wrappings, `module` in that
+_NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
+
+
+class _NumberType:
+    """Stands for numpy's `dtype`, which reads and writes memory as the state in a file says."""
+
+    def __init__(self, code: str, align: object = False, copy: object = True) -> None:
+        if not _NUMBER.fullmatch(code) or align or not copy:
+            raise pickle.UnpicklingError("the file has a number that is not supported")
+        self.code = code
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        if (state[0], *state[2:]) != (3, None, None, None, -1, -1, 0):
+            raise pickle.UnpicklingError("the file has a number that is not supported")
+        self.code = _NumberType(f"{state[1]}{self.code[-2:]}").code
+
+
+def _read_number(kind: _NumberType, data: bytes) -> bool | float:
+    """Stands for numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
+    if type(kind) is not _NumberType:
+        raise pickle.UnpicklingError("the file has a number that is not supported")
+    number: bool | float = np.frombuffer(data, kind.code).reshape(1)[0].item()
+    return number
+
+
 # Plain data that other projects store beside their tensors: the best mAP as a numpy number
 # (Query2Label), the command line's arguments (timm). Building these runs no code of the file.
 _PLAIN_DATA: list[Any] = [
     argparse.Namespace,
-    np.dtype,
-    np.dtypes.Float32DType,
-    np.dtypes.Float64DType,
-    *((np_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    (_NumberType, "numpy.dtype"),
+    *((_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
 ]
 
 
@@ -64,7 +88,11 @@ def read_file(checkpoint: Path | str) -> CheckpointFile:
         _parse_safetensors(path.name, data) if of_safetensors else ({}, _unpickle(path.name, data))
     )
     return CheckpointFile(
-        path.name, hashlib.sha256(data).hexdigest(), content, metadata, description
+        path.name,
+        hashlib.sha256(data).hexdigest(),
+        _take_plain(path.name, content, len(data)),
+        metadata,
+        description,
     )
 
 
@@ -95,7 +123,7 @@ def _read_description(checkpoint: Path | str) -> Description:
         found = json.loads(path.read_text(encoding="utf-8"))
         name, preparation = found.get("architecture"), dict(found.get("pretrained_cfg") or {})
         kind = found.get("model_type")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint} has a {_CONFIG} that is damaged") from error
     if kind in ("clip", "siglip"):
         raise CheckpointError(
@@ -124,6 +152,8 @@ def fetch(checkpoint: Path | str, name: str) -> Path | None:
 def _parse_safetensors(name: str, data: bytes) -> tuple[Mapping[str, str], State]:
     try:
         state = safetensors.torch.load(data)
+    except KeyError as error:  # a type that torch does not have
+        raise CheckpointError(f"{name} has tensors of {error.args[0]}: store float32") from error
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{name} is damaged or not a safetensors file") from error
     # `load` leaves out the metadata. The header is its length, 8 bytes, and then JSON.
@@ -143,3 +173,19 @@ def _unpickle(name: str, data: bytes) -> object:
     except Exception as error:  # torch raises many types for damaged bytes
         raise CheckpointError(f"{name} is damaged or not a torch checkpoint") from error
     return content
+
+
+def _take_plain(name: str, value: Any, size: int, depth: int = _MAX_DEPTH) -> Any:  # noqa: ANN401
+    """Checks tensors, and copies dictionaries without the attributes that a pickle may set."""
+    if isinstance(value, dict) and depth:
+        items = dict.items(value)
+        return {key: _take_plain(name, each, size, depth - 1) for key, each in items}
+    if isinstance(value, Tensor):
+        dense = value.layout is torch.strided and not value.is_quantized
+        # A few bytes can be a view of any size, which the network would allocate.
+        if not dense or max((value.nbytes, *value.shape)) > size or value.device.type != "cpu":
+            raise CheckpointError(
+                f"{name} has a tensor that is sparse, quantised or larger than the file: store "
+                "dense tensors, with torch.save(model.state_dict(), FILE)"
+            )
+    return value

@@ -156,7 +156,7 @@ def _read_state(checkpoint: Path | str, name: str, files: tuple[str, ...]) -> tu
 
 def _read_preparation(folder: Path, size: int) -> InputConfig:
     """Reads an image processor; raises ValueError if its photos are not size x size pixels."""
-    processor: Any = AutoImageProcessor.from_pretrained(folder)
+    processor: Any = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
     resized, edge = processor.size, processor.size.shortest_edge
     crop = edge is not None and processor.do_center_crop
     target = processor.crop_size if crop else resized
@@ -208,6 +208,7 @@ def _read_texts(checkpoint: Path | str, name: str, stored: _Stored) -> TextEncod
     rules.post_processor = TemplateProcessing(
         single=" $A ".join(frame).strip(), special_tokens=specials
     )
+    rules.enable_truncation(module.max_tokens)  # the service refuses longer texts
     return TextEncoder(
         name,
         width,
@@ -237,5 +238,5 @@ def _read_json(checkpoint: Path | str, name: str) -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint} has a {name} that is damaged") from error

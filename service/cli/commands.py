@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 some photo failed, 2 cannot start, 3 broke while it ran.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -82,6 +83,8 @@ def show_help(
 
 def main() -> None:
     """Runs the command line; an expected error is one line on stderr."""
+    # If a decoder ends the process, stderr has the signal and the thread's stack.
+    faulthandler.enable(2, all_threads=False)
     accept_all_file_names()
     try:
         # Standalone, typer would draw a box around errors.

@@ -18,6 +18,8 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.labels.question import Question
 
+# They have a flag for a file too: other users of the machine can read arguments.
+_SECRETS = ("predict_keys", "admin_keys")
 _Texts = list[str] | None
 _QUESTION_FLAGS: dict[str, Any] = {
     "top_k": Annotated[str | None, typer.Option(metavar="INT", help="Most labels per photo.")],
@@ -54,10 +56,12 @@ def add_flags(
         elif parameter.name != "settings":
             parameters.append(parameter)
     parameters += [_make_parameter(name, _make_setting_flag(name)) for name in chosen]
+    files = [f"{name}_file" for name in _SECRETS if name in chosen]
+    parameters += [_make_parameter(name, _make_file_flag(name)) for name in files]
 
     @functools.wraps(command)
     def with_flags(**values: object) -> None:
-        given = {name: values.pop(name) for name in chosen}
+        given = {name: values.pop(name) for name in (*chosen, *files)}
         if "question" in command.__annotations__:
             asked = {name: values.pop(name) for name in _QUESTION_FLAGS}
             values["question"] = _make_question(asked)
@@ -118,6 +122,12 @@ def _read_settings(given: dict[str, Any]) -> Settings:
     empty = [name for name, text in given.items() if text == ""]
     if empty:  # an unset variable of a shell; an empty host would mean every interface
         raise StartError(f"{name_flag(empty[0])} is empty")
+    for name in _SECRETS:
+        path = given.pop(f"{name}_file", None)
+        if path is not None and given[name] is not None:
+            raise StartError(f"{name_flag(name)} and its file: give one of them")
+        if path is not None:
+            given[name] = f"@{path}"
     try:
         return Settings(**{name: text for name, text in given.items() if text is not None})
     except ValidationError as error:
@@ -142,6 +152,12 @@ def _make_setting_flag(name: str) -> Any:  # noqa: ANN401 - a type
         show_default=False,
         rich_help_panel="Settings",
     )
+    return Annotated[str | None, option]
+
+
+def _make_file_flag(name: str) -> Any:  # noqa: ANN401 - a type
+    about = f"File of {name_flag(name.removesuffix('_file'))}, one key a line."
+    option = typer.Option(name_flag(name), help=about, metavar="FILE", rich_help_panel="Settings")
     return Annotated[str | None, option]
 
 

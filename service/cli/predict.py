@@ -60,6 +60,8 @@ async def predict_photos(
         # Closed in any case: if Python exits while a model runs, it ends with SIGABRT.
         async with run_pipeline(settings) as pipeline:
             selection = await pipeline.select(question)
+            if selection.hidden:
+                sys.stderr.write(f"{selection.describe_hidden()}\n")
             if output is Format.CSV:
                 write_csv_head()  # only after the start, which may fail
             async with aclosing(label_photos(pipeline, selection, photos)) as labelled:

@@ -6,6 +6,7 @@ With several workers this process imports the server, forks them and supervises 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -30,12 +31,21 @@ if TYPE_CHECKING:
 
 _MEMORY_FOLDER = "/dev/shm"
 
+logger = logging.getLogger(__name__)
+
 
 def serve_model(
     settings: Settings, open_graphs: Callable[[Settings], Graphs] = open_graphs
 ) -> None:
     """Serves until SIGTERM or Ctrl+C; raises ServiceBroken if it cannot go on."""
     configure_logs(settings.log_level, settings.log_format)
+    for flag, keys in (("predict", settings.predict_keys), ("admin", settings.admin_keys)):
+        text = "@" if keys is None else keys.get_secret_value()
+        if not text.startswith("@") and any(text in argument for argument in sys.argv):
+            logger.warning(
+                "--%s-keys: other users of this machine can read arguments: use --%s-keys-file",
+                *(flag, flag),
+            )
     workers = _count_workers(settings)
     if workers == 1:
         _serve(settings, open_graphs)

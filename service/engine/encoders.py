@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from service.bundle.reader import Bundle
 from service.engine.heads import LABELS_PER_RUN, Embeddings, LabelVectors
 from service.engine.sessions import SessionConfig, check_tensors, list_keys, open_session
-from service.errors import BundleError
+from service.errors import BundleError, InvalidLabelSet, quote
 
 MAX_TOKENS = 128
-"""Longer texts are cut: label texts are short, and the encoder's cost grows with the longest."""
+"""Label texts are short, and an encoder's cost grows with the longest; CLIP reads fewer."""
 
 
 class TextEncoder:
@@ -27,8 +27,18 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._width = width
 
+    def check(self, texts: Sequence[str]) -> None:
+        """Raises `InvalidLabelSet` for a text that has more tokens than the encoder reads."""
+        for text, encoding in zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True):
+            if rest := encoding.overflowing:
+                count = len(encoding.ids) + sum(part.special_tokens_mask.count(0) for part in rest)
+                raise InvalidLabelSet(
+                    f"The text encoder reads {len(encoding.ids)} tokens (words or parts of words), "
+                    f"but the text {quote(text)} has {count}: shorten it"
+                )
+
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Returns the embeddings [L, E] of L texts, each of length 1.
+        """Returns the embeddings [L, E] of L texts, each of length 1; cuts those that are too long.
 
         Each text is one run: int8 takes its scale from the largest value of a run, so texts in one
         run would change each other's embeddings.
@@ -108,7 +118,8 @@ def _open_tokenizer(bundle: Bundle) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the package raises `Exception` itself for a damaged file
         raise BundleError("tokenizer.json is not a usable tokenizer") from error
-    tokenizer.enable_truncation(MAX_TOKENS)
+    own = tokenizer.truncation or {}  # the export writes what a tower reads
+    tokenizer.enable_truncation(min(MAX_TOKENS, own.get("max_length", MAX_TOKENS)))
     tokenizer.no_padding()
     return tokenizer
 

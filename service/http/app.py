@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import StartError
 from service.http.host import PipelineHost
@@ -21,7 +21,7 @@ from service.http.responses.openapi import DocumentedApp
 from service.http.responses.problems import add_problem_handlers, answer_error
 from service.http.routes import calibrate, labels, page, predict, status
 from service.http.routes.direct import DirectRouter
-from service.http.security.browsers import SecurityHeaders, read_origins
+from service.http.security.browsers import SecurityHeaders, Sites, read_origins
 from service.http.security.keys import KeyRing
 from service.http.security.proxies import TrustedProxies
 from service.http.security.rates import RateLimiter
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "ml-decoder-serve"
 
+# Of one address. A key has at least 16 characters, so this slows clients rather than guesses.
+_WRONG_KEYS = "60/minute"
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
 _DESCRIPTION = """Multi-label tags for photos, by ML-Decoder.
 
@@ -65,6 +67,24 @@ class ProxiedApp(DocumentedApp):
         await self._proxies(scope, receive, send)
 
 
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as GET; the server leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope.get("method") != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # for the metrics
+
+
 def create_app(
     host: PipelineHost | None = None, tracer_provider: TracerProvider | None = None
 ) -> FastAPI:
@@ -81,7 +101,9 @@ def create_app(
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         version=_find_version(),
-        docs_url=None,  # `routes/page.py` has one that loads nothing from other hosts
+        # `routes/page.py` has both: they are limited, and load nothing from other hosts.
+        openapi_url=None,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         lifespan=live,
@@ -89,6 +111,7 @@ def create_app(
     )
     app.state.host = host
     add_problem_handlers(app)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(DirectRouter, host=host, routes=predict.ROUTES)
     _add_guards(app, host.settings)
     if traces is not None:
@@ -138,6 +161,8 @@ def _add_metrics(app: FastAPI, host: PipelineHost) -> None:
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
     app.state.keys = KeyRing(settings)
+    app.state.wrong_keys = RateLimiter(_WRONG_KEYS)
+    app.state.sites = Sites(settings)
     app.state.budget = open_budget(settings)
     app.state.fetcher = _open_fetcher(settings)
     app.state.rates = None if settings.rate_limit is None else RateLimiter(settings.rate_limit)

@@ -34,7 +34,8 @@ class PipelineHost:
         self.observers: list[Observer] = []
         self.opened: Pipeline | None = None  # while it loads
         self.draining = False
-        self.waits_for_others = False  # until all workers of a start are ready
+        # As a worker: whether all workers of the start are ready.
+        self.others_ready: Callable[[], bool] = lambda: True
         self._open_pipeline = open_pipeline
         self._loading: Pipeline | None = None
 
@@ -56,12 +57,8 @@ class PipelineHost:
         """Raises `UnavailableError` if requests are not answered now."""
         if self.pipeline.state != "ready":
             raise NotReady(f"the pipeline is {self.pipeline.state}")
-        if self.waits_for_others:
+        if not self.others_ready():
             raise NotReady("other workers are loading")
-
-    def note_others_ready(self) -> None:
-        """Ends `waits_for_others`."""
-        self.waits_for_others = False
 
     def check_alive(self) -> None:
         """Sets `failure` if the pipeline can never answer again."""

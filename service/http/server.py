@@ -17,17 +17,21 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from service.http.app import create_app
 from service.http.host import OpenPipeline, PipelineHost
 from service.http.routes import predict
 from service.http.security.proxies import read_root_path
-from service.http.telemetry.metrics import bind_own_port, serve_own_port
+from service.http.telemetry.metrics import bind_own_port, make_own_app
+from service.http.transport.connections import Connections
 from service.http.transport.ports import bracket, explain_port, open_dual_stack, share_port
-from service.http.transport.protocol import make_protocol
+from service.http.transport.protocol import LimitedProtocol, Refuse, make_protocol
 from service.http.transport.shedding import Shedder
 from service.http.transport.workers import Worker
 from service.pipeline.pipeline import Pipeline
@@ -54,13 +58,15 @@ class WorkerSeat:
 class Server(uvicorn.Server):
     """uvicorn that stops if the pipeline fails, and drains it before it closes.
 
-    As a `worker` it reports to its supervisor, which stops it.
+    As a `worker` it reports to its supervisor, which stops it. `own_ports` are sockets that listen
+    for other apps, which have no lifespan.
     """
 
     def __init__(
         self, config: uvicorn.Config, host: PipelineHost, worker: Worker | None = None
     ) -> None:
         super().__init__(config)
+        self.own_ports: list[tuple[socket.socket, uvicorn.Config]] = []
         self._host = host
         self._worker = worker
         self._stops = 0
@@ -96,18 +102,23 @@ class Server(uvicorn.Server):
         if self._worker is None:
             listeners = (listener for server in self.servers for listener in server.sockets)
             log_listening(self._host.settings, listeners)
+        for listener, config in self.own_ports:
+            protocol = partial(
+                cast("type[LimitedProtocol]", config.http), config, self.server_state, {}
+            )
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(protocol, sock=listener))
 
     async def _prepare(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
 
         def receive() -> None:
-            if not worker.receive(self._stop, self._host.note_others_ready):
+            if not worker.receive(self._stop):
                 loop.remove_reader(worker.link.fileno())
 
         loop.add_reader(worker.link.fileno(), receive)
-        if worker.listens_at_once:
-            self._host.waits_for_others = True
-        else:
+        self._host.others_ready = worker.are_all_ready
+        if not worker.listens_at_once:
             await self._host.open()
             if self._host.failure is not None:
                 raise self._host.failure
@@ -152,12 +163,15 @@ class Server(uvicorn.Server):
 
 
 def log_listening(settings: Settings, listeners: Iterable[socket.socket]) -> None:
-    """Logs the addresses, and a warning if strangers may use them."""
+    """Logs the addresses, and a warning if any client may use them."""
     for listener in listeners:
         address, port = listener.getsockname()[:2]
         logger.info("listening", extra={"address": address, "port": port, "state": "loading"})
-    if _is_open_to_all(settings):
-        logger.warning("no keys are set: any client may predict and change label sets")
+    if settings.predict_keys is None and not _is_local(settings.host):
+        if settings.admin_keys is None:
+            logger.warning("no keys are set: any client may predict and change label sets")
+        else:
+            logger.warning("no predict_keys are set: any client may predict")
 
 
 def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
@@ -165,13 +179,11 @@ def log_serving(settings: Settings, listeners: Sequence[socket.socket]) -> None:
     logger.info("serving", extra={"url": format_url(settings, listeners[0].getsockname()[1])})
 
 
-def _is_open_to_all(settings: Settings) -> bool:
-    if settings.predict_keys is not None or settings.admin_keys is not None:
-        return False
+def _is_local(host: str) -> bool:
     try:
-        return not ipaddress.ip_address(settings.host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return settings.host != "localhost"
+        return host == "localhost"
 
 
 def format_url(settings: Settings, port: int) -> str:
@@ -203,35 +215,41 @@ def run_server(
 
     def open_and_freeze(settings: Settings) -> Pipeline:
         pipeline = open_pipeline(settings)
+        if seat is not None:
+            pipeline.note = partial(seat.worker.suspects.note, seat.worker.number)
         _freeze_memory()
         return pipeline
 
     host = PipelineHost(settings, open_and_freeze)
     app = create_app(host)
-    shedder = Shedder(host, app.state.metrics, (route.path for route in predict.ROUTES))
-    # With traces, refused requests have spans too, so the app refuses them.
-    refuse = shedder.refuse if settings.traces == "off" else None
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=make_protocol(settings, refuse),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # `security/proxies.py` reads them
-        workers=1,  # else uvicorn reads WEB_CONCURRENCY
-        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
-    )
+    # With traces, requests that a full queue refuses have spans too, so the app refuses them.
+    shed = predict.ROUTES if settings.traces == "off" else ()
+    shedder = Shedder(host, app.state.metrics, (route.path for route in shed))
+    connections = Connections(settings)
+
+    def configure(app: ASGIApp, refuse: Refuse | None) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=make_protocol(settings, refuse, connections),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # `security/proxies.py` reads them
+            workers=1,  # else uvicorn reads WEB_CONCURRENCY
+            timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+        )
+
     # `startup` raises the error of a port with a better message.
     logging.getLogger("uvicorn.error").addFilter(lambda log: not isinstance(log.msg, OSError))
     set_thread_scheduling()
+    server = Server(configure(app, shedder.refuse), host, None if seat is None else seat.worker)
     metrics_port = bind_own_port(settings) if seat is None else seat.metrics_port
-    with serve_own_port(metrics_port, app.state.metrics):
-        if seat is None:
-            Server(config, host).run(open_dual_stack(settings))
-        else:
-            Server(config, host, seat.worker).run(share_port(seat.ports))
+    if metrics_port is not None:
+        own_app = make_own_app(app.state.metrics)
+        server.own_ports.append((metrics_port, configure(own_app, None)))
+    server.run(open_dual_stack(settings) if seat is None else share_port(seat.ports))
     if host.failure is not None:
         raise host.failure

@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import math
 import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from service.bundle.card import InputContract
 from service.errors import (
@@ -21,12 +22,14 @@ from service.errors import (
     ImageError,
     InvalidImage,
     OutOfMemory,
+    ServiceError,
     TooManyPixels,
     UnsupportedImage,
 )
-from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
+from service.images.formats import FORMATS, find_container, find_unsupported_format
+from service.images.heif import count_pixels, find_sizes, hide_exif
 from service.images.jpeg import UPRIGHT, Jpeg, parse_jpeg, read_orientation, shrink_jpeg
-from service.images.png import parse_png
+from service.images.png import make_transparent, parse_png
 from service.images.scans import looks_cut, trim_jpeg
 
 PixelArray = NDArray[np.uint8]
@@ -46,7 +49,11 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 # has at least this many pixels for each that the resize makes.
 _DRAFT_OVERSAMPLING = 2
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
-_MAX_CROP_ASPECT = 8
+_MAX_ASPECT = 8
+# A JPEG's limit. Pillow's resize takes up to 48 bytes for each column or row.
+_MAX_SIDE = 65_535
+# The pixels of a HEIC or AVIF file that are decoded: a picture and its tiles are 2.2 times one.
+_MAX_TIMES_DECODED = 3
 # Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
 # For a pixel: two RGBA pictures of libwebp, coefficients of a progressive JPEG.
@@ -81,7 +88,8 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     Raises:
         InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
-        TooManyPixels: more than `max_pixels` (width x height), checked before decoding.
+        TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535;
+            checked before decoding.
         OutOfMemory: the machine has too little memory for the pixels.
     """
     if not photo:
@@ -91,50 +99,49 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
             photo = parse_jpeg(photo) or photo
         if isinstance(photo, Jpeg):
             return _decode_jpeg(photo, contract, max_pixels)
+        if unread := find_unsupported_format(photo):
+            raise UnsupportedImage(unread, FORMATS)
         data, exif = parse_png(photo) or (photo, b"")
         return _decode_by_pillow(data, exif, contract, max_pixels)
     except ImageError:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise TooManyPixels(max_pixels) from error
     except Exception as error:
-        if _is_out_of_memory(error, max_pixels):
-            raise OutOfMemory(f"cannot decode: {type(error).__name__}") from error
-        # Pillow raises errors of nearly every type for damaged files.
-        raise InvalidImage(f"cannot decode: {type(error).__name__}") from error
+        raise _explain(error, max_pixels) from error
 
 
-def _is_out_of_memory(error: Exception, max_pixels: int) -> bool:
-    text = str(error).lower()
+def _explain(error: Exception, max_pixels: int) -> ServiceError:
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return TooManyPixels(max_pixels, sys.maxsize)
+    text, message = str(error).lower(), f"cannot decode: {type(error).__name__}"
     if isinstance(error, MemoryError) or ("memory" in text and "limit" not in text):
-        return True
+        return OutOfMemory(message)
     # libjpeg and libwebp report a failed allocation as damage, so try to allocate as much. libwebp
     # fails before the size is known.
     pixels = _WEBP_PIXELS if "decoder object" in text else max_pixels
     try:
         mmap.mmap(-1, pixels * _MAX_DECODER_BYTES).close()
     except OSError:
-        return True
-    return False
+        return OutOfMemory(message)
+    # Pillow raises errors of nearly every type for damaged files.
+    return InvalidImage(message)
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
-    if jpeg.width * jpeg.height > max_pixels:
-        raise TooManyPixels(max_pixels, jpeg.width * jpeg.height)
-    data = jpeg.strip()
-    decoded = _decode_without_pillow(jpeg, data, contract)
-    return decoded or _decode_by_pillow(trim_jpeg(data), jpeg.exif, contract, max_pixels)
+    _check_size((jpeg.width, jpeg.height), max_pixels)
+    if unread := jpeg.find_unread_kind():
+        raise UnsupportedImage(unread, FORMATS)
+    if decoded := _decode_without_pillow(jpeg, contract):
+        return decoded
+    return _decode_by_pillow(trim_jpeg(jpeg.strip()), jpeg.exif, contract, max_pixels)
 
 
-def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> DecodedImage | None:
+def _decode_without_pillow(jpeg: Jpeg, contract: InputContract) -> DecodedImage | None:
     """Decodes a grey or colour JPEG; returns None if Pillow has to."""
     if contract.resize_mode != "squash" or contract.interpolation == "nearest":
         return None
-    if jpeg.components not in (1, 3):
-        return None
     orientation = read_orientation(jpeg.exif)
     wanted = _turn((contract.width, contract.height), orientation)
-    pixels = shrink_jpeg(data, *wanted, contract.interpolation)
+    pixels = shrink_jpeg(jpeg, *wanted, contract.interpolation)
     if pixels is None:
         return None
     if orientation != UPRIGHT:
@@ -145,16 +152,18 @@ def _decode_without_pillow(jpeg: Jpeg, data: bytes, contract: InputContract) -> 
 def _decode_by_pillow(
     data: bytes, exif: bytes, contract: InputContract, max_pixels: int
 ) -> DecodedImage:
-    image, orientation = _open(data, exif, max_pixels)
-    size = _turn(image.size, orientation)
+    file, orientation = _open(data, exif, max_pixels)
+    size = _turn(file.size, orientation)
     squash = contract.resize_mode == "squash"
     frame = (contract.width, contract.height) if squash else _crop_frame(contract)
     width, height = _turn(frame, orientation)
-    image.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
-    image.load()
-    if image.format == "JPEG" and looks_cut(image):
+    file.draft(None, (_DRAFT_OVERSAMPLING * width, _DRAFT_OVERSAMPLING * height))
+    if file.format == "PNG":
+        make_transparent(file, data)
+    file.load()
+    if file.format == "JPEG" and looks_cut(file):
         trim_jpeg(data, is_suspect=True)
-    image = _flatten(image)
+    image = _flatten(file)
     if orientation != UPRIGHT:
         image = image.transpose(_UPRIGHT_TURNS[orientation])
     return DecodedImage(resize_image(image, contract), *size)
@@ -169,6 +178,9 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     """Resizes an upright RGB picture to uint8 [H, W, 3] by the contract's rule."""
     resample = Image.Resampling[contract.interpolation.upper()]
     if contract.resize_mode == "squash":
+        if image.height > _MAX_ASPECT * image.width:
+            # Pillow resizes the width first: 1 x 65535 pixels would become 448 x 65535.
+            image = image.resize((image.width, contract.height), resample)
         resized = image.resize((contract.width, contract.height), resample)
         return np.asarray(resized, np.uint8)
     image = _cut_strip(image)
@@ -180,21 +192,39 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
     return pixels[top : top + contract.height, left : left + contract.width]
 
 
-def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[Image.Image, int]:
+def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
     """Returns the picture, not yet decoded, and its orientation."""
-    unread = find_unsupported_format(data)
-    if unread is not None:
-        raise UnsupportedImage(unread, FORMATS)
     if find_container(data) is not None:
+        for size in find_sizes(data):
+            _check_size(size, max_pixels)
+        pixels = count_pixels(data) / _MAX_TIMES_DECODED
+        if pixels > max_pixels:
+            raise TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)))
         data = hide_exif(data)
-    image: Image.Image = Image.open(_MeteredFile(data), formats=FORMATS)
-    if math.prod(image.size) > max_pixels:
-        raise TooManyPixels(max_pixels, math.prod(image.size))
-    if any(tile.codec_name == "bmp_rle" for tile in image.tile):  # type: ignore[attr-defined]
+    try:
+        image = Image.open(_MeteredFile(data), formats=FORMATS)
+    except OSError as error:
+        # Pillow names so what it does not read of a BMP, such as masks in another order.
+        kind = str(error).removeprefix("Unsupported ")
+        if kind.startswith("BMP "):
+            raise UnsupportedImage(kind, FORMATS) from error
+        raise
+    _check_size(image.size, max_pixels)
+    if image.format == "JPEG":
+        # All at once: Pillow's decoder cannot wait for more of arithmetic codes.
+        image.decodermaxblock = len(data)
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
         # Pillow decodes these in Python, which takes seconds.
         raise UnsupportedImage("run-length encoded BMP", FORMATS)
     # Pillow returns the EXIF block of a WebP in `info`.
     return image, read_orientation(exif or image.info.get("exif") or b"")
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    if max(size) > _MAX_SIDE:
+        raise TooManyPixels(_MAX_SIDE, where="on a side")
+    if math.prod(size) > max_pixels:
+        raise TooManyPixels(max_pixels, math.prod(size))
 
 
 def _flatten(image: Image.Image) -> Image.Image:
@@ -207,16 +237,16 @@ def _flatten(image: Image.Image) -> Image.Image:
         grey[samples == image.info.get("transparency", -1)] = 255
         image = Image.fromarray(grey)
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        canvas = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(canvas, image)
+        if image.mode != "RGBA":  # else it would be copied: 4 bytes a pixel
+            image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _cut_strip(image: Image.Image) -> Image.Image:
     width, height = image.size
-    new_width = min(width, _MAX_CROP_ASPECT * height)
-    new_height = min(height, _MAX_CROP_ASPECT * width)
+    new_width = min(width, _MAX_ASPECT * height)
+    new_height = min(height, _MAX_ASPECT * width)
     if (new_width, new_height) == (width, height):
         return image
     left, top = (width - new_width) // 2, (height - new_height) // 2

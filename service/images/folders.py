@@ -10,13 +10,25 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from itertools import compress
 from pathlib import Path
 
 from service.errors import StartError
-from service.images.formats import describe_kind, is_overlay_name, is_photo_name
+from service.images.formats import (
+    describe_kind,
+    is_overlay_name,
+    is_photo_name,
+    may_be_photo,
+    starts_photo,
+)
+
+START_BYTES = 12
+"""Of a file that may be a photo by its content."""
 
 _KINDS_SHOWN = 5
+_READERS = 16  # an object store takes some 30 ms to read a file
 # Thumbnails of Synology and QNAP, and the copies that macOS puts into ZIP files.
 _THUMBNAIL_FOLDERS = frozenset({"@eaDir", "@__thumb", "__MACOSX"})
 # Pipes that a shell opens already have a writer: `< photo.jpg`, `<(command)`.
@@ -66,18 +78,26 @@ def list_photos(folder: str, exclude: Sequence[str] = ()) -> tuple[list[str], Le
             raise error
         unread.append(os.path.relpath(error.filename, folder))
 
-    photos, left_out = split_photos(_walk(folder, note, exclude), exclude)
+    def read_start(name: str) -> bytes:
+        return read_photo(os.path.join(folder, name), START_BYTES)
+
+    photos, left_out = split_photos(_walk(folder, note, exclude), read_start, exclude)
     return sorted([*photos, *unread]), left_out
 
 
-def split_photos(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[list[str], LeftOut]:
+def split_photos(
+    names: Iterable[str], read_start: Callable[[str], bytes], exclude: Sequence[str] = ()
+) -> tuple[list[str], LeftOut]:
     """Splits relative names of files into sorted photos and counts of others.
 
-    Hidden folders, folders of thumbnails and names that `exclude` matches are left out; a folder
-    counts once. The pictures of `--explain` are neither photos nor counted.
+    If the ending of a file does not decide, its first bytes do: `read_start` returns `START_BYTES`
+    of a file, or raises OSError. It is called in several threads. Hidden folders, folders of
+    thumbnails and names that `exclude` matches are left out; a folder counts once. The pictures of
+    `--explain` are neither photos nor counted.
     """
     photos: list[str] = []
     left_out = LeftOut()
+    undecided: list[str] = []
     folders: set[str] = set()
     for name in names:
         file = os.path.basename(name)
@@ -90,9 +110,26 @@ def split_photos(names: Iterable[str], exclude: Sequence[str] = ()) -> tuple[lis
         elif is_photo_name(file):
             photos.append(name)
         else:
-            left_out[describe_kind(file)] += 1
+            kind = describe_kind(file)
+            left_out[kind] += 1
+            if may_be_photo(kind):
+                undecided.append(name)
+    for name in _find_by_content(undecided, read_start):
+        photos.append(name)
+        left_out[describe_kind(os.path.basename(name))] -= 1
     left_out.update(f"{os.path.basename(name)}/" for name in folders)
-    return sorted(photos), left_out
+    return sorted(photos), +left_out
+
+
+def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -> Iterator[str]:
+    def is_photo(name: str) -> bool:
+        try:
+            return starts_photo(read_start(name))
+        except OSError:
+            return False
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        yield from compress(names, pool.map(is_photo, names))
 
 
 def describe_left_out(left_out: LeftOut) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 
 from PIL import AvifImagePlugin, features
+
+from service.errors import quote
 
 _ALWAYS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _MAGIC = (
@@ -21,22 +22,32 @@ _MAGIC = (
     (b"MM\0*", "TIFF"),
     (b"II+\0", "TIFF"),
     (b"MM\0+", "TIFF"),
+    (b"II\xbc", "JPEG XR"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\1\0", "ICO"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0\4CgBI", "PNG for iOS (CgBI)"),
+    (b"\x8aMNG", "MNG"),
+    (b"\x8bJNG", "JNG"),
+    (b"qoif", "QOI"),
+    (b"\x76\x2f\x31\x01", "OpenEXR"),
 )
 # Brands of the ISO container, bytes 8 to 12. `mif1` and `msf1` may hold either.
 _HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
+_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a")
+_WITHOUT_ENDING = "without ending"
+_NEEDS_EXTRA = "needs the extra heif"
 _ENDINGS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".insp"),
+    "PNG": (".png", ".apng"),
     "WEBP": (".webp",),
     "GIF": (".gif",),
     "BMP": (".bmp",),
-    "HEIF": (".heic", ".heif"),
+    "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
 # Anything else is not an ending, as in `2024.05 at the sea`.
@@ -85,9 +96,26 @@ def describe_kind(name: str) -> str:
     if name.startswith("."):
         return "hidden"
     if not _SHORT_ENDING.fullmatch(ending):
-        return "without ending"
+        return _WITHOUT_ENDING
     known = any(ending in endings for endings in _ENDINGS.values())
-    return f"{ending}: needs the extra heif" if known else ending
+    return f"{ending}: {_NEEDS_EXTRA}" if known else ending
+
+
+def may_be_photo(kind: str) -> bool:
+    """Returns whether a file may be a photo by its content; `kind` is from `describe_kind`.
+
+    Some apps write JPEG into files that end in `.heic`.
+    """
+    return kind.endswith((_WITHOUT_ENDING, _NEEDS_EXTRA))
+
+
+def starts_photo(start: bytes) -> bool:
+    """Returns whether a file is decoded, by its first 12 bytes; BMP's 2 bytes do not count."""
+    return (
+        start.startswith(_STARTS)
+        or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+        or find_container(start) in FORMATS
+    )
 
 
 def make_overlay_name(photo: str, rank: int, label: str) -> str:
@@ -104,6 +132,8 @@ def find_unsupported_format(data: bytes) -> str | None:
     container = find_container(data)
     if container is not None and container not in FORMATS:
         return container
+    if container is None and data[4:8] == b"ftyp":  # a film, or a picture with another codec
+        return f"ISO media {quote(data[8:12].decode('latin-1'))}"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith((b"<svg", b"<?xml", b"<!--", b"<!DOCTYPE svg")) and b"<svg" in text:
         return "SVG"
@@ -117,22 +147,3 @@ def find_container(data: bytes) -> str | None:
     if data[8:12] in _AVIF_BRANDS:
         return "AVIF"
     return "HEIF" if data[8:12] in _HEIC_BRANDS else None
-
-
-def hide_exif(data: bytes) -> bytes:
-    """Renames the EXIF items of a HEIC or AVIF file, so that no reader parses them.
-
-    A property of the picture turns it upright; EXIF's orientation must be ignored
-    (ISO/IEC 23008-12, 6.5.10).
-    """
-    position = 0
-    while len(data) >= position + 8:
-        size, kind = struct.unpack_from(">I4s", data, position)
-        if kind == b"meta":
-            end = position + size if size >= 8 else len(data)
-            items = data[position:end].replace(b"Exif", b"none")
-            return data[:position] + items + data[end:]
-        if size < 8:  # to the end of the file, or longer than 4 GiB
-            break
-        position += size
-    return data

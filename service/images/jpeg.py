@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from service.bundle.card import Interpolation
 from service.errors import InvalidImage
 from service.images.scans import (
+    ARITHMETIC,
     BASELINE,
-    FRAMES,
     MAX_SEGMENTS,
+    PROGRESSIVE,
     START_OF_SCAN,
     check_scans,
     trim_jpeg,
@@ -43,6 +44,18 @@ _INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _EXIF_HEADER = b"Exif\0\0"
 
+# The frames that simplejpeg may decode. It allocates the scaled size, and libjpeg-turbo does not
+# scale a lossless JPEG: it would write past the end of the buffer.
+_SCALED = BASELINE | {PROGRESSIVE}
+# Frames that no decoder reads or scales. All begin with bits, height, width and components.
+_UNREAD = {
+    **dict.fromkeys((0xC3, 0xCB), "lossless JPEG"),
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF, 0xDE), "hierarchical JPEG"),
+    0xF7: "JPEG-LS",
+}
+_FRAMES = _SCALED | ARITHMETIC | _UNREAD.keys()
+_DEFINE_LINES = b"\xff\xdc\0\4"  # a segment after the first scan that has the height
+
 START_OF_IMAGE = b"\xff\xd8"
 _APP1 = 0xE1
 _FILL = 0xFF  # may precede any marker
@@ -63,15 +76,29 @@ _MAX_DOUBLED = 2.5
 
 
 class Jpeg(NamedTuple):
-    """A JPEG file and its header; a damaged header has width, height and components 0."""
+    """A JPEG file and its header; a header that is not understood has 0 in all numbers."""
 
     data: bytes
+    frame: int  # the marker of its first frame
+    bits: int  # of a sample
     width: int  # stored, before EXIF's orientation
     height: int
     components: int  # 1 grey, 3 colour, 4 print (CMYK, YCCK)
     is_quick: bool  # decodes within about 10 ms: baseline, at most 2 Mi pixels and 2 MiB
     exif: bytes  # the first block, or empty
     kept: tuple[slice, ...]  # the parts of `data` that are not metadata
+
+    def find_unread_kind(self) -> str | None:
+        """Returns the name of a kind of JPEG that is not decoded, else None."""
+        if self.frame in _UNREAD:
+            return _UNREAD[self.frame]
+        if self.bits not in (0, 8):
+            return f"JPEG of {self.bits} bits a sample"
+        if self.components not in (0, 1, 3, 4):
+            return f"JPEG of {self.components} components"
+        if self.frame and not self.height and _DEFINE_LINES in self.data:
+            return "JPEG with its height after the picture (DNL)"
+        return None
 
     def strip(self) -> bytes:
         """Returns the file without metadata: a hostile block makes Pillow parse gigabytes of tags.
@@ -98,21 +125,21 @@ def parse_jpeg(data: bytes) -> Jpeg | None:
                 exif = data[start + 4 : end]
             continue
         kept.append(slice(start, end))
-        if marker in FRAMES:
+        if marker in _FRAMES:
             frame = frame or data[start:end]  # decoders refuse a second one
         elif marker == START_OF_SCAN:
             scan = data[start:end]
     kept.append(slice(end, None))
     if not scan or len(frame) < 10:
-        return Jpeg(data, 0, 0, 0, False, exif, tuple(kept))
-    height, width, components = struct.unpack_from(">HHB", frame, 5)
+        return Jpeg(data, 0, 0, 0, 0, 0, False, exif, tuple(kept))
+    bits, height, width, components = struct.unpack_from(">BHHB", frame, 4)
     is_quick = (
         len(data) <= _MAX_QUICK_BYTES
         and height * width <= _MAX_QUICK_PIXELS
         and frame[1] in BASELINE
         and frame[9:10] == scan[4:5]  # the first scan has all components: it is the only one
     )
-    return Jpeg(data, width, height, components, is_quick, exif, tuple(kept))
+    return Jpeg(data, frame[1], bits, width, height, components, is_quick, exif, tuple(kept))
 
 
 def _walk_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -158,7 +185,7 @@ def read_orientation(exif: bytes) -> int:
 
 
 def shrink_jpeg(
-    data: bytes, width: int, height: int, interpolation: Interpolation
+    photo: Jpeg, width: int, height: int, interpolation: Interpolation
 ) -> NDArray[np.uint8] | None:
     """Decodes a JPEG to uint8 [height, width, 3], RGB, with any interpolation but `nearest`.
 
@@ -167,8 +194,11 @@ def shrink_jpeg(
     Raises:
         InvalidImage: the picture ends early.
     """
-    if not AVAILABLE:
+    if not AVAILABLE or photo.components not in (1, 3):
         return None
+    if photo.frame not in _SCALED or photo.bits != 8:
+        return None
+    data = photo.strip()
     least_height, least_width = (math.ceil(_OVERSAMPLING * side) for side in (height, width))
     decode = partial(simplejpeg.decode_jpeg, min_height=least_height, min_width=least_width)
     try:
@@ -178,6 +208,9 @@ def shrink_jpeg(
             pixels = decode(trim_jpeg(data, is_suspect=True), "RGB", strict=False)
         except ValueError:
             return None
+    eighths = ((-(-photo.height * n // 8), -(-photo.width * n // 8), 3) for n in range(8, 0, -1))
+    if pixels.shape not in eighths:
+        raise InvalidImage(f"a JPEG of another size: {pixels.shape}")
     if pixels.shape[0] < height or pixels.shape[1] < width:
         return None
     return _resize(pixels, width, height, interpolation)

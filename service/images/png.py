@@ -1,21 +1,31 @@
-"""PNG: keeps the chunks that make the picture; damage in the others does not stop other readers."""
+"""PNG: keeps the chunks that make the picture; damage in the others does not stop other readers.
+
+The transparent colour is read here, because Pillow compares samples after it has scaled them.
+"""
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
+
+from PIL import Image, ImageChops, ImageFile
 
 from service.errors import InvalidImage
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Without the chunks of an animation, readers show its still picture.
 _PICTURE = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
+# After the pixels, and a second time, readers ignore them.
+_BEFORE_PIXELS = frozenset({b"PLTE", b"tRNS"})
 _EXIF = b"eXIf"
 _MAX_EXIF_BYTES = 64 * 1024  # a JPEG's limit
 _OVERHEAD = 12  # bytes of a chunk's length, name and checksum
 # Real files have far fewer; each costs some Python.
 _MAX_CHUNKS = 10_000
+# Pillow's raw modes of grey: the largest sample, and the factor that scales it to 8 bits.
+_SCALES = {"L;2": (3, 85), "L;4": (15, 17)}
 
 
 def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
@@ -30,7 +40,11 @@ def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
         return None
     kept: list[bytes | memoryview] = [_SIGNATURE]
     exif = b""
+    seen: set[bytes] = set()
     for name, chunk in _walk_chunks(data):
+        if name in _BEFORE_PIXELS and not seen.isdisjoint({name, b"IDAT"}):
+            continue
+        seen.add(name)
         if name in _PICTURE:
             kept.append(chunk)
             if not _has_checksum(chunk):
@@ -38,6 +52,28 @@ def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
         elif name == _EXIF and len(chunk) <= _MAX_EXIF_BYTES and _has_checksum(chunk):
             exif = exif or bytes(chunk[8:-4])
     return b"".join(kept), exif
+
+
+def make_transparent(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Corrects the transparent colour of an opened PNG; 16-bit RGB is decoded, and white there."""
+    raw_mode, key = image.tile[0].args, image.info.get("transparency")
+    if key is None:
+        return
+    if raw_mode in _SCALES:
+        largest, factor = _SCALES[raw_mode]
+        image.info["transparency"] = (key & largest) * factor
+    elif raw_mode == "RGB;16B":
+        # Pillow decodes the high bytes. In the other byte order, it decodes the low ones.
+        low = Image.open(io.BytesIO(data), formats=("PNG",))
+        low.tile = [low.tile[0]._replace(args="RGB;16L")]
+        mask = Image.new("L", image.size, 255)
+        for picture, shift in ((image, 8), (low, 0)):
+            for band, sample in zip(picture.split(), key, strict=True):
+                wanted = sample >> shift & 0xFF
+                same = band.point([255 * (value == wanted) for value in range(256)])
+                mask = ImageChops.darker(mask, same)
+        image.paste("white", mask=mask)
+        del image.info["transparency"]
 
 
 def _walk_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:

@@ -11,17 +11,17 @@ from PIL import Image
 
 from service.errors import InvalidImage
 
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""The markers of starts of frames."""
 BASELINE = frozenset({0xC0, 0xC1})
-"""The sequential ones with Huffman codes; progressive ones take longer."""
+"""Markers of sequential frames with Huffman codes; progressive ones take longer."""
+PROGRESSIVE = 0xC2  # with Huffman codes
+ARITHMETIC = frozenset({0xC9, 0xCA})
+"""Markers of sequential and progressive frames with arithmetic codes."""
 START_OF_SCAN = 0xDA
 # Real files have far fewer. Files with more are made to keep a decoder busy: each scan of a
 # progressive JPEG goes over the whole picture.
 MAX_SEGMENTS = 1000
 _MAX_SCANS = 50
 
-_PROGRESSIVE = 0xC2  # with Huffman codes
 _RESTART_INTERVAL = 0xDD
 _END_OF_IMAGE = 0xD9
 _END = b"\xff\xd9"
@@ -53,7 +53,7 @@ def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:
     """Returns a JPEG up to its last scan, which it checks, and an end marker.
 
     The file is returned as it is if the marker follows the scan or scans are missing, unless it
-    `is_suspect`. Otherwise the check decodes the picture twice.
+    `is_suspect`; and if its codes are arithmetic. Otherwise the check decodes the picture twice.
 
     Raises:
         InvalidImage: the last scan ends early, or scans of a suspect file are missing.
@@ -62,6 +62,8 @@ def trim_jpeg(data: bytes, *, is_suspect: bool = False) -> bytes:
     if not is_suspect and (end is None or data.startswith(_END, end)):
         return data
     if end is None:
+        if any(marker in ARITHMETIC for marker, _, _ in _walk_scans(data)):
+            return data
         raise InvalidImage(detail="The JPEG has too few scans.")
     picture = data[:end].rstrip(b"\xff")  # half of a marker, or of an escaped 0xFF
     if _decode_half(picture + _END) != _decode_half(picture + _MORE_DATA + _END):
@@ -103,8 +105,8 @@ def _find_end(data: bytes) -> int | None:
     scan_end, is_progressive = _SCAN_END, False
     for marker, start, end in _walk_scans(data):
         content = data[start + 4 : end]
-        if marker in BASELINE or marker == _PROGRESSIVE:
-            is_progressive = marker == _PROGRESSIVE
+        if marker in BASELINE or marker == PROGRESSIVE:
+            is_progressive = marker == PROGRESSIVE
             missing = {component: set(range(_COEFFICIENTS)) for component in content[6::3]}
         elif marker == _RESTART_INTERVAL and any(content):
             scan_end = _SCAN_END_WITH_RESTARTS

@@ -12,7 +12,7 @@ from service.errors import (
     LabelSetReadOnly,
     NoOpenHead,
     StartError,
-    StoreUnavailable,
+    StoreReadOnly,
     UnknownLabelSet,
     VersionNotReached,
 )
@@ -52,16 +52,24 @@ class Catalogue:
     ) -> None:
         """Loads nothing before `start`; of fixed sets of the same name, the last one counts.
 
-        Without `default_sets`, a request that names none gets the trained labels and the bundle's
-        sets, in this order; if there are neither, the first fixed set. The store is polled for
-        other processes' writes every `poll_seconds`.
+        Of `default_sets`, those that are not the bundle's come first. Without any, a
+        request that names none gets the trained labels and the bundle's sets, in this order; if
+        there are neither, the first fixed set. The store is polled for other processes' writes
+        every `poll_seconds`.
         """
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = frozenset([*self._fixed, *self._pending])
         # A folder's set of the same name replaces a bundle's set here too.
         shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
-        self._default = default_sets or (*self._fixed, *shipped) or (*self._pending,)[:1]
+        own = {name for name, entry in self._pending.items() if entry.origin == "folder"}
+        of_bundle = {*self._fixed, *shipped} - own
+        self._default = (
+            # Users' sets first: of a label in several, the first set's threshold counts.
+            tuple(sorted(default_sets, key=of_bundle.__contains__))
+            or (*self._fixed, *shipped)
+            or (*self._pending,)[:1]
+        )
         self.encoding = encoding
         self._is_default_given = bool(default_sets)
         self._max_candidates = max_candidates
@@ -205,7 +213,7 @@ class Catalogue:
         if name in self._names or name in RESERVED_NAMES:
             raise LabelSetReadOnly(name)
         if self._stored is None:
-            raise StoreUnavailable("no label store is available: set label_store")
+            raise StoreReadOnly("no label store is available: set label_store")
         return self._stored
 
     async def _encode_fixed(self, entry: FixedSet) -> LabelSet:

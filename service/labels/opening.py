@@ -76,7 +76,7 @@ def _open_store(settings: Settings, bundle: Bundle) -> LabelStore | None:
         if settings.label_store is not None:
             raise
         # The user did not ask for the default place, so predictions go on without it.
-        _log.warning("%s; registrations are refused until label_store is set", error)
+        _log.warning("%s; registrations are refused until ML_DECODER_LABEL_STORE is set", error)
         return None
     limits = Limits(settings.max_label_sets, settings.max_labels, settings.max_labels_per_set)
     return LabelStore(database, head.embedding_space.fingerprint, limits)

@@ -22,6 +22,7 @@ from service.errors import (
     ServiceError,
     StartError,
     StoreError,
+    StoreFull,
     StoreIncompatible,
     StoreUnavailable,
     UnknownLabel,
@@ -249,7 +250,7 @@ class StoredSets:
             )
             try:
                 await self._reencode(name, space)
-            except StoreError:
+            except (StoreUnavailable, StoreFull):
                 raise
             except ServiceError as error:
                 _log.warning(
@@ -271,6 +272,7 @@ class StoredSets:
             _log.warning("label set %s has lost its calibration: calibrate it again", name)
             thresholds = (None,) * len(thresholds)
         definition = self._encoding.check(Definition(name, old.names, old.prompts, thresholds))
+        await self._call(self._store.check, definition, replace=False, if_version=None)
         embeddings = await self._encoding.embed(definition)
         await self._call(self._store.write, definition, embeddings, replace=False)
 

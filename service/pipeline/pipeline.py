@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from service.bundle.card import CPU_DEVICES
 from service.bundle.reader import Bundle
@@ -41,6 +41,7 @@ _MAX_INLINE_LABELS = 2000
 _MAX_INLINE_CHARACTERS = 5000
 
 _MAX_CONCURRENCY = 16
+_NOTHING = nullcontext()
 
 UNIT_PIXELS = 12 * 2**20
 """A photo counts one unit of the rate limit for each started 12 Mi pixels, as most cameras have."""
@@ -73,7 +74,7 @@ class Pipeline:
     """All stages of one model; `start` and all later calls belong to one event loop.
 
     `observers`, set before `start`, get every batch and prediction. `queue` counts photos in side
-    threads too.
+    threads too. `note`, set by a worker process, is entered for each photo in work.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Pipeline:
         self.catalogue = catalogue
         self.settings = settings
         self.observers: list[Observer] = []
+        self.note: Callable[[object], AbstractContextManager[None]] = lambda _photo: _NOTHING
         inference = Inference(engine, bundle.card.input, settings.max_pixels, self.observers)
         self._drain_rate = DrainRate()
         self._side_threads = SideThreads(
@@ -178,7 +180,7 @@ class Pipeline:
         `deadline` is from `make_deadline`; None sets one now. Raises ImageError, BusyError,
         UnavailableError, or InferenceFailed if the photo's batch fails.
         """
-        with self.admit():
+        with self.admit(), self.note(photo):
             deadline = deadline or self.make_deadline()
             earlier: tuple[Stage, ...] = ()
             try:
@@ -201,12 +203,14 @@ class Pipeline:
     async def _decode(self, photo: bytes | Jpeg, deadline: float) -> DecodedImage:
         run, contract = self._side_threads.run, self.bundle.card.input
         data = photo.data if isinstance(photo, Jpeg) else photo
-        limit = min(self.settings.max_pixels, count_pixels(len(data)))
+        limit = min(self.settings.max_pixels, limit_pixels(len(data)))
         try:
             # Most photos are of one unit; of others this reads the header.
             return await run(deadline, decode_image, photo, contract, min(limit, UNIT_PIXELS))
         except TooManyPixels as error:
-            pixels = error.pixels or self.settings.max_pixels + 1
+            if error.pixels is None:  # a side is too long
+                raise
+            pixels = error.pixels
         if pixels > self.settings.max_pixels:
             raise TooManyPixels(self.settings.max_pixels)
         if pixels > limit:
@@ -258,7 +262,7 @@ class Pipeline:
         self._batcher.fail_all()
 
 
-def count_pixels(file_bytes: int) -> int:
+def limit_pixels(file_bytes: int) -> int:
     """Returns the most pixels that are read of a file: blank images may have millions a byte."""
     return _MIN_PIXELS_READ + _MAX_PIXELS_PER_BYTE * file_bytes
 

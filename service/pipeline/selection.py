@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class Selection:
     question: Question
     sets: tuple[LabelSet, ...]
     parts: tuple[Part, ...]  # of the sets with a label that may be in the answer
+    # Labels of registered sets that an earlier set answers, with its threshold, by set.
+    hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -53,6 +55,11 @@ class Selection:
     def heads(self) -> tuple[Head, ...]:
         """The heads that the engine runs, one for each part."""
         return tuple(part.head for part in self.parts)
+
+    def describe_hidden(self) -> str:
+        """Returns one line about `hidden`, if there are some."""
+        counts = ", ".join(f"{len(labels)} of {name}" for name, labels in self.hidden.items())
+        return f"labels answered by a set named before theirs: {counts}"
 
     @property
     def num_labels(self) -> int:
@@ -79,17 +86,22 @@ def select_labels(sets: Sequence[LabelSet], question: Question) -> Selection:
     conflicting = tuple(name for name in dict.fromkeys(include) if name in taken)
     if conflicting:
         raise ConflictingLabels(conflicting)
-    parts = []
+    parts, hidden = [], {}
     for labels in sets:
         positions = labels.positions
         chosen = np.full(len(positions), not include)
         chosen[[positions[name] for name in include if name in positions]] = True
-        chosen[[positions[name] for name in taken & positions.keys()]] = False
+        shared = taken & positions.keys()
+        chosen[[positions[name] for name in shared]] = False
+        if shared and labels.origin == "store":
+            lost = shared.difference(exclude).intersection(include or shared)
+            if lost:
+                hidden[labels.name] = tuple(name for name in labels.names if name in lost)
         taken |= positions.keys()
         if chosen.any():
             some = labels.all_positions if chosen.all() else np.flatnonzero(chosen)
             parts.append(Part(labels, some, _choose_head(labels, some, question)))
-    return Selection(question, tuple(sets), tuple(parts))
+    return Selection(question, tuple(sets), tuple(parts), hidden)
 
 
 def _choose_head(labels: LabelSet, chosen: NDArray[np.intp], question: Question) -> Head:

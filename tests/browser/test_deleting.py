@@ -34,7 +34,7 @@ def expect_deleted(page: Page, name: str) -> None:
 def open_with_zoo(visit: Visit) -> Page:
     page = visit.open()
     find_box(page, "zoo").check()
-    expect(page.locator(".column h3")).to_have_text("trained + everyday + zoo")
+    expect(page.locator(".column h3")).to_have_text("zoo + trained + everyday")
     return page
 
 
@@ -97,7 +97,7 @@ def test_unconfirmed_deletion_deletes_nothing(visit: Visit, button: str | None) 
     expect(page.get_by_role("button", name="Delete zoo")).to_be_focused()
     expect(page.locator("#sets-status")).to_be_empty()
     find_box(page, "zoo").check()
-    expect(page.locator(".column h3")).to_have_text("trained + everyday + zoo")
+    expect(page.locator(".column h3")).to_have_text("zoo + trained + everyday")
     assert "zoo" in list_names(visit)
 
 

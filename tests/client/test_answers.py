@@ -26,6 +26,7 @@ NEWER = {"map", "overlay", "explain"}
     ("ours", "theirs"),
     [
         (answers.NameAndVersion, schemas.NameAndVersion),
+        (answers.SetInAnswer, schemas.SetInAnswer),
         (answers.ImageSize, schemas.ImageSize),
         (answers.ScoredLabel, schemas.ScoredLabelAnswer),
         (answers.Timings, schemas.TimingsAnswer),

@@ -1,19 +1,23 @@
 """Connections and arguments; every test with `kind` runs for both clients."""
 
 import asyncio
+import base64
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+import httpx
 import pytest
 
-from ml_decoder_client import AsyncClient, ServiceUnreachable
+from ml_decoder_client import AsyncClient, ClientError, ServiceUnreachable
 from tests.client.conftest import LABEL_SET, Fake
 from tests.e2e.server_process import ROOT
 from tests.support.photos import make_photo
@@ -193,3 +197,46 @@ def test_requests_carry_the_key_and_keep_the_path_of_the_address(kind: Any, fake
     for _, _, headers in service.requests:
         assert headers["Authorization"] == "Bearer sesame"
     assert service.requests[1][2]["If-Match"] == '"7"'
+
+
+@pytest.mark.parametrize(
+    ("user", "basic"), [("u:p", b"u:p"), ("u", b"u:"), ("a%40b:%2540", b"a@b:%40")]
+)
+def test_user_of_the_address_and_key_are_sent_in_two_headers(
+    kind: Any, fake: Fake, user: str, basic: bytes
+) -> None:
+    service, url = fake
+    for key in ("sesame", None):
+        with kind(url.replace("//", f"//{user}@"), api_key=key) as client:
+            assert client.predict(PHOTO).request_id == "1"
+        headers = service.requests.pop()[2]
+        assert headers["Authorization"] == f"Basic {base64.b64encode(basic).decode()}"
+        assert headers.get("X-API-Key") == key
+
+
+@pytest.mark.parametrize("answer", [(302, {}), (200, {"Content-Encoding": "gzip"}), (200, {})])
+def test_password_of_the_address_is_in_no_error_and_no_log(
+    kind: Any, fake: Fake, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, url = fake
+    service.answers = [answer, (200, {})]
+    caplog.set_level(logging.DEBUG)
+    shown = []
+    for address in (url, "http://127.0.0.1:9"):
+        with kind(address.replace("//", "//u:pass%20word@"), retries=0) as client:
+            with pytest.raises(ClientError) as raised:
+                client.info()
+            shown += [*traceback.format_exception(raised.value), repr(client)]
+            cause = raised.value.__cause__
+            if isinstance(cause, httpx.RequestError):
+                shown.append(str(cause.request.url))
+    for invalid in ("http://u:pass word@localhost:0", "http://u:pass%20word@:8", "u:pass word@h"):
+        with pytest.raises(ValueError, match="use one like http://localhost:8000") as refused:
+            kind(invalid)
+        shown += traceback.format_exception(refused.value)
+    text = "".join([*shown, caplog.text])
+    assert "http://127.0.0.1:9" in text
+    # Lines of this test, which tracebacks quote, have it in quotes.
+    assert not [line for line in text.splitlines() if "pass" in line and '"' not in line]
+    with kind(url) as client:
+        assert client.predict(PHOTO).request_id == "1"

@@ -78,6 +78,7 @@ def test_export_goes_on_without_photos_that_cannot_be_used(
         (["--label-thresholds", "gone", "--photos", "gone"], "does not fit --photos"),
         (["--num-heads", "8"], "has 4 attention heads, not 8"),
         (["--image-size", "32"], "was made for 32 x 48 pixels, not 32"),
+        (["--image-size", "48"], "was made for 32 x 48 pixels, not 48"),
         (["--precision", "int4"], "'int4' is not one of fp32, fp16, int8"),
         (["--label-set", "zoo.json"], "--label-set needs --open-head"),
         (["--text-encoder", "folder"], "--text-encoder needs --open-head"),

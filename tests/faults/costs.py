@@ -27,7 +27,7 @@ from PIL import Image
 from service.http.routes.calibrate import MAX_PHOTOS
 from service.http.routes.predict import MAX_BATCH_IMAGES
 from service.labels.question import MAX_EXPLAINED
-from service.pipeline.pipeline import count_pixels
+from service.pipeline.pipeline import limit_pixels
 from tests.benchmarks.servers import BUNDLE
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve_command
@@ -91,9 +91,9 @@ def make_photos() -> Iterator[tuple[str, bytes]]:
     """Yields names and files of photos that take long for their bytes."""
     bomb = make_dense_webp(_BOMB_SIDE, _BOMB_SIDE)
     yield "WebP of 49 megapixels in 28 bytes", bomb
-    side = math.isqrt(count_pixels(len(bomb)))
+    side = math.isqrt(limit_pixels(len(bomb)))
     yield f"WebP of {side} x {side} pixels", make_dense_webp(side, side)
-    padding = (_BOMB_SIDE**2 - count_pixels(0)) // (count_pixels(1) - count_pixels(0)) + 1
+    padding = (_BOMB_SIDE**2 - limit_pixels(0)) // (limit_pixels(1) - limit_pixels(0)) + 1
     yield "WebP of 49 megapixels, as short as read", bomb + bytes(padding)
     picture = Image.new("RGBA", (_BOMB_SIDE, _BOMB_SIDE))
     yield "PNG of 49 megapixels", encode_picture(picture, "PNG", compress_level=9)

@@ -25,8 +25,10 @@ class FaultyProcess(ServerProcess):
     def release(self) -> None:
         self._hold.touch()
 
-    def open(self) -> None:
-        self._open.touch()
+    def open(self, worker: int | None = None) -> None:
+        """Lets one worker, or all, open the bundle."""
+        suffix = "" if worker is None else f"-{worker}"
+        Path(f"{self._open}{suffix}").touch()
 
     def shut(self) -> None:
         """Blocks the next opening of the bundle until `open`."""

@@ -1,14 +1,16 @@
 """The server, with an engine that fails on photos of some colours; logs `run images=N`.
 
 A `HOLD` photo blocks its run, and logs `run holds`, until the file `FAULTS_HOLD` exists; the bundle
-is not opened until `FAULTS_OPEN` exists. A run hangs after `FAULTS_RUN_SECONDS`.
+is not opened until `FAULTS_OPEN` exists, or for one worker `FAULTS_OPEN-NUMBER`. A run hangs after
+`FAULTS_RUN_SECONDS`.
 """
 
 import logging
 import os
+import signal
 import time
 from functools import partial
-from pathlib import Path
+from multiprocessing import current_process
 from typing import Any
 
 from PIL import Image
@@ -29,13 +31,14 @@ _COLOURS = {
     "HOLD": (0, 255, 0),
     "DIE": (255, 0, 255),
     "LOSE": (255, 255, 0),
+    "CRASH": (0, 255, 255),
 }
 
 _log = logging.getLogger("faults")
 
 
 def make_fault(name: str) -> bytes:
-    """Returns a photo that makes the engine `FAIL`, run out of `MEMORY`, `HOLD`, `DIE` or `LOSE`.
+    """Returns a photo for which the engine fails in one of the ways of `_COLOURS`.
 
     After `LOSE` the engine fails on every batch, as after the loss of a GPU.
     """
@@ -57,6 +60,8 @@ class FaultyEngine(Engine):
         if _COLOURS["HOLD"] in colours:
             _log.warning("run holds")
             wait_for_file("FAULTS_HOLD")
+        if _COLOURS["CRASH"] in colours:
+            signal.raise_signal(signal.SIGSEGV)
         if _COLOURS["DIE"] in colours:
             raise SystemExit  # which nothing but the end of its worker's thread catches
         self.lost = self.lost or _COLOURS["LOSE"] in colours
@@ -66,10 +71,11 @@ class FaultyEngine(Engine):
 
 
 def wait_for_file(variable: str) -> None:
-    """Waits until the file that an environment variable names exists."""
+    """Waits until the file that an environment variable names exists, or this worker's own."""
     path = os.environ.get(variable)
+    own = f"{path}-{current_process().name.removeprefix('worker ')}"
     ends = time.monotonic() + _TIMEOUT_SECONDS
-    while path and not Path(path).exists() and time.monotonic() < ends:
+    while path and not any(map(os.path.exists, (path, own))) and time.monotonic() < ends:
         time.sleep(0.005)
 
 

@@ -92,6 +92,14 @@ def test_pixel_bomb_is_refused_without_memory(server: ServerProcess, client: htt
     assert server.read_memory("VmHWM") - before < 20 * MIB
 
 
+@pytest.mark.parametrize("size", [(100_000, 1), (1, 100_000), (65_536, 4)])
+def test_side_over_the_limit_is_413(client: httpx.Client, size: tuple[int, int]) -> None:
+    problem = assert_problem(
+        send_image(client, encode_picture(Image.new("1", size))), 413, "too_many_pixels"
+    )
+    assert problem["detail"] == "At most 65535 pixels on a side are read."
+
+
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (65_500, 1)])
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
 def test_extreme_shapes_are_answered(

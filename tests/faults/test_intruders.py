@@ -13,6 +13,7 @@ from tests.support.serving import assert_problem, assert_still_serving, send_ima
 
 PREDICT, ADMIN = "predict-key-000001", "admin-key-00000001"
 PETS = {"name": "pets", "labels": ["cat"]}
+V2_PATHS = ("", "/ready", "/infer", "/versions/1/ready", "/versions/1/infer")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,80 @@ def test_label_set_is_changed_with_an_admin_key_only(
 ) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     assert client.put("/labels/pets", json=PETS, headers=headers).json().get("code") == code
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize(
+    ("known", "unknown"),
+    [
+        ("/v2/models/tiny-open", "/v2/models/x"),
+        *((f"/v2/models/tiny-open{path}", f"/v2/models/{'x' * 300}{path}") for path in V2_PATHS),
+        ("/v2/models/tiny-open/versions/1", "/v2/models/tiny-open/versions/9"),
+        ("/labels/trained", "/labels/x"),
+        ("/labels/trained", "/labels/%00no name"),
+        ("/labels/trained/calibrate?label=cat", "/labels/x/calibrate"),
+    ],
+)
+def test_without_a_key_no_answer_depends_on_a_name(
+    client: httpx.Client, method: str, known: str, unknown: str
+) -> None:
+    found, missing = (client.request(method, path) for path in (known, unknown))
+    assert found.status_code == missing.status_code
+    assert found.status_code in (401, 405)
+    texts = [answer.text.replace(answer.headers["x-request-id"], "") for answer in (found, missing)]
+    assert texts[0] == texts[1]
+    assert found.headers.keys() == missing.headers.keys()
+
+
+def test_names_are_told_to_a_key(client: httpx.Client) -> None:
+    headers = {"X-API-Key": PREDICT}
+    for path, status in (("", 200), ("/ready", 200), ("/versions/9", 404)):
+        assert client.get(f"/v2/models/tiny-open{path}", headers=headers).status_code == status
+    assert client.get("/v2/models/x/ready", headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize("rate_limit", [(), ("--rate-limit", "1000000/second")])
+def test_wrong_keys_are_429_after_a_burst_and_the_right_one_is_served(
+    open_bundle: Bundle, rate_limit: tuple[str, ...]
+) -> None:
+    keys = {"ML_DECODER_PREDICT_KEYS": PREDICT, "ML_DECODER_ADMIN_KEYS": ADMIN}
+    with serve(open_bundle, *rate_limit, **keys) as (_, client):
+        guesses = [{"X-API-Key": f"wrong-key-{number:08}"} for number in range(100)]
+        paths = ("/info", "/labels", "/v2/models/x")
+        codes = [client.get(paths[i % 3], headers=key).status_code for i, key in enumerate(guesses)]
+        assert codes[:60] == [401] * 60
+        assert 429 in codes[60:]
+        refused = client.delete("/labels/x", headers=guesses[0])
+        assert_problem(refused, 429, "rate_limited")
+        assert int(refused.headers["retry-after"]) == 1
+        assert_problem(client.get("/info"), 401, "unauthorized")  # not a guess
+        assert client.get("/info", headers={"X-API-Key": ADMIN}).status_code == 200
+        assert send_image(client, headers={"X-API-Key": PREDICT}).status_code == 200
+
+
+def test_key_files_are_read_without_a_warning_and_keys_in_arguments_warn(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{PREDICT}\n")
+    with serve(open_bundle, "--predict-keys-file", str(file), "--admin-keys", ADMIN) as (
+        server,
+        client,
+    ):
+        assert_problem(client.get("/info"), 401, "unauthorized")
+        assert (
+            client.put(
+                "/labels/a", json=PETS | {"name": "a"}, headers={"X-API-Key": ADMIN}
+            ).status_code
+            == 201
+        )
+        assert send_image(client, headers={"X-API-Key": PREDICT}).status_code == 200
+    assert (
+        "--admin-keys: other users of this machine can read arguments: use --admin-keys-file"
+        in server.stderr
+    )
+    assert "--predict-keys" not in server.stderr
+    assert ADMIN not in server.stderr
 
 
 def test_key_that_is_too_short_stops_the_start_and_is_not_shown(

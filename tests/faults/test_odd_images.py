@@ -1,4 +1,7 @@
-"""Odd files that browsers show get the scores of the usual file; cut and damaged ones are 400."""
+"""Odd files that browsers show get the scores of the usual file; cut and damaged ones are 400.
+
+Whole files of kinds that are not decoded are 415, and the answer names the kind.
+"""
 
 from typing import Any
 
@@ -8,9 +11,11 @@ import pytest
 from tests.support.odd_files import make_cut_files, make_damaged_pngs, make_odd_files
 from tests.support.photos import make_photo
 from tests.support.serving import assert_problem, labels_of, send_image, send_images, to_base64
+from tests.support.unread_files import make_unread_files
 
 ALL = {"top_k": 5}
 ODD_FILES = make_odd_files()
+UNREAD_FILES = make_unread_files()
 BAD_FILES = make_cut_files() | make_damaged_pngs()
 KINDS = ("baseline JPEG without end, trailer", "progressive JPEG without end",
          "PNG, long ICC profile", "PNG, wrong checksum in tEXt", "PNG, short pHYs",
@@ -40,6 +45,16 @@ def test_answer_names_the_damage(client: httpx.Client, name: str, detail: str) -
     assert_problem(answer, 400, "invalid_image")
     assert answer.json()["detail"] == detail
     labels_of(send_image(client, make_photo(9)))
+
+
+@pytest.mark.parametrize("name", UNREAD_FILES)
+def test_whole_file_of_another_kind_is_415_by_its_name(client: httpx.Client, name: str) -> None:
+    file, kind = UNREAD_FILES[name]
+    problem = assert_problem(send_image(client, file), 415, "unsupported_image")
+    assert f"type is {kind}" in problem["detail"]
+    first, second = send_images(client, [file, make_photo(9)]).json()["results"]
+    assert first["error"]["code"] == "unsupported_image"
+    assert second["labels"]
 
 
 def score_in_batch(client: httpx.Client, file: bytes) -> Any:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +15,20 @@ from onnx import TensorProto
 from service.bundle.reader import Bundle
 from tests.e2e.server_process import ServerProcess
 from tests.faults.conftest import serve, serve_command
-from tests.support.serving import assert_still_serving
+from tests.support.serving import assert_problem, assert_still_serving
 from tests.support.tiny_bundle import copy_bundle, edit_manifest, tiny_head, tiny_label_encoder
+
+
+class HomelessServer(ServerProcess):
+    """Runs the command as a user without HOME and without an entry in /etc/passwd."""
+
+    program = (
+        "-c",
+        "import os, sys\n"
+        "for name in ('HOME', 'XDG_STATE_HOME'): os.environ.pop(name, None)\n"
+        "user = ['unshare', '--user', '--map-user=1000660000', '--map-group=0']\n"
+        "os.execvp(user[0], [*user, sys.executable, '-m', 'service.cli', *sys.argv[1:]])",
+    )
 
 
 def flip_a_byte(bundle: Path) -> None:
@@ -162,6 +176,24 @@ def test_key_file_that_has_no_keys_is_named(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--predict-keys-file", ""), "--predict-keys-file is empty"),
+        (("--admin-keys-file", "/no/such"), "the key file /no/such cannot be read"),
+        (("--admin-keys-file", "/a", "--admin-keys", "@/a"), "--admin-keys and its file: give one"),
+        *(
+            (("--allowed-hosts", host), "allowed_hosts: a host must be a name such as")
+            for host in ("https://a.example", "a.example:8000", "a.*.example", "*example", "ä.lan")
+        ),
+    ],
+)
+def test_invalid_access_stops_the_start_with_one_line(
+    open_bundle: Bundle, flags: tuple[str, ...], says: str
+) -> None:
+    assert_start_fails(*serve_command(open_bundle.path), *flags, says=says)
+
+
 def test_misspelt_variable_of_keys_stops_the_start(open_bundle: Bundle) -> None:
     assert_start_fails(
         *serve_command(open_bundle.path),
@@ -184,3 +216,33 @@ def assert_start_fails(*command: str, says: str = "", **variables: str) -> None:
     assert len(lines) == 1, lines
     assert lines[0].startswith("ml-decoder: ")
     assert says in lines[0]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "--user", "true"], check=False).returncode != 0,
+    reason="no right to make a user namespace",
+)
+def test_user_without_a_home_folder_gets_predictions_and_one_line_about_the_store(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    command = serve_command(open_bundle.path)
+    for flag in ("--label-store", "--label-sets"):
+        with HomelessServer(*command, flag, "~/labels") as refused:
+            assert refused.wait() == 2
+        words = "ml-decoder: this user has no home folder for ~/labels: set HOME"
+        assert refused.stderr.splitlines()[-1].startswith(words)
+    with HomelessServer(*command) as server, server.open_client() as client:
+        (line,) = (line for line in server.stderr.splitlines() if "WARNING" in line)
+        assert "no home folder for ~/.local/state" in line
+        assert "registrations are refused until ML_DECODER_LABEL_STORE is set" in line
+        body = {"name": "zoo", "labels": ["yak"]}
+        assert_problem(client.post("/labels", json=body), 409, "store_read_only")
+        assert client.get("/labels").status_code == 200
+        assert_still_serving(client)
+    with (
+        HomelessServer(*command, "--label-store", str(tmp_path / "labels.db")) as server,
+        server.open_client() as client,
+    ):
+        assert client.post("/labels", json=body).status_code == 201
+        assert_still_serving(client)

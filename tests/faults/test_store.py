@@ -4,6 +4,7 @@ The disk is a tmpfs, which needs the right to mount it. `tests/e2e/test_labels.p
 PostgreSQL.
 """
 
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -129,7 +130,7 @@ def test_full_disk_refuses_registrations_until_there_is_room(
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert register(client, PETS).status_code == 201
         disk.fill()
-        large = {"name": "zoo", "labels": [f"yak {i} {'x' * 180}" for i in range(300)]}
+        large = {"name": "zoo", "labels": [f"yak {i} {'x' * 100}" for i in range(500)]}
         assert_problem(register(client, large), 507, "store_full")
         assert_problem(client.get("/labels/zoo"), 404, "label_set_not_found")
         assert_predictions_go_on(client)
@@ -138,22 +139,55 @@ def test_full_disk_refuses_registrations_until_there_is_room(
         assert_predictions_go_on(client)
 
 
-def test_read_only_store_refuses_registrations_until_it_is_writable(
-    open_bundle: Bundle, disk: Disk
+@pytest.mark.parametrize("is_left_open", [False, True])
+def test_read_only_store_answers_and_refuses_writes_until_it_is_writable(
+    open_bundle: Bundle, disk: Disk, is_left_open: bool
 ) -> None:
     with start(open_bundle, disk.path) as server, server.open_client() as client:
         assert register(client, PETS).status_code == 201
-        server.send_signal(15)
-        assert server.wait() == 0
+        server.send_signal(signal.SIGKILL if is_left_open else signal.SIGTERM)
+        server.wait()
     disk.remount("ro")
     with start(open_bundle, disk.path) as server, server.open_client() as client:
-        refused = register(client, {"name": "zoo", "labels": ["yak"]})
-        assert_problem(refused, 503, "store_unavailable")
-        assert_still_serving(client)
+        assert "pets" in [entry["name"] for entry in client.get("/labels").json()["label_sets"]]
+        for refused in (
+            register(client, {"name": "zoo", "labels": ["yak"]}),
+            client.put("/labels/pets", json={"labels": ["yak"]}),
+            client.patch("/labels/pets", json={"labels": [{"name": "axolotl", "threshold": 0.5}]}),
+            client.delete("/labels/pets"),
+        ):
+            assert_problem(refused, 409, "store_read_only")
+        assert_predictions_go_on(client)
+        command = ("labels", "add", "zoo", "--label", "yak", "--bundle", str(open_bundle.path))
+        with ServerProcess(*command, "--label-store", str(disk.path / "labels.db")) as adding:
+            assert adding.wait() == 2
+        assert "readonly" in adding.stderr or "it is read-only" in adding.stderr
         disk.remount("rw")
-        server.wait_for_line("the label store is back")
         assert register(client, {"name": "zoo", "labels": ["yak"]}).status_code == 201
         assert_predictions_go_on(client)
+        assert "Traceback" not in server.stderr
+
+
+def test_service_on_a_read_only_mount_follows_a_writer(open_bundle: Bundle, disk: Disk) -> None:
+    mount = disk.path / "mount"
+    mount.mkdir()
+    for options in (("--bind", str(disk.path)), ("-o", "remount,ro,bind")):
+        subprocess.run(["mount", *options, str(mount)], check=True, capture_output=True)
+    try:
+        with (
+            start(open_bundle, disk.path) as writer,
+            writer.open_client() as writing,
+            start(open_bundle, mount) as server,
+            server.open_client() as client,
+        ):
+            version = register(writing, PETS).json()["version"]
+            asked = {"label_set": "pets", "min_version": version}
+            assert send_image(client, params=asked).status_code == 200
+            assert writer.stop() == 0
+            assert_predictions_go_on(client)
+            assert_problem(client.delete("/labels/pets"), 409, "store_read_only")
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 def test_hanging_database_delays_neither_predictions_nor_the_shutdown(

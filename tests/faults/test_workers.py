@@ -63,8 +63,9 @@ def connect_to(server: ServerProcess, worker: int) -> Iterator[httpx.Client]:
     """Yields a client with one connection, to this worker."""
     while True:
         client = server.connect(*server.find_address())
-        if find_worker(server, client) == worker:
-            break
+        with suppress(httpx.ConnectError):  # none listens yet
+            if find_worker(server, client) == worker:
+                break
         client.close()
     try:
         yield client
@@ -239,6 +240,28 @@ def test_first_worker_answers_probes_while_all_load(open_bundle: Bundle, tmp_pat
             assert_still_serving(client)
 
 
+@pytest.mark.parametrize("order", [(1, 2, 3), (2, 3, 1), (3, 1, 2)], ids=str)
+def test_start_is_ready_when_its_last_worker_is(
+    open_bundle: Bundle, tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    with FaultyProcess(open_bundle, tmp_path, "--workers", "3", opens=False) as server:
+        server.wait_for_line("started worker=3")
+        server.open(order[0])
+        server.open(order[1])
+        for worker in order[:2]:
+            with connect_to(server, worker) as client:
+                wait_until(lambda worker=worker: count_ready(server, worker) == 1)
+                assert_problem(client.get("/readyz"), 503, "not_ready")
+                assert client.get("/v2/health/ready").status_code == 503
+        server.open(order[2])
+        with connect_to(server, order[0]) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200)
+        for worker in order:
+            with connect_to(server, worker) as client:
+                assert client.get("/readyz").status_code == 200
+                assert_still_serving(client)
+
+
 @pytest.mark.parametrize("to_all", [False, True], ids=["supervisor", "all processes"])
 def test_sigterm_drains_every_worker(open_bundle: Bundle, tmp_path: Path, *, to_all: bool) -> None:
     with (
@@ -326,6 +349,47 @@ def test_broken_model_ends_its_worker_only(open_bundle: Bundle, tmp_path: Path) 
         with connect_to(server, 1) as client:
             assert_still_serving(client)
         assert server.stop() == 0
+
+
+def test_photo_that_crashed_a_worker_cannot_end_another(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    crash = make_fault("CRASH")
+    with FaultyProcess(open_bundle, tmp_path, *TWO) as server:
+        server.wait_for_line("serving url=")
+        with connect_to(server, 1) as first, connect_to(server, 2) as second:
+            with pytest.raises(httpx.TransportError):
+                send_image(first, crash)
+            refused = send_image(second, crash)
+            assert_problem(refused, 429, "photo_suspected")
+            assert refused.headers["retry-after"] == "10"
+            batch = second.post(
+                "/predict/batch", files=[("images", crash), ("images", make_fault("MEMORY")[:9])]
+            )
+            codes = [each["error"]["code"] for each in batch.json()["results"]]
+            assert codes == ["photo_suspected", "invalid_image"]
+            assert_still_serving(second)
+        ended = server.wait_for_line("ERROR .*worker ended worker=1 reason=SIGSEGV.*")
+        assert "refused_photos=1" in ended[0]
+        assert "Fatal Python error: Segmentation fault" in ended[0]
+        wait_until(lambda: count_ready(server, 1) == 2)
+        with connect_to(server, 1) as replacement:
+            assert_problem(send_image(replacement, crash), 429, "photo_suspected")
+            assert_still_serving(replacement)
+        assert server.stop() == 0
+
+
+def test_crash_of_a_single_process_is_the_last_line_of_its_log(
+    open_bundle: Bundle, tmp_path: Path
+) -> None:
+    with FaultyProcess(open_bundle, tmp_path) as server, server.open_client() as client:
+        assert_still_serving(client)
+        with pytest.raises(httpx.TransportError):
+            send_image(client, make_fault("CRASH"))
+        assert server.wait() == -signal.SIGSEGV
+    logged = server.stderr.rpartition("request ")[2]
+    assert "Fatal Python error: Segmentation fault" in logged
+    assert 'faulty_server.py", line' in logged
 
 
 def test_bad_start_of_workers_is_one_line(open_bundle: Bundle, tmp_path: Path) -> None:

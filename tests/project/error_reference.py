@@ -69,9 +69,20 @@ CAUSES = {
         "The key permits predictions only; or there are predict keys and no admin keys.",
         "Use a key of `ML_DECODER_ADMIN_KEYS`.",
     ),
+    "host_not_allowed": (
+        "Predictions need no key, and a browser used a host name that the service does not know.",
+        "Add the name to `ML_DECODER_ALLOWED_HOSTS`; or open the service by its IP address. See "
+        "[security.md](security.md#browsers).",
+    ),
+    "cross_site": (
+        "No key protects the route, and a page of another site sent the request.",
+        "Add the page's origin to `ML_DECODER_CORS_ORIGINS`. If it is the service's own page, let "
+        "the proxy pass on the header `Host`.",
+    ),
     "rate_limited": (
         "The key or the address sent more photos and other requests than `ML_DECODER_RATE_LIMIT` "
-        "[permits](security.md#rate-limit-and-proxies).",
+        "[permits](security.md#rate-limit-and-proxies), or an address sent more than 60 wrong keys "
+        "a minute.",
         "Wait as `Retry-After` says. Behind a proxy, set `FORWARDED_ALLOW_IPS`: else all clients "
         "share the proxy's address.",
     ),
@@ -142,13 +153,20 @@ CAUSES = {
     ),
     "empty_image": ("The image has 0 bytes.", "Check the path; with curl, the `@` before it."),
     "unsupported_image": (
-        "The file is an image of a type that is not read.",
+        "The file is an image of a type that is not read; the detail names the type.",
         "Convert it to JPEG or PNG. For HEIC and AVIF install the extra `heif`.",
     ),
     "too_many_pixels": (
-        "Width x height is larger than `ML_DECODER_MAX_PIXELS`; or, as only that of large blank "
-        "images can be, than 262,144 and 10,000 for each byte of the file.",
+        "Width x height is larger than `ML_DECODER_MAX_PIXELS`, or a side than 65,535 pixels; or, "
+        "as only large blank images can be, larger than 262,144 and 10,000 for each byte of the "
+        "file.",
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
+    ),
+    "photo_suspected": (
+        "A worker process crashed less than 10 seconds ago while it had this photo, and perhaps "
+        "others, in work.",
+        "Wait for the seconds in `Retry-After` and send it again. If the log has `worker ended` "
+        "each time, report the photo as a bug ([Security](security.md)).",
     ),
     # question
     "unknown_label": (
@@ -218,6 +236,12 @@ CAUSES = {
         "in memory.",
         "Check the database; the log has its address. The service needs no restart.",
     ),
+    "store_read_only": (
+        "The label store is on a read-only disk or server, or the service has no place for one. "
+        "Its sets are served.",
+        "Set `ML_DECODER_LABEL_STORE` to a place that the service can write, or register the set "
+        "at a service that can.",
+    ),
     "store_full": ("The disk of the label store is full.", "Free space, then repeat the request."),
     # load
     "queue_full": (
@@ -225,6 +249,12 @@ CAUSES = {
         "`ML_DECODER_MAX_HELD_BYTES`.",
         "Wait as `Retry-After` says; the [client](client.md) does. If it happens often, add "
         "replicas.",
+    ),
+    "too_many_connections": (
+        "The process has `ML_DECODER_MAX_CONNECTIONS` connections, none of them idle; more are "
+        "accepted for health only.",
+        "Try again after the seconds in `Retry-After`. If it happens often, send fewer requests at "
+        "once, raise the setting, or add replicas ([Limits](limits.md#connections)).",
     ),
     "deadline_exceeded": (
         "The request, with all its photos, took longer than `ML_DECODER_DEADLINE_MS`: it was "

@@ -13,6 +13,7 @@ from tests.project.dockerfile import parse_dockerfile
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
+GUIDE = ROOT / "docs" / "security.md"
 TEXT = FILE.read_text(encoding="utf-8")
 SINGLE = {"ml-decoder": "cpu", "ml-decoder-gpu": "gpu", "ml-decoder-openvino": "openvino"}
 TARGETS = SINGLE | {"replica": "cpu"}
@@ -23,8 +24,9 @@ STAGES = parse_dockerfile((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 def read_compose(text: str) -> dict[str, Any]:
     """The file as plain data; raises `ValueError` if it violates the specification."""
-    # The parser supports neither YAML merge keys (`<<`) nor variables.
+    # The parser supports neither YAML merge keys (`<<`), variables, nor a tag before a digest.
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    text = re.sub(r"@sha256:[0-9a-f]{64}$", "", text, flags=re.MULTILINE)
     plain = yaml.safe_dump(yaml.safe_load(text))
     content: dict[str, Any] = PyCompose.from_yaml(plain).to_dict()
     return content
@@ -101,6 +103,16 @@ def test_container_cannot_change_itself_or_gain_privileges(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_container_has_limits_of_memory_and_processes(name: str) -> None:
+    service = SERVICES[name]
+    assert re.fullmatch(r"\d+[gm]b", service["mem_limit"])
+    assert 0 < service["pids_limit"] <= 1024
+    if name in TARGETS:  # bodies, and as much again for pixels, labels and the model
+        held = Settings.model_fields["max_held_bytes"].default
+        assert int(service["mem_limit"].removesuffix("gb")) * 1024**3 >= 2 * held
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_stop_grace_period_exceeds_the_drain(name: str) -> None:
     grace = SERVICES[name]["stop_grace_period"]
@@ -115,6 +127,17 @@ def test_replicas_are_stateless_and_wait_for_the_database() -> None:
     assert SERVICES["proxy"]["depends_on"]["replica"]["condition"] == "service_healthy"
     for name in ("postgres", "proxy"):
         assert SERVICES[name]["healthcheck"]["test"]
+
+
+def test_documented_override_mounts_the_files_of_keys_that_it_names() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    override = read_compose(block)
+    assert override["services"].keys() <= SERVICES.keys()
+    keys = {"predict_keys", "admin_keys"}
+    variables = {f"ML_DECODER_{name.upper()}": f"@/run/secrets/{name}" for name in keys}
+    assert set(override["secrets"]) == keys
+    for service in override["services"].values():
+        assert (set(service["secrets"]), service["environment"]) == (keys, variables)
 
 
 def test_no_file_contains_the_password() -> None:

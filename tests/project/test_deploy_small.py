@@ -75,6 +75,8 @@ def test_docker_run_starts_the_container_of_compose() -> None:
         ("--tmpfs", service["tmpfs"][0]),
         ("--cap-drop", service["cap_drop"][0]),
         ("--security-opt", service["security_opt"][0]),
+        ("--memory", service["mem_limit"].removesuffix("b")),
+        ("--pids-limit", f"{service['pids_limit']:g}"),
         ("--stop-timeout", service["stop_grace_period"].removesuffix("s")),
         ("--restart", service["restart"]),
     ]
@@ -86,6 +88,7 @@ def test_docker_run_starts_the_container_of_compose() -> None:
 
 def test_nginx_container_mounts_the_files_that_the_configuration_names() -> None:
     words = read_docker_run("ml-decoder-proxy")
+    assert {"--memory", "--pids-limit"} <= set(words)
     mounts = [then for word, then in pairwise(words) if word == "--volume"]
     sources = {mount.split(":")[1]: mount.split(":")[0] for mount in mounts}
     site = (ROOT / "deploy" / "nginx" / "tls.conf").read_text(encoding="utf-8")

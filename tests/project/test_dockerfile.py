@@ -54,6 +54,18 @@ def test_image_user_is_not_root_and_can_read_bundles_with_any_umask(target: str)
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_folder_of_the_label_store_is_home_and_writable_for_any_user_of_the_group_root(
+    target: str,
+) -> None:
+    environment = read_environment(target)
+    folder = str(Path(environment["ML_DECODER_LABEL_STORE"]).parent)
+    assert environment["HOME"] == folder
+    steps = " ".join(values(target, "RUN")).split(" && ")
+    (made,) = (step for step in steps if step.endswith(folder))
+    assert "--group=root --mode=775" in made
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_image_serves_the_default_bundle_on_every_interface_without_telemetry(target: str) -> None:
     environment = read_environment(target)
     assert environment["ML_DECODER_HOST"] == "0.0.0.0"

@@ -19,6 +19,7 @@ SCHEMAS = {
     ".github/ISSUE_TEMPLATE/bug.yml": "github-issue-forms",
     ".github/ISSUE_TEMPLATE/feature.yml": "github-issue-forms",
     ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    ".github/dependabot.yml": "dependabot",
     "CITATION.cff": "citation-file-format",
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -75,6 +76,20 @@ def test_workflow_builds_every_image_and_publishes_tags_only_after_the_tests() -
     assert set(jobs["publish"]["needs"]) == jobs.keys() - {"publish"}
     pushes = [step for step in jobs["images"]["steps"] if "docker push" in step.get("run", "")]
     assert [step["if"] for step in pushes] == ["github.ref_type == 'tag'"]
+
+
+def test_actions_are_pinned_by_commit_and_images_by_digest() -> None:
+    steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+    actions = [step["uses"] for step in steps if "uses" in step]
+    assert actions
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions), actions
+    stages = parse_dockerfile((ROOT / "Dockerfile").read_text())
+    images = {stage.base for stage in stages} - {stage.name for stage in stages}
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    images |= {each["image"] for each in compose["services"].values()}
+    others = {image for image in images if not image.startswith("ml-decoder-serve:")}
+    assert len(others) == 5
+    assert all(re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", image) for image in others), others
 
 
 def test_only_publishing_jobs_may_write() -> None:

@@ -1,9 +1,10 @@
 """Runs the Dockerfile's steps without a container engine.
 
 `python -m tests.project.try_dockerfile cpu` needs root, Debian and `debootstrap`. It builds each
-stage in its own root file system by `chroot`, starts the service with the image's user, command and
-variables, runs the health check, stops it by SIGTERM and prints the size in MB. A minimal Debian
-with Python 3.11 replaces the base image.
+stage in its own root file system by `chroot`, starts the service with the image's command and
+variables, as the image's user and as one of OpenShift's, runs the health check, registers a label
+set, stops it by SIGTERM and prints the size in MB. A minimal Debian with Python 3.11 replaces the
+base image.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,7 @@ _BORROWED_FILES = (
 )
 _BORROWED_VARIABLES = ("PIP_CERT", "PIP_INDEX_URL", "SSL_CERT_FILE")
 _START_SECONDS = 120.0
+_OPENSHIFT_USER = "1000660000:0"
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -147,7 +150,7 @@ def _ignore(folder: str, names: list[str]) -> list[str]:
 
 
 def try_service(root: Root, port: int) -> None:
-    """Starts the image's command, waits for its health check and stops it by SIGTERM."""
+    """Starts the image's command, waits for its health check, registers a set, sends SIGTERM."""
     root.environment["ML_DECODER_PORT"] = str(port)
     root.environment["ML_DECODER_HOST"] = "127.0.0.1"
     with kernel_folders(root.folder), subprocess.Popen(root.enter(root.command)) as service:
@@ -157,6 +160,12 @@ def try_service(root: Root, port: int) -> None:
                 if service.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit("the service did not become ready")
                 time.sleep(0.5)
+            body = json.dumps({"name": "try", "labels": ["red panda"]}).encode()
+            headers = {"Content-Type": "application/json"}
+            url = f"http://127.0.0.1:{port}/labels"
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+                if answer.status != 201:
+                    raise SystemExit(f"POST /labels was answered with {answer.status}")
         finally:
             service.send_signal(signal.SIGTERM)
         if service.wait(60) != 0:
@@ -201,7 +210,10 @@ def main() -> None:
         os.chmod(scratch, 0o755)  # the image's user must enter it
         root = build(arguments.target, Path(scratch))
         if arguments.target != "gpu":
-            try_service(root, arguments.port)
+            store = root.folder / root.environment["ML_DECODER_LABEL_STORE"].lstrip("/")
+            for user in (root.user, _OPENSHIFT_USER):
+                try_service(replace(root, user=user), arguments.port)
+                store.unlink()
         base = weigh(Path(scratch) / "image")
         whole = weigh(root.folder)
         print(f"{arguments.target}: {whole:.0f} MB, of which {base:.0f} MB are Debian and Python")

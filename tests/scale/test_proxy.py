@@ -68,6 +68,11 @@ def assert_answered_by_replica(response: httpx.Response, status: int = 200) -> N
         ({"method": "POST", "url": "/labels", "content": TOO_LARGE}, 413, "body_too_large"),
         ({"method": "POST", "url": "/x.html", "content": TOO_LARGE}, 413, "body_too_large"),
         ({"method": "GET", "url": "/metrics"}, 404, "not_found"),
+        ({"method": "GET", "url": "/tags/metrics"}, 404, "not_found"),
+        ({"method": "GET", "url": "/a/tags/metrics?x=1"}, 404, "not_found"),
+        ({"method": "GET", "url": "/metri%63s"}, 404, "not_found"),
+        ({"method": "GET", "url": "/tags%2Fmetrics"}, 404, "not_found"),
+        ({"method": "GET", "url": "/labels/../metrics"}, 404, "not_found"),
         ({"method": "GET", "url": "/.problem"}, 404, "not_found"),
         ({"method": "TRACE", "url": "/predict"}, 405, "method_not_allowed"),
         ({"method": "GET", "url": "/" + "x" * 20_000}, 414, "refused_by_proxy"),
@@ -80,6 +85,15 @@ def test_proxy_refusal_is_a_problem(
 ) -> None:
     assert_problem(proxy.request(**asked), status, code)
     assert_answered_by_replica(predict(proxy))
+
+
+@pytest.mark.parametrize(
+    "path", ["/labels/metrics", "/tags/labels/metrics", "/v2/models/metrics", "/metrics/x"]
+)
+def test_path_that_only_looks_like_metrics_reaches_a_replica(
+    proxy: httpx.Client, path: str
+) -> None:
+    assert_answered_by_replica(proxy.post(path))
 
 
 def test_proxy_refuses_a_large_body_with_the_words_of_the_service(proxy: httpx.Client) -> None:

@@ -86,17 +86,26 @@ def test_photo_of_20_mib_reaches_the_service_with_the_address_of_the_client(
     assert "X-Forwarded-Prefix" not in headers
 
 
-def test_metrics_are_not_published(client: httpx.Client) -> None:
-    assert send(client, "/metrics", b"").status_code == 404
+@pytest.mark.parametrize("path", ["/metrics", "/tags/metrics", "/tags%2Fmetri%63s"])
+def test_metrics_are_not_published(client: httpx.Client, path: str) -> None:
+    assert send(client, path, b"").status_code == 404
+    assert send(client, "/labels/metrics", b"").status_code == 200
+
+
+def test_browsers_use_https_only_afterwards(client: httpx.Client) -> None:
+    for path in ("/predict", "/metrics"):
+        answer = send(client, path, b"")
+        assert answer.headers["strict-transport-security"] == "max-age=31536000"
 
 
 def test_plain_http_is_redirected_with_the_method_kept(
     ports: tuple[int, int, ssl.SSLContext],
 ) -> None:
     address = f"http://127.0.0.1:{ports[0]}/predict?top_k=3"
-    answer = httpx.post(address, headers={"Host": HOST}, content=b"photo")
-    assert answer.status_code == 308
-    assert answer.headers["location"] == f"https://{HOST}/predict?top_k=3"
+    for host in (HOST, "evil.example"):
+        answer = httpx.post(address, headers={"Host": host}, content=b"photo")
+        assert answer.status_code == 308
+        assert answer.headers["location"] == f"https://{HOST}/predict?top_k=3"
 
 
 def test_certificate_is_that_of_the_site_only(ports: tuple[int, int, ssl.SSLContext]) -> None:

@@ -28,7 +28,8 @@ def test_subclass_has_its_own_code_or_that_of_its_parent() -> None:
 def test_unsupported_image_lists_the_supported_types() -> None:
     detail = errors.UnsupportedImage("TIFF", FORMATS).detail
     assert detail is not None
-    assert detail.startswith(f"Supported types: {', '.join(FORMATS)}")
+    assert detail.startswith("The file's type is TIFF: save the image in another format.")
+    assert f"Supported types: {', '.join(FORMATS)}" in detail
     assert ("extra heif" in detail) == ("HEIF" not in FORMATS)
     assert {"JPEG", "PNG", "WEBP", "GIF", "BMP"} <= set(FORMATS)
 
@@ -36,6 +37,8 @@ def test_unsupported_image_lists_the_supported_types() -> None:
 def test_too_many_pixels_states_the_limit() -> None:
     detail = errors.TooManyPixels(50_000_000).detail
     assert detail == "At most 50000000 pixels (width x height) are read."
+    detail = errors.TooManyPixels(65_535, "on a side").detail
+    assert detail == "At most 65535 pixels on a side are read."
 
 
 def test_long_lists_of_long_names_are_cut() -> None:

@@ -4,6 +4,7 @@ import random
 import struct
 import zlib
 
+import numpy as np
 from PIL import Image
 
 from tests.support.photos import CAMERA_TURNS, encode_picture, make_exif, make_picture
@@ -68,7 +69,7 @@ def make_odd_files(trailer_size: int = 200_000) -> dict[str, tuple[bytes, bytes]
         files[f"{name} JPEG without end, trailer"] = jpeg[:-2] + trailer, jpeg
         files[f"{name} JPEG without end, another JPEG"] = jpeg[:-2] + JPEGS["grey"], jpeg
         files[f"{name} JPEG, trailer"] = jpeg + trailer, jpeg
-    return files | _make_odd_pngs() | _make_odd_turns() | {
+    return files | _make_odd_pngs() | _make_keyed_pngs() | _make_odd_turns() | {
         "BMP whose alpha is 0": (make_bmp(0), encode_picture(_PICTURE)),
         "BMP whose alpha is 255": (make_bmp(255), encode_picture(_PICTURE)),
     }  # fmt: skip
@@ -95,6 +96,46 @@ def _make_odd_pngs() -> dict[str, tuple[bytes, bytes]]:
     files = {f"PNG, {name}": (put_into_png(png, chunk), png) for name, chunk in chunks.items()}
     late = png[:-_ENDING] + chunks["long zTXt"] + png[-_ENDING:]
     return files | {"PNG, late text": (late, png), "PNG without end": (png[:-_ENDING], png)}
+
+
+def _make_keyed_pngs() -> dict[str, tuple[bytes, bytes]]:
+    """Grey and RGB of every depth with a transparent colour, beside the same pixels on white.
+
+    In 16 bits, other pixels differ from the transparent colour in one byte only.
+    """
+    files = {}
+    for kind, channels, depths in (("grey", 1, (1, 2, 4, 8, 16)), ("RGB", 3, (8, 16))):
+        for depth in depths:
+            largest = 2**depth - 1
+            picture = np.asarray(_PICTURE.convert("RGB" if channels == 3 else "L"), np.uint16)
+            samples = picture.reshape(50, 90, channels) * 257 >> 16 - depth
+            key = np.full(channels, largest // 3, np.uint16)
+            samples[20:30] = key
+            samples[30:35] = key ^ 1
+            samples[35:40, :, -1] = key[-1] ^ 1 << depth - 1
+            bytes_of_sample = 2 if depth == 16 else 1
+            bits = np.unpackbits(samples.astype(f">u{bytes_of_sample}").view(np.uint8), axis=-1)
+            bits = bits.reshape(50, -1, 8 * bytes_of_sample)[..., -depth:]
+            rows = np.packbits(bits.reshape(50, -1), axis=-1)
+            plain = (samples >> 8 if depth == 16 else samples * (255 // largest)).astype(np.uint8)
+            plain[(samples == key).all(axis=-1)] = 255
+            usual = encode_picture(Image.fromarray(plain.squeeze()))
+            header = struct.pack(">IIBBBBB", 90, 50, depth, channels - 1, 0, 0, 0)
+            pixels = zlib.compress(np.insert(rows, 0, 0, axis=1).tobytes())
+            first = b"\x89PNG\r\n\x1a\n" + make_chunk(b"IHDR", header)
+            last = make_chunk(b"IDAT", pixels) + make_chunk(b"IEND", b"")
+            chunk = make_chunk(b"tRNS", key.astype(">u2").tobytes())
+            files[f"PNG, transparent colour, {kind} of {depth} bits"] = first + chunk + last, usual
+            if depth in (2, 4, 8):
+                files[f"PNG, transparent colour out of range, {kind} of {depth} bits"] = (
+                    first + make_chunk(b"tRNS", (key + 2**depth).astype(">u2").tobytes()) + last,
+                    usual,
+                )
+    late = make_chunk(b"tRNS", bytes(6))
+    black = encode_picture(Image.new("RGB", (90, 50)))
+    ending = black[-_ENDING:]
+    files["PNG, transparent colour after the pixels"] = black[:-_ENDING] + late + ending, black
+    return files
 
 
 def _make_odd_turns() -> dict[str, tuple[bytes, bytes]]:

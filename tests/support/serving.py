@@ -26,7 +26,9 @@ def serve_app(
 ) -> Iterator[TestClient]:
     """Starts the app and waits until it has opened the bundle, or failed to."""
     host = PipelineHost(Settings(bundle=bundle, device="cpu", **settings), opener)
-    with TestClient(create_app(host), raise_server_exceptions=False) as client:
+    # Not `http://testserver`: browsers may not use a service without keys under that name.
+    url = "http://localhost"
+    with TestClient(create_app(host), url, raise_server_exceptions=False) as client:
         while host.failure is None and client.get("/readyz").status_code != 200:
             pass
         yield client

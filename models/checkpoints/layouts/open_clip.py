@@ -125,6 +125,8 @@ def _describe_siglip(
     pooling = vision.get("timm_pool"), vision.get("timm_proj")
     if kind != _SIGLIP_TEXTS or pooling != ("map", "none") or model.get("quick_gelu"):
         raise ValueError("towers of another kind")
+    if not timm.is_model(vision["timm_model_name"]):  # `hf-hub:` would fetch a file
+        raise ValueError("a tower of another library")
     with torch.device("meta"):  # without memory
         trunk: Any = timm.create_model(vision["timm_model_name"], num_classes=0)
     block = trunk.blocks[0]

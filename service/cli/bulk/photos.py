@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pyarrow import fs
 
 from service.errors import StartError
 from service.images.folders import (
+    START_BYTES,
     LeftOut,
     describe_left_out,
     explain_none,
@@ -77,7 +79,10 @@ def open_filesystem(location: str) -> tuple[fs.FileSystem, str]:
         if "://" in location:
             filesystem, path = fs.FileSystem.from_uri(location)
             return filesystem, str(path)
-        return fs.LocalFileSystem(), str(Path(location).absolute())
+        path = str(Path(location).absolute())
+        if not is_utf8(path):
+            raise StartError(f"{location}: the path is not UTF-8: rename the folder or link to it")
+        return fs.LocalFileSystem(), path
     except (ValueError, OSError, ImportError) as error:  # pyarrow's errors are among these
         raise StartError(f"{location}: file system not available: {error}") from error
 
@@ -89,21 +94,24 @@ def _search_folder(store: PhotoStore, exclude: Sequence[str]) -> tuple[list[str]
         found = store.filesystem.get_file_info(fs.FileSelector(store.folder, recursive=True))
         files = (info.path for info in found if info.type == fs.FileType.File)
         names = (posixpath.relpath(path, store.folder) for path in files)
-        photos, left_out = split_photos(names, exclude)
-    try:
-        "".join(photos).encode()
-    except UnicodeEncodeError as error:
-        raise StartError(f"{store.folder} has a file whose name is not UTF-8") from error
+        read_start = functools.partial(store.read, max_bytes=START_BYTES)
+        photos, left_out = split_photos(names, read_start, exclude)
     return photos, left_out
 
 
 def _read_list(filesystem: fs.FileSystem, path: str) -> list[str]:
     with filesystem.open_input_stream(path) as stream:
         content: bytes = stream.read()
-    if b"\0" in content:
-        raise StartError(f"{path} is neither a folder nor a list of names")
-    try:
-        lines = content.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise StartError(f"{path} is neither a folder nor a list in UTF-8") from error
+    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
+    if b"\0" in content or not any(map(is_utf8, lines)):
+        raise StartError(f"{path} is neither a folder nor a list of names in UTF-8")
     return list(dict.fromkeys(filter(None, (line.strip() for line in lines))))
+
+
+def is_utf8(name: str) -> bool:
+    """Returns whether a file's name can be written into results: its bytes may be of any kind."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -49,11 +49,12 @@ def run_bulk_on_ray(job: BulkJob, workers: int, report: Report) -> Totals:
     with open_parts(job.out, question) as parts:
         remaining, totals = find_remaining(job, parts, names)
         totals.left_out = left_out
-        report(totals, len(remaining))
+        to_do = len(remaining) + totals.unread
+        report(totals, to_do)
         if remaining:
             for part in _tag_on_ray(remaining, workers, (job, store, parts)):
                 totals.add(part)
-                report(totals, len(remaining))
+                report(totals, to_do)
         return totals
 
 

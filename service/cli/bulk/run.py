@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from service.cli.bulk.parts import PartFolder, Record, open_parts
-from service.cli.bulk.photos import PhotoStore, open_photos
+from service.cli.bulk.photos import PhotoStore, is_utf8, open_photos
 from service.cli.photos import run_pipeline
 from service.errors import ImageError, OutOfMemory
 from service.labels.label_set import LabelSet
@@ -83,19 +84,22 @@ async def run_bulk(job: BulkJob, report: Report) -> Totals:
     store, names, left_out = open_photos(job.photos, job.exclude)
     async with run_pipeline(prepare_settings(job.settings)) as pipeline:
         selection = await pipeline.select(job.question)
+        if selection.hidden:
+            _log.warning("%s", selection.describe_hidden())
         with open_parts(job.out, describe_question(pipeline, selection, job.photos)) as parts:
             remaining, totals = find_remaining(job, parts, names)
             totals.left_out = left_out
-            report(totals, len(remaining))
+            to_do = len(remaining) + totals.unread
+            report(totals, to_do)
             records: list[Record] = []
             async for record in tag_photos(pipeline, selection, store, remaining):
                 totals.count(record)
                 if record is not None:
                     records.append(record)
-                if len(records) == job.part_size or (records and totals.seen == len(remaining)):
+                if len(records) == job.part_size or (records and totals.seen == to_do):
                     await asyncio.to_thread(parts.write, records)
                     records = []
-                report(totals, len(remaining))
+                report(totals, to_do)
             return totals
 
 
@@ -133,13 +137,20 @@ def find_remaining(
 ) -> tuple[list[str], Totals]:
     """Returns the photos that are not done, and the totals of the others.
 
-    With `retry_failed`, the rows of failed photos are removed first.
+    Names that are not UTF-8 count as unread, as results cannot have them. With `retry_failed`, the
+    rows of failed photos are removed first.
     """
+    unread = [name for name in names if not is_utf8(name)]
+    for name in unread:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        _log.error("%s was not read: its name is not UTF-8: rename the file", shown)
+    names = [name for name in names if is_utf8(name)]
     if job.retry_failed:
         parts.forget_failed(names)
     done = parts.read_done()
     usable = [done[name] for name in names if name in done]
-    totals = Totals(skipped=len(usable), failed_before=usable.count(False))
+    failed_before = usable.count(False)
+    totals = Totals(skipped=len(usable), failed_before=failed_before, unread=len(unread))
     return [name for name in names if name not in done], totals
 
 

@@ -125,6 +125,8 @@ def write_infer_answer(
         "parameters": {"label_set": selection.name, "label_set_version": selection.version},
         "outputs": [tensor for tensor, _ in written],
     }
+    if selection.hidden:
+        head["parameters"]["hidden"] = selection.describe_hidden()
     if asked.id is not None:
         head["id"] = asked.id
     # `json` takes a second for 100,000 scores and stops all threads meanwhile.

@@ -31,7 +31,7 @@ from service.http.requests.body import BYTES, JSON, Body, cancel_on_disconnect
 from service.http.responses.openapi import document_answer, document_tensors, document_v2_errors
 from service.http.responses.problems import PREFIX
 from service.http.routes.predict import IMAGE_PROBLEMS, REQUEST_PROBLEMS, limit_images
-from service.http.security.keys import PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
 from service.http.security.rates import LIMITED
 from service.images.decode import DecodedImage
 from service.pipeline.pipeline import Pipeline
@@ -52,7 +52,10 @@ _ANSWERS = document_answer(
     },
 )
 _UNAVAILABLE = (errors.NotReady, errors.Draining)
-_MODEL_ERRORS = (*_UNAVAILABLE, errors.UnknownModel, errors.InvalidParameters)
+_MODEL_ERRORS = (
+    *(*_UNAVAILABLE, *ACCESS_PROBLEMS),
+    *(errors.UnknownModel, errors.InvalidParameters),
+)
 _INFER_ERRORS = (
     *(errors.InvalidTensors, errors.UnknownModel),
     # Any Content-Type is read: Triton's clients send none.
@@ -123,7 +126,7 @@ async def infer(request: Request, host: Host, pipeline: Model, name: ModelName) 
 router = APIRouter(tags=["open inference protocol"])
 
 
-@router.get(PREFIX, summary="Name, version and extensions of the server")
+@router.get(PREFIX, summary="Name, version and extensions of the server", dependencies=[PUBLIC])
 async def server(request: Request) -> ServerAnswer:
     """Describes the server."""
     return ServerAnswer(name=SERVER_NAME, version=request.app.version, extensions=list(EXTENSIONS))
@@ -148,14 +151,20 @@ async def ready(host: Host) -> ReadyAnswer:
 
 def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
     # Logs and metrics show this path: a prefix given to `include_router` would be missing.
+    # After the key: clients without one do not learn names.
     depends = [Depends(check) for check in (find_model, *checks)]
-    of_model = APIRouter(prefix=f"{PREFIX}{prefix}", dependencies=depends)
-    documented = document_v2_errors(*_MODEL_ERRORS, errors.Unauthorized)
-    of_model.get("", summary="Inputs and outputs", responses=documented, dependencies=[*PREDICT])(
-        model
-    )
+    of_model = APIRouter(prefix=f"{PREFIX}{prefix}")
     of_model.get(
-        "/ready", summary="Readiness of the model", responses=document_v2_errors(*_MODEL_ERRORS)
+        "",
+        summary="Inputs and outputs",
+        responses=document_v2_errors(*_MODEL_ERRORS),
+        dependencies=[*PREDICT, LIMITED, *depends],
+    )(model)
+    of_model.get(
+        "/ready",
+        summary="Readiness of the model",
+        responses=document_v2_errors(*_MODEL_ERRORS),
+        dependencies=[*PREDICT, *depends],
     )(model_ready)
     of_model.post(
         "/infer",
@@ -163,7 +172,7 @@ def _make_model_router(prefix: str, *checks: Callable[..., Any]) -> APIRouter:
         response_class=Response,
         responses={**_ANSWERS, **document_v2_errors(*_INFER_ERRORS)},
         openapi_extra=document_tensors(InferBody, HEADER_LENGTH),
-        dependencies=[*PREDICT, LIMITED],
+        dependencies=[*PREDICT, LIMITED, *depends],
     )(infer)
     return of_model
 

@@ -26,7 +26,7 @@ export class Problem extends Error {
   }
 
   get needsKey() {
-    return this.status === 401 || this.status === 403;
+    return this.status === 401 || this.code === "forbidden";
   }
 }
 

@@ -409,7 +409,7 @@ function openKey(isOpen) {
 
 function showProblem(error) {
   shown.hasMapProblem = false;
-  const wanted = error.status === 403 ? "an admin key" : readKey() ? "another one" : "it";
+  const wanted = error.code === "forbidden" ? "an admin key" : readKey() ? "another one" : "it";
   byId("alert").textContent = error.needsKey
     ? `${error.title}: type ${wanted} into the field “API key”.`
     : error.message;

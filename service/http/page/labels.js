@@ -12,14 +12,18 @@ const ORIGINS = {
   store: "kept by users, scored by meaning",
 };
 
+const SHIPPED = new Set(["model", "bundle"]);
 const TYPING_PAUSE_MS = 350;
 const byId = (id) => document.getElementById(id);
 let showElsewhere; // called with the sets after each listing
 let listed = []; // the sets as the service lists them
 const keptNames = new Map(); // `name version` -> promise of the labels of a registered set
 
+/** Names of the ticked sets, the users' first: of a label in several, the first set's threshold counts. */
 export function chosenSets() {
-  return [...document.querySelectorAll("#sets input:checked")].map((box) => box.value);
+  const names = [...document.querySelectorAll("#sets input:checked")].map((box) => box.value);
+  const isOwn = (name) => listed.some((set) => set.name === name && !SHIPPED.has(set.origin));
+  return [...names.filter(isOwn), ...names.filter((name) => !isOwn(name))];
 }
 
 export function comparedSet() {

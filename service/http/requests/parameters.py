@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
+from fastapi import Depends
 from starlette.requests import Request
 
-from service.errors import InvalidParameters, InvalidValue, RepeatedField
+from service.errors import InvalidParameters, InvalidValue, RepeatedField, describe_unknown
 from service.labels.definition import check_candidates
 from service.labels.question import Question, parse_question
 
@@ -33,6 +34,20 @@ def read_parameters(request: Request) -> Question:
     text: bytes = request.scope["query_string"]
     # Most clients send the same few query strings; long ones would only fill the cache.
     return _read_cached(text) if len(text) <= _CACHED_BYTES else _read_query_string(text)
+
+
+async def refuse_unknown_names(request: Request) -> None:
+    """Raises InvalidParameters for a name in the query string that the route does not declare."""
+    if not request.scope["query_string"]:
+        return
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        reason = f"This name is {describe_unknown(unknown[0], known)}"
+        raise InvalidParameters([InvalidValue("query", unknown[0], reason)])
+
+
+KNOWN_NAMES = Depends(refuse_unknown_names)
 
 
 def _read_query_string(text: bytes) -> Question:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -24,6 +25,7 @@ from service.errors import (
     TooManyImages,
     UnknownField,
     UnsupportedMediaType,
+    quote,
 )
 from service.http.requests.body import JSON, MULTIPART, RAW_IMAGE, Body, read_media_type
 from service.http.requests.json import parse_aside
@@ -34,6 +36,8 @@ from service.settings import Settings
 
 MAX_TEXT_BYTES = 65_536
 MAX_TEXT_PARTS = 2048
+# RFC 2045; the first three leave the content as it is.
+_TRANSFER_ENCODINGS = ("7bit", "8bit", "binary", "base64", "quoted-printable")
 _URL_FIELD = "url"
 # Browsers write this before base64. The media type is ignored: formats are recognised by content.
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
@@ -148,6 +152,7 @@ class _Form:
         self._max_images = max_images
         self._num_texts = 0
         self._name = ""
+        self._encoding = ""
         # Most images come in one piece, which is not copied.
         self._pieces: list[bytes | bytearray] = []
         self._length = 0
@@ -172,15 +177,22 @@ class _Form:
         async for chunk in chunks:
             for event in parser.parse(chunk):
                 if isinstance(event, MultipartSegment):
-                    self._begin_part(event.name.encode("latin-1").decode("utf-8", "replace"))
+                    self._begin_part(event)
                 elif event is not None:
                     self._add(event)
                 else:
                     self._end_part()
         parser.close()
 
-    def _begin_part(self, name: str) -> None:
+    def _begin_part(self, part: MultipartSegment) -> None:
+        name = part.name.encode("latin-1").decode("utf-8", "replace")
         self._name, self._pieces, self._length = name, [], 0
+        self._encoding = part.header("Content-Transfer-Encoding", "binary").lower()
+        if self._encoding not in _TRANSFER_ENCODINGS:
+            raise MalformedBody(
+                f"The Content-Transfer-Encoding {quote(self._encoding)} of the part {quote(name)} "
+                f"must be one of {', '.join(_TRANSFER_ENCODINGS)}, or left out"
+            )
         if name in self.images:
             if sum(map(len, self.images.values())) == self._max_images:
                 raise TooManyImages(self._max_images)
@@ -199,10 +211,23 @@ class _Form:
 
     def _end_part(self) -> None:
         content = b"".join(self._pieces)
+        if self._encoding == "base64":
+            content = _decode_part(self._name, content)
+        elif self._encoding == "quoted-printable":
+            content = binascii.a2b_qp(content)
         if self._name in self.images:
             self.images[self._name].append(content)
             return
         self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
+
+
+def _decode_part(name: str, content: bytes) -> bytes:
+    try:
+        return base64.b64decode(content.translate(None, b"\r\n"), validate=True)
+    except ValueError as error:
+        raise MalformedBody(
+            f"The part {quote(name)} is not the base64 that its Content-Transfer-Encoding promises"
+        ) from error
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:

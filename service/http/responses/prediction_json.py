@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from service.http.responses.schemas import ImageFailure
+from service.http.responses.schemas import MAX_HIDDEN, ImageFailure
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.prediction import Prediction
 from service.pipeline.selection import Selection
@@ -53,12 +53,17 @@ async def write_batch(
 
 def _describe_model(pipeline: Pipeline, selection: Selection) -> Fields:
     card = pipeline.bundle.card
+    sets: list[Fields] = [
+        {"name": labels.name, "version": labels.version} for labels in selection.sets
+    ]
+    if selection.hidden:
+        for described in sets:
+            if lost := selection.hidden.get(described["name"]):
+                described |= {"num_hidden": len(lost), "hidden": lost[:MAX_HIDDEN]}
     return {
         "model": {"name": card.name, "version": card.version},
         "label_set": {"name": selection.name, "version": selection.version},
-        "label_sets": [
-            {"name": labels.name, "version": labels.version} for labels in selection.sets
-        ],
+        "label_sets": sets,
     }
 
 

@@ -173,12 +173,12 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
 def _list_methods(request: Request) -> list[str]:
     """Returns the methods of a path; Starlette lists those of the first matching route only."""
     routes = request.app.router.routes
+    asked = {method: {**request.scope, "method": method} for method in _METHODS}
+    asked["HEAD"] = asked["GET"]  # `HeadAsGet`
     return [
         method
         for method in _METHODS
-        if any(
-            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
-        )
+        if any(route.matches(asked[method])[0] is Match.FULL for route in routes)
     ]
 
 

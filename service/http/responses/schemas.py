@@ -25,6 +25,9 @@ from service.http.responses.problems import Problem
 from service.labels.label_set import LabelSet, Origin, Source
 from service.pipeline.pipeline import Pipeline
 
+MAX_HIDDEN = 10
+"""Most names of hidden labels in an answer: a set may have 50,000."""
+
 
 class _Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
@@ -35,6 +38,20 @@ class NameAndVersion(_Answer):
 
     name: str = Field(examples=["ml-decoder-lite0"])
     version: str = Field(examples=["1.0.0"])
+
+
+class SetInAnswer(NameAndVersion):
+    """A label set that answers."""
+
+    num_hidden: int | None = Field(
+        default=None,
+        description="If the set is registered: how many of its labels a set before it answers, "
+        "with that set's thresholds. Absent if none. To change this, name your set first.",
+        examples=[None],
+    )
+    hidden: list[str] | None = Field(
+        default=None, description=f"The first {MAX_HIDDEN} of these labels.", examples=[None]
+    )
 
 
 class ImageSize(_Answer):
@@ -111,7 +128,7 @@ class _RequestAnswer(_Answer):
         description="Source of the labels. Names and versions of several sets are joined by `+`, "
         "in the order of `label_sets`."
     )
-    label_sets: list[NameAndVersion] = Field(
+    label_sets: list[SetInAnswer] = Field(
         description="Each set that the labels are from; candidate labels come first."
     )
     request_id: str = Field(description="As in the header `X-Request-ID`.")

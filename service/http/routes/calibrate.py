@@ -13,6 +13,7 @@ from service import errors
 from service.errors import ImageError
 from service.http.host import Host
 from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
+from service.http.requests.parameters import KNOWN_NAMES
 from service.http.requests.uploads import read_groups
 from service.http.responses.openapi import document_groups, document_problems
 from service.http.responses.problems import describe_problem
@@ -38,6 +39,7 @@ MAX_PHOTOS = 200
 _POSITIVE, _NEGATIVE = "positive", "negative"
 
 _PHOTO_PROBLEMS = (
+    errors.CrossSite,
     *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,
@@ -55,7 +57,7 @@ router = APIRouter(prefix="/labels", tags=["labels"])
 @router.post(
     "/{name}/calibrate",
     summary="Find the threshold of a label",
-    dependencies=[*PREDICT, LIMITED],
+    dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
     responses=document_problems(*NAME_PROBLEMS, *_PHOTO_PROBLEMS),
     openapi_extra=document_groups(
         MAX_PHOTOS,

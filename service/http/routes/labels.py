@@ -21,6 +21,7 @@ from service.errors import (
 from service.http.host import Host
 from service.http.requests.body import BODY_PROBLEMS, cancel_on_disconnect
 from service.http.requests.json import read_json_object
+from service.http.requests.parameters import KNOWN_NAMES
 from service.http.responses.openapi import (
     TAG,
     TAG_AND_PLACE,
@@ -34,7 +35,7 @@ from service.http.responses.schemas import (
     answer_label_set,
     summarise_label_set,
 )
-from service.http.security.keys import ADMINISTRATE, PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, ADMINISTRATE, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.catalogue import Catalogue
 from service.labels.definition import (
@@ -49,7 +50,7 @@ from service.labels.label_set import LabelSet
 from service.labels.store.store import ABSENT, PRESENT
 from service.labels.text import LabelSetName
 
-READ_PROBLEMS = (errors.NotReady, errors.Draining, errors.Unauthorized, errors.RateLimited)
+READ_PROBLEMS = (errors.NotReady, errors.Draining, *ACCESS_PROBLEMS)
 NAME_PROBLEMS = (
     *READ_PROBLEMS,
     errors.LabelSetNotFound,
@@ -58,11 +59,13 @@ NAME_PROBLEMS = (
 )
 _WRITE_PROBLEMS = (
     *READ_PROBLEMS,
+    errors.CrossSite,
     errors.Forbidden,
     errors.NoOpenHead,
     errors.LabelSetReadOnly,
     errors.StoreUnavailable,
     errors.StoreFull,
+    errors.StoreReadOnly,
 )
 _JSON_PROBLEMS = (*BODY_PROBLEMS, errors.InvalidParameters)
 _SET_PROBLEMS = (
@@ -104,15 +107,15 @@ Name = Annotated[LabelSetName, Path(description="Name of the label set.")]
 router = APIRouter(prefix="/labels", tags=["labels"])
 
 
-_READING = [*PREDICT, LIMITED]
-_WRITING = [*ADMINISTRATE, LIMITED]
+_READING = [*PREDICT, LIMITED, KNOWN_NAMES]
+_WRITING = [*ADMINISTRATE, LIMITED, KNOWN_NAMES]
 
 
 @router.get(
     "",
     summary="List label sets",
     dependencies=_READING,
-    responses=document_problems(*READ_PROBLEMS),
+    responses=document_problems(*READ_PROBLEMS, errors.InvalidParameters),
 )
 async def list_label_sets(host: Host) -> LabelSetsAnswer:
     """Lists every label set, the trained labels included."""

@@ -1,6 +1,6 @@
-"""The playground at `/` and the API reference at `/docs`; their files come from this host only.
+"""The playground at `/`, the API reference at `/docs` and the OpenAPI document.
 
-Swagger UI's files are those of the package `fastapi_offline`. URLs in the pages are relative.
+Files come from this host only, Swagger UI's from the package `fastapi_offline`. URLs are relative.
 Below a root path a `<base>` names it, because proxies show the page at `/tags` as well as `/tags/`.
 """
 
@@ -12,11 +12,13 @@ from pathlib import Path
 
 import fastapi_offline
 from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from service.http.security.browsers import PAGE_POLICY
+from service.http.security.keys import PUBLIC
+from service.http.security.rates import LIMITED
 
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 SWAGGER_FOLDER = Path(fastapi_offline.__file__).parent / "static"
@@ -27,7 +29,6 @@ _SUFFIXES = frozenset({".css", ".html", ".js", ".svg"})
 _PAGE_NAMES = {path.name for path in PAGE_FOLDER.iterdir() if path.suffix in _SUFFIXES}
 _PAGE_NAMES |= {f"samples/{name}" for name in _SAMPLES}
 
-_METHODS = ["GET", "HEAD"]
 _HEADERS = {
     "Accept-Ranges": "none",
     "Cache-Control": "no-cache",  # ask each time; an unchanged file is a 304
@@ -56,16 +57,24 @@ _PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
 _SWAGGER_FILES = PageFiles(directory=SWAGGER_FOLDER)
 
 
-@router.api_route("/", methods=_METHODS)
+@router.get("/", dependencies=[PUBLIC])
 async def show_playground(request: Request) -> Response:
     """Shows the playground."""
     return await _show("index.html", request.scope)
 
 
-@router.api_route("/docs", methods=_METHODS)
+@router.get("/docs", dependencies=[PUBLIC])
 async def show_reference(request: Request) -> Response:
     """Shows Swagger UI on the app's own OpenAPI document."""
     return await _show("docs.html", request.scope)
+
+
+@router.get("/openapi.json", dependencies=[PUBLIC, LIMITED])
+async def send_document(request: Request) -> Response:
+    """Sends the OpenAPI document; below a root path with the URL of the service."""
+    root_path = request.scope["root_path"]
+    servers = {"servers": [{"url": root_path}]} if root_path else {}
+    return JSONResponse({**request.app.openapi(), **servers})
 
 
 async def _show(page: str, scope: Scope) -> Response:
@@ -81,8 +90,9 @@ def _read_page(name: str) -> str:
     return (PAGE_FOLDER / name).read_text(encoding="utf-8")
 
 
+# Files of both pages are sent under every host name, so that the page can show what is refused.
 # Routes instead of mounts, which lose the app's root path and the methods of a path.
-@router.api_route("/page/{path:path}", methods=_METHODS)
+@router.get("/page/{path:path}")
 async def send_page_file(request: Request, path: str) -> Response:
     """Sends a file of both pages."""
     if path not in _PAGE_NAMES:
@@ -90,7 +100,7 @@ async def send_page_file(request: Request, path: str) -> Response:
     return await _PAGE_FILES.get_response(path, request.scope)
 
 
-@router.api_route("/swagger-ui/{path:path}", methods=_METHODS)
+@router.get("/swagger-ui/{path:path}")
 async def send_swagger_file(request: Request, path: str) -> Response:
     """Sends a file of Swagger UI."""
     return await _SWAGGER_FILES.get_response(path, request.scope)

@@ -23,7 +23,7 @@ from service.http.responses.prediction_json import write_batch, write_prediction
 from service.http.responses.problems import describe_problem
 from service.http.responses.schemas import BatchAnswer, ImageFailure, PredictAnswer
 from service.http.routes.direct import DirectRoute
-from service.http.security.keys import PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, PREDICT
 from service.http.security.rates import LIMITED
 from service.labels.question import MAX_EXPLAINED, Question
 from service.pipeline.pipeline import Pipeline
@@ -39,8 +39,8 @@ MAX_BATCH_IMAGES = 16
 
 _ONE_IMAGE = UploadShape()
 REQUEST_PROBLEMS = (
-    errors.Unauthorized,
-    errors.RateLimited,
+    *ACCESS_PROBLEMS,
+    errors.CrossSite,
     *BODY_PROBLEMS,
     errors.MissingField,
     errors.UnknownField,
@@ -69,6 +69,7 @@ IMAGE_PROBLEMS = (
     errors.EmptyImage,
     errors.UnsupportedImage,
     errors.TooManyPixels,
+    errors.PhotoSuspected,
 )
 
 router = APIRouter(route_class=DirectRoute, tags=["predict"], dependencies=[*PREDICT, LIMITED])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from service.errors import Draining, NotReady, Unauthorized
+from service.errors import Draining, InvalidParameters, NotReady
 from service.http.host import Host
+from service.http.requests.parameters import KNOWN_NAMES
 from service.http.responses.openapi import document_answer, document_problems
 from service.http.responses.schemas import HealthAnswer, InfoAnswer, answer_info
-from service.http.security.keys import PREDICT
+from service.http.security.keys import ACCESS_PROBLEMS, PREDICT, PUBLIC
+from service.http.security.rates import LIMITED
 
 router = APIRouter()
 metrics_router = APIRouter()
@@ -19,22 +21,20 @@ metrics_router = APIRouter()
     "/info",
     summary="Model card: licence, labels, thresholds, accuracy",
     tags=["model"],
-    dependencies=[*PREDICT],
-    responses=document_problems(NotReady, Draining, Unauthorized),
+    dependencies=[*PREDICT, LIMITED, KNOWN_NAMES],
+    responses=document_problems(NotReady, Draining, InvalidParameters, *ACCESS_PROBLEMS),
 )
 async def info(host: Host) -> InfoAnswer:
     """Describes the model: licence, origin, input, labels with thresholds, accuracy."""
     return answer_info(host.pipeline)
 
 
-@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Liveness: the process answers", tags=["health"])
 async def live() -> HealthAnswer:
     """Returns 200 while the process answers, ready or not."""
     return HealthAnswer(status="alive")
 
 
-@router.head("/readyz", include_in_schema=False)
 @router.get(
     "/readyz",
     summary="Readiness: predictions are answered",
@@ -52,6 +52,7 @@ async def ready(host: Host) -> HealthAnswer:
     "/metrics",
     summary="Metrics for Prometheus",
     tags=["health"],
+    dependencies=[PUBLIC],
     response_class=Response,
     responses=document_answer("Prometheus' text format.", "text/plain"),
 )

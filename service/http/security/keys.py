@@ -1,17 +1,18 @@
 """API keys: which client may predict, and which may change label sets.
 
-Routes depend on `PREDICT` or `ADMINISTRATE`; a route with neither is public.
+Routes depend on `PREDICT`, `ADMINISTRATE` or `PUBLIC`; only health depends on none.
 """
 
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Callable
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import SecretStr
 
-from service.errors import Forbidden, StartError, Unauthorized
+from service.errors import Forbidden, HostNotAllowed, RateLimited, StartError, Unauthorized
 from service.settings import Settings, expand_home
 
 _MIN_CHARACTERS = 16
@@ -36,16 +37,24 @@ class KeyRing:
         self._administrate = _read_keys("admin_keys", settings.admin_keys)
         self.is_empty = not (self._predict or self._administrate)
 
-    def check_predict(self, key: str | None) -> None:
-        """Raises `Unauthorized` unless `key` may predict; without predict keys every client may."""
+    def check_predict(self, key: str | None) -> bool:
+        """Raises `Unauthorized` unless `key` may predict; returns False if no key is needed."""
         if self._predict and not _contains((*self._predict, *self._administrate), key):
             raise Unauthorized(sent=bool(key))
+        return bool(self._predict)
 
-    def check_administrate(self, key: str | None) -> None:
-        """Raises `Forbidden` or `Unauthorized` unless `key` may change label sets."""
-        if self.is_empty or _contains(self._administrate, key):
-            return
-        raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))
+    def check_administrate(self, key: str | None) -> bool:
+        """Raises `Forbidden` or `Unauthorized` unless `key` may change label sets.
+
+        Returns False if no key is needed.
+        """
+        if not (self.is_empty or _contains(self._administrate, key)):
+            raise Forbidden if _contains(self._predict, key) else Unauthorized(sent=bool(key))
+        return not self.is_empty
+
+    def check_public(self, _key: str | None) -> bool:
+        """Returns whether predictions need a key: a page of another site has none."""
+        return bool(self._predict)
 
     def name_caller(self, key: str | None, address: str) -> str:
         """Returns the digest of a known key, else the address (IPv6: its /64 network)."""
@@ -56,28 +65,45 @@ class KeyRing:
 
 async def require_predict_key(request: Request) -> None:
     """Checks that the client may predict; sets `request.state.caller` for the rate limit."""
-    ring, key = _identify(request)
-    ring.check_predict(key)
+    _admit(request, KeyRing.check_predict)
 
 
 async def require_admin_key(request: Request) -> None:
     """Checks that the client may change label sets; sets `request.state.caller` too."""
-    ring, key = _identify(request)
-    ring.check_administrate(key)
+    _admit(request, KeyRing.check_administrate)
 
 
+async def admit_browser(request: Request) -> None:
+    """Checks the browser's host name if predictions need no key; sets `request.state.caller`."""
+    _admit(request, KeyRing.check_public)
+
+
+PUBLIC = Depends(admit_browser)
 _DOCUMENTED = (Security(_BEARER), Security(_HEADER))
 PREDICT = (Depends(require_predict_key), *_DOCUMENTED)
 ADMINISTRATE = (Depends(require_admin_key), *_DOCUMENTED)
 
+ACCESS_PROBLEMS = (Unauthorized, HostNotAllowed, RateLimited)
+"""Errors of `PREDICT`; also `CrossSite` unless the method is GET, and `Forbidden` of a change."""
 
-def _identify(request: Request) -> tuple[KeyRing, str | None]:
+
+def _admit(request: Request, check: Callable[[KeyRing, str | None], bool]) -> None:
     ring: KeyRing = request.app.state.keys
     key = None if ring.is_empty else _read_key(request)
     if request.app.state.rates is not None:
-        address = request.client.host if request.client is not None else "unknown"
-        request.state.caller = ring.name_caller(key, address)
-    return ring, key
+        request.state.caller = _name_caller(request, ring, key)
+    try:
+        needs_key = check(ring, key)
+    except Unauthorized:
+        if key:  # a guess
+            request.app.state.wrong_keys.count(_name_caller(request, ring, key))
+        raise
+    if not needs_key:
+        request.app.state.sites.check(request.scope)
+
+
+def _name_caller(request: Request, ring: KeyRing, key: str | None) -> str:
+    return ring.name_caller(key, request.client.host if request.client is not None else "unknown")
 
 
 def _read_key(request: Request) -> str:

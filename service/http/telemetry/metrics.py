@@ -10,15 +10,13 @@ import logging
 import os
 import socket
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from threading import Thread
 from typing import Literal, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
+    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -27,10 +25,14 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    make_wsgi_app,
+    generate_latest,
 )
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from service.errors import StartError
 from service.http.host import PipelineHost
@@ -226,41 +228,15 @@ def bind_own_port(settings: Settings) -> socket.socket | None:
     return listener
 
 
-@contextmanager
-def serve_own_port(listener: socket.socket | None, metrics: Metrics) -> Iterator[None]:
-    """Serves the metrics, of all workers, on the socket of `bind_own_port`; None serves nothing."""
-    if listener is None:
-        yield
-        return
-    server = _SharedServer(listener)
-    server.set_app(make_wsgi_app(open_registry(metrics)))
-    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def make_own_app(metrics: Metrics) -> Starlette:
+    """Returns the app of `metrics_port`, which has the metrics at every path."""
+    registry = open_registry(metrics)
 
+    # Not async: with several workers it reads many files, which would block the event loop.
+    def answer(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-class _SharedServer(ThreadingMixIn, WSGIServer):
-    """An HTTP server on a socket that listens already."""
-
-    daemon_threads = True
-
-    def __init__(self, listener: socket.socket) -> None:
-        super().__init__(("", 0), _SilentHandler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-        self.server_address = listener.getsockname()
-        self.server_name, self.server_port = listener.getsockname()[:2]
-        self.setup_environ()
-
-
-class _SilentHandler(WSGIRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+    return Starlette(routes=[Route("/{path:path}", answer)])
 
 
 def _explain_own_port(settings: Settings, error: OSError) -> StartError:

@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with what uvicorn lacks: limits, cheap refusals, answers that arrive.
 
-- **Timeouts.** A client may take for ever over a request's head, over the rest of a body whose
-  answer is sent, and over reading its answers; here the connection is closed. The body of a
-  request in progress has its own timeout in `requests/body.py`.
+- **Timeouts.** uvicorn has none for a request's head, the rest of a body whose answer is sent, and
+  clients that do not read their answers or read them slowly; here the connection is closed. The
+  body of a request in progress has its own timeout in `requests/body.py`.
+- **Limits** on the number of connections: `connections.py`.
 - **Limits** on the number of headers, the bytes of a head, trailer or chunk extension, and the
   pipelined requests. Trailers are dropped: uvicorn adds them to the headers (RFC 9110, 6.5.1).
 - **Disconnects.** uvicorn notifies the last request only, even if an earlier one is in progress.
@@ -21,8 +22,12 @@ uvicorn documents none of the names that this uses, which may change with any mi
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import httptools
@@ -33,11 +38,14 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from service.http.transport.connections import Connections
 from service.settings import Settings
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 200
 _MAX_AHEAD = 16
+# Of unread answers, while there are as many bytes: 12 MB, the maps of 16 photos, take 13 minutes.
+_LEAST_BYTES_PER_SECOND = 16384
 # At the end of the process: enough for an answer to reach its client.
 _SHUTDOWN_LINGER_SECONDS = 0.5
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
@@ -54,12 +62,16 @@ class Refusal(NamedTuple):
 Refuse = Callable[[Mapping[str, Any]], Refusal | None]
 """Returns the refusal for a request, by its ASGI scope, or None to pass it on."""
 
+SURPLUS = "ml_decoder.surplus"
+"""In the scope of requests on a connection that is accepted for health only."""
+
 
 class LingeringTransport:
     """A transport whose `close` lingers while the client sends; `close_now` does not.
 
     `client_sends` is whether the rest of a request's body is still to come. While it `lingers`,
-    input is to be dropped, and `write` does nothing.
+    input is to be dropped, and `write` does nothing. A client that reads too slowly while it is
+    watched, or after the close, is cut off.
     """
 
     def __init__(self, transport: asyncio.Transport, linger_seconds: float) -> None:
@@ -67,8 +79,11 @@ class LingeringTransport:
         self.lingers = False
         self.write: Callable[[bytes], None] = transport.write
         self._transport = transport
-        self._linger_seconds = linger_seconds
+        self._linger_seconds = self._reading_seconds = linger_seconds
         self._timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        self._file: int | None = None
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
         return getattr(self._transport, name)
@@ -87,7 +102,37 @@ class LingeringTransport:
             self._start_timer()
 
     def close_now(self) -> None:
-        self._transport.close()
+        if self._reading_timer is None and self._transport.get_write_buffer_size():
+            self.watch_reading()
+        self._transport.close()  # waits until everything is sent
+
+    def watch_reading(self) -> None:
+        if self._file is None:  # the transport does not name it after the close
+            opened = self._transport.get_extra_info("socket")
+            self._file = -1 if opened is None else opened.fileno()
+        self._unread_bytes = self._count_unread()
+        loop = asyncio.get_running_loop()
+        self._reading_timer = loop.call_later(self._reading_seconds, self._check_reading)
+
+    def stop_watching(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _check_reading(self) -> None:
+        expected = min(self._unread_bytes, _LEAST_BYTES_PER_SECOND * self._reading_seconds)
+        if self._unread_bytes - self._count_unread() >= expected:
+            self.watch_reading()
+        else:
+            self._transport.abort()
+
+    def _count_unread(self) -> int:
+        # With what the kernel holds: it takes more from us in steps of a megabyte only.
+        count = self._transport.get_write_buffer_size()
+        with suppress(OSError, ValueError):
+            held = fcntl.ioctl(self._file or -1, termios.TIOCOUTQ, bytes(4))
+            count += int.from_bytes(held, sys.byteorder)
+        return count
 
     def end_request(self) -> None:
         self.client_sends = False
@@ -101,6 +146,7 @@ class LingeringTransport:
             self._start_timer()
 
     def stop(self) -> None:
+        self.stop_watching()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -161,10 +207,10 @@ class LimitedProtocol(HttpToolsProtocol):
     header_timeout_seconds: float
     body_timeout_seconds: float  # of a body whose answer is sent, and of reading answers
     refuse: Refuse
+    open_connections: Connections
     _lingering: LingeringTransport
+    _is_surplus = False
     _request_timer: asyncio.TimerHandle | None = None
-    _reading_timer: asyncio.TimerHandle | None = None
-    _unsent_bytes = 0
     _running: RequestResponseCycle | None = None
     _in_message = False
     _head_bytes = 0
@@ -174,6 +220,26 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
         self._start_request_timer(self.header_timeout_seconds)
+        self._is_surplus = not self.open_connections.add(self)
+
+    def find_idle_start(self) -> float | None:
+        """As in `Connection`; connections that linger or are closing count as idle for long."""
+        if self._lingering.get_write_buffer_size():
+            return None  # the client reads an answer
+        if self._lingering.is_closing():
+            return 0.0
+        if self.timeout_keep_alive_task is not None:
+            return self.timeout_keep_alive_task.when() - self.timeout_keep_alive
+        if self._request_timer is None:
+            return None
+        sends = self._lingering.client_sends
+        return self._request_timer.when() - (
+            self.body_timeout_seconds if sends else self.header_timeout_seconds
+        )
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._lingering.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.lingers:
@@ -231,8 +297,8 @@ class LimitedProtocol(HttpToolsProtocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.open_connections.remove(self)
         self._stop_request_timer()
-        self._stop_reading_timer()
         self._lingering.stop()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -245,26 +311,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reading()
+        self._lingering.watch_reading()
 
     def resume_writing(self) -> None:
-        self._stop_reading_timer()
+        self._lingering.stop_watching()
+        if self._lingering.is_closing():
+            self._lingering.watch_reading()
         super().resume_writing()
-
-    def _watch_reading(self) -> None:
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._reading_timer = self.loop.call_later(self.body_timeout_seconds, self._check_reading)
-
-    def _check_reading(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
-            self._watch_reading()  # slow, but it reads
-        else:
-            self.transport.abort()
-
-    def _stop_reading_timer(self) -> None:
-        if self._reading_timer is not None:
-            self._reading_timer.cancel()
-            self._reading_timer = None
 
     def _start_request_timer(self, seconds: float) -> None:
         if self._request_timer is None and not self.transport.is_closing():
@@ -278,6 +331,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         # If the client pipelines requests or does not read, the app answers: each refusal would
         # start the next one recursively, or stay in memory.
+        if self._is_surplus:
+            cycle.scope[SURPLUS] = True  # type: ignore[literal-required]
+            cycle.keep_alive = False
         refusal = None if self.pipeline or self.flow.write_paused else self.refuse(cycle.scope)
         if refusal is None:
             self._running = cycle
@@ -302,11 +358,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
 
-def make_protocol(settings: Settings, refuse: Refuse | None) -> type[LimitedProtocol]:
+def make_protocol(
+    settings: Settings, refuse: Refuse | None, connections: Connections | None = None
+) -> type[LimitedProtocol]:
     """Returns the protocol class for `uvicorn.Config(http=...)`."""
     attributes = {
         "header_timeout_seconds": settings.header_timeout_seconds,
         "body_timeout_seconds": settings.body_timeout_seconds,
         "refuse": staticmethod(refuse or (lambda _scope: None)),
+        "open_connections": connections or Connections(settings),
     }
     return type("Protocol", (LimitedProtocol,), attributes)

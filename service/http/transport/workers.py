@@ -8,6 +8,7 @@ a second before it replaces one, which then imports for another.
 from __future__ import annotations
 
 import logging
+import mmap
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ from multiprocessing.context import ForkProcess
 
 from service.errors import BundleError, ServiceBroken, StartError
 from service.http.telemetry.logs import name_worker
+from service.scheduling.suspects import Suspects
 
 _SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _KILLING_STOP = 3
@@ -29,9 +31,8 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 # A message of a worker; any other is the reason of its end.
 _READY = "ready"
-# Messages of the supervisor.
+# The message of the supervisor.
 _STOP = "stop"
-_COMPLETE = "complete"
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ class Worker:
     number: int
     listens_at_once: bool
     link: Connection
+    suspects: Suspects
+    complete: mmap.mmap  # shared: 1 once all workers of the start have been ready
+
+    def are_all_ready(self) -> bool:
+        """Returns whether all workers of the start have been ready, at once in all workers."""
+        return self.complete[0] == 1
 
     def report_ready(self) -> None:
         """Notes that predictions are answered."""
@@ -57,14 +64,12 @@ class Worker:
         with suppress(OSError):
             self.link.send(message)
 
-    def receive(self, stop: Callable[[], None], complete: Callable[[], None]) -> bool:
-        """Calls `stop` or `complete` for each message; returns False at the supervisor's end.
-
-        `stop` is once for each signal. `complete` is once, when all workers of the start are ready.
-        """
+    def receive(self, stop: Callable[[], None]) -> bool:
+        """Calls `stop` for each signal; returns False at the supervisor's end."""
         try:
             while self.link.poll():
-                {_STOP: stop, _COMPLETE: complete}[self.link.recv()]()
+                self.link.recv()
+                stop()
         except (EOFError, OSError):
             stop()
             return False
@@ -90,7 +95,8 @@ class Supervisor:
     Forked, because a replacement then needs no imports (1.2 seconds) and shares their memory. So
     this process must have no threads.
 
-    A worker that was ready is replaced at once. A failure before all have been ready is a failed
+    A worker that was ready is replaced at once; the photos of one that crashed are refused for 10
+    seconds. A failure before all have been ready is a failed
     start. Later, a replacement that fails is tried again after 1, 2, 4 and up to 30 seconds, as
     long as another worker is ready.
     """
@@ -102,7 +108,8 @@ class Supervisor:
         self._serve = serve
         self._announce = announce
         self._slots = [_Slot(number) for number in range(1, count + 1)]
-        self._complete = False
+        self._complete = mmap.mmap(-1, 1)
+        self._suspects = Suspects(count)
         self._stops = 0
 
     def run(self) -> None:
@@ -130,8 +137,8 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         slot.link, theirs = multiprocessing.Pipe()
         slot.ready, slot.reason = False, ""
-        at_once = slot.number == 1 and not self._complete
-        worker = Worker(slot.number, at_once, theirs)
+        at_once = slot.number == 1 and not self._complete[0]
+        worker = Worker(slot.number, at_once, theirs, self._suspects, self._complete)
         process = multiprocessing.get_context("fork").Process(
             target=self._run_worker, args=(worker,), name=f"worker {slot.number}"
         )
@@ -154,6 +161,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         name_worker(worker.number)
+        worker.suspects.watch(worker.number)
         try:
             self._serve(worker)
         except (StartError, BundleError, ServiceBroken) as error:
@@ -198,12 +206,8 @@ class Supervisor:
                     slot.reason = message
         except (EOFError, OSError):
             slot.link = None
-        if not self._complete and all(each.ready for each in self._slots):
-            self._complete = True
-            first = self._slots[0].link
-            if first is not None:
-                with suppress(OSError):
-                    first.send(_COMPLETE)
+        if not self._complete[0] and all(each.ready for each in self._slots):
+            self._complete[0] = 1
             self._announce()
 
     def _reap(self, slot: _Slot) -> None:
@@ -212,12 +216,16 @@ class Supervisor:
         code = slot.process.exitcode or 0
         was_ready, slot.ready = slot.ready, False
         slot.process = slot.link = None
+        stack, refused = self._suspects.end(slot.number)
         if self._stops and code in (0, -signal.SIGTERM):
             return
         reason = slot.reason or _describe(code)
-        if not (self._complete or was_ready or self._stops):
+        if not (self._complete[0] or was_ready or self._stops):
             raise StartError(slot.reason or f"worker {slot.number} cannot start: {reason}")
-        logger.error("worker ended", extra={"worker": slot.number, "reason": reason})
+        fields = {"worker": slot.number, "reason": reason}
+        if stack:
+            fields |= {"refused_photos": refused, "stack": stack}
+        logger.error("worker ended", extra=fields)
         if was_ready or self._stops:
             return
         if not any(each.ready for each in self._slots):

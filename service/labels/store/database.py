@@ -15,12 +15,20 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from service.errors import StartError, StoreError, StoreFull, StoreIncompatible, StoreUnavailable
+from service.errors import (
+    StartError,
+    StoreError,
+    StoreFull,
+    StoreIncompatible,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from service.settings import expand_home
 
 MEMORY = "memory"
 _POSTGRES = "postgresql+psycopg"
 _POSTGRES_DISK_FULL = "53100"  # SQLSTATE `disk_full`
+_POSTGRES_READ_ONLY = "25006"  # SQLSTATE `read_only_sql_transaction`: a standby, for example
 _STATEMENT_MS = 25_000
 _WAL_RETRY_SECONDS = 0.005
 _WRITING = "label_store_writing"  # execution option
@@ -32,7 +40,7 @@ class Database:
     def __init__(self, engine: sa.Engine) -> None:
         self.connections = 0
         self._engine = engine
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[object, ...] | None = None
         self._postgres: Any = None
         sa.event.listen(engine, "connect", self._note_connection)
 
@@ -40,7 +48,7 @@ class Database:
     def connect(self, *, writing: bool = False) -> Iterator[sa.Connection]:
         """Yields a connection; with `writing`, in a transaction that is committed at the end.
 
-        Raises `StoreUnavailable` or `StoreFull` in place of SQLAlchemy's errors.
+        Raises `StoreUnavailable`, `StoreFull` or `StoreReadOnly` in place of SQLAlchemy's errors.
         """
         if self._identify_file() != self._file:
             self._engine.dispose()  # writes to a file that was replaced would be lost
@@ -54,6 +62,16 @@ class Database:
                         _empty_log(connection)
         except sa.exc.SQLAlchemyError as error:
             raise _translate(error, format_address(engine.url)) from error
+
+    def check_writable(self, connection: sa.Connection) -> None:
+        """Raises `StoreReadOnly` if the file, its folder or the server is read-only."""
+        if connection.dialect.name == "sqlite":
+            is_writable = not (self._file and self._file[2])
+        else:
+            query = "SHOW transaction_read_only"
+            is_writable = connection.exec_driver_sql(query).scalar_one() == "off"
+        if not is_writable:
+            raise StoreReadOnly(f"label_store {format_address(self._engine.url)}: it is read-only")
 
     def break_connection(self) -> None:
         """Breaks the connection to PostgreSQL, so that a call in another thread raises.
@@ -78,11 +96,13 @@ class Database:
         if self._engine.dialect.name == "postgresql":
             self._postgres = connection
 
-    def _identify_file(self) -> tuple[int, int] | None:
+    def _identify_file(self) -> tuple[object, ...] | None:
         if self._engine.dialect.name == "sqlite":
+            path = Path(str(self._engine.url.database))
             with suppress(OSError):
-                status = Path(str(self._engine.url.database)).stat()
-                return status.st_dev, status.st_ino
+                status, mode = path.stat(), _find_read_only_mode(path)
+                # SQLite does not notice that others write into an immutable file.
+                return status.st_dev, status.st_ino, mode, status.st_mtime_ns if mode else None
         return None
 
 
@@ -117,8 +137,8 @@ def open_database(location: str | None, *, timeout_seconds: float = 2.0) -> Data
 
 def find_default_path() -> Path:
     """Returns the default SQLite file, in the user's state folder (XDG Base Directory)."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
-    return Path(state) / "ml-decoder" / "labels.db"
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return expand_home(state) / "ml-decoder" / "labels.db"
 
 
 def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
@@ -168,14 +188,37 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
         poolclass=sa.StaticPool if path == ":memory:" else sa.QueuePool,
     )
 
+    def prepare(_dialect: object, _record: object, arguments: Any, options: Any) -> None:  # noqa: ANN401
+        if path == ":memory:":
+            return
+        if mode := _find_read_only_mode(Path(path)):
+            arguments[0] = f"{Path(path).absolute().as_uri()}?{mode}"
+            options["uri"] = True
+            return
+        with suppress(OSError):  # SQLite reports it; its own new files are readable by everyone
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
     def set_up(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # `_begin_sqlite` begins the transactions
         _set_wal(connection, timeout_seconds)
         connection.execute("PRAGMA synchronous = FULL")
 
+    sa.event.listen(engine, "do_connect", prepare)
     sa.event.listen(engine, "connect", set_up)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _find_read_only_mode(path: Path) -> str | None:
+    """Returns the URI parameter that opens a file that this process cannot write, else None.
+
+    SQLite needs the files of its log, which it cannot make there; `immutable` goes without.
+    """
+    if not path.exists() or all(os.access(place, os.W_OK) for place in (path, path.parent)):
+        return None
+    log, index = (Path(f"{path}{ending}") for ending in ("-wal", "-shm"))
+    has_log = log.exists() and (index.exists() or log.stat().st_size > 0)
+    return "mode=ro" if has_log else "immutable=1"
 
 
 def _set_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
@@ -217,6 +260,11 @@ def _translate(error: sa.exc.SQLAlchemyError, address: str) -> StoreError:
     if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
         return StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
     reason = str(origin or error).strip().partition("\n")[0]
+    if (
+        getattr(origin, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
+        or getattr(origin, "sqlstate", None) == _POSTGRES_READ_ONLY
+    ):
+        return StoreReadOnly(f"label_store {address}: {reason}")
     is_full = (
         _is_sqlite(origin, sqlite3.SQLITE_FULL)
         or getattr(origin, "sqlstate", None) == _POSTGRES_DISK_FULL

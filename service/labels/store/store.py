@@ -101,7 +101,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Most sets, most labels of all sets together, and most labels of one set."""
+    """Most sets, most labels of all sets together, of all spaces, and most labels of one set."""
 
     sets: int
     labels: int
@@ -112,8 +112,8 @@ class LabelStore:
     """The label sets of one embedding space, given by its fingerprint.
 
     Every method raises `StoreUnavailable` if the database is unreachable or locked, and
-    `StoreIncompatible` if its tables are of another schema version. A write raises `StoreFull` on a
-    full disk, and then changes nothing.
+    `StoreIncompatible` if its tables are of another schema version. A write, also `check`, raises
+    `StoreFull` on a full disk and `StoreReadOnly`, and then changes nothing.
     """
 
     def __init__(self, database: Database, space: str, limits: Limits) -> None:
@@ -141,12 +141,9 @@ class LabelStore:
         Sets that were deleted here after they were written there are left out.
         """
         ours = sa.select(_SETS.c.name).where(_SETS.c.space == self._space)
-        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
         query = (
-            sa.select(_SETS.c.name, _SETS.c.space)
-            .outerjoin_from(_SETS, _DELETED, deleted)
+            self._outlive_deletion(sa.select(_SETS.c.name, _SETS.c.space))
             .where(_SETS.c.space != self._space, _SETS.c.name.not_in(ours))
-            .where(_SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0))
             .order_by(_SETS.c.version)
         )
         with self._connect() as connection:
@@ -165,6 +162,7 @@ class LabelStore:
     def check(self, definition: Definition, *, replace: bool, if_version: int | None) -> int | None:
         """Runs the checks of `write`; returns the version if the same set is there already."""
         with self._connect() as connection:
+            self._database.check_writable(connection)
             found = self._find(connection, definition.name)
             version = _find_same(definition, found, replace, if_version)
             if version is None:
@@ -242,6 +240,13 @@ class LabelStore:
             self._prepared = False  # it may come back as another, empty database
             raise
 
+    def _outlive_deletion(self, query: sa.Select[Any]) -> sa.Select[Any]:
+        """Returns a query of sets without those that were deleted here after they were written."""
+        deleted = sa.and_(_DELETED.c.space == self._space, _DELETED.c.name == _SETS.c.name)
+        return query.outerjoin_from(_SETS, _DELETED, deleted).where(
+            _SETS.c.version > sa.func.coalesce(_DELETED.c.version, 0)
+        )
+
     def _match(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(_SETS.c.space == self._space, _SETS.c.name == name)
 
@@ -264,9 +269,17 @@ class LabelStore:
         limits = self._limits
         count = len(definition.names)
         check_size(count, limits.labels_per_set)
-        others = sa.and_(_SETS.c.space == self._space, _SETS.c.name != definition.name)
-        total = sa.func.coalesce(sa.func.sum(_SETS.c.num_labels), 0)
-        sets, labels = connection.execute(sa.select(sa.func.count(), total).where(others)).one()
+        # A set counts once, however many spaces have it.
+        largest = sa.select(sa.func.max(_SETS.c.num_labels).label("count"))
+        others = (
+            self._outlive_deletion(largest)
+            .where(_SETS.c.name != definition.name)
+            .group_by(_SETS.c.name)
+            .subquery()
+        )
+        total = sa.func.coalesce(sa.func.sum(others.c.count), 0)
+        query = sa.select(sa.func.count(), total).select_from(others)
+        sets, labels = connection.execute(query).one()
         if sets + 1 > limits.sets or labels + count > limits.labels:
             raise TooManyLabelSets(sets=limits.sets, labels=limits.labels)
 

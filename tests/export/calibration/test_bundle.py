@@ -10,6 +10,7 @@ from PIL import Image
 
 from export import ExportError
 from export.__main__ import main
+from export.accuracy import check_blank
 from export.calibration.bundle import RecalibrationRequest, recalibrate_bundle
 from export.calibration.heads import Rules
 from service.bundle.card import OpenHead
@@ -188,6 +189,27 @@ def test_open_head_is_left_alone_without_photos_for_it(
         recalibrate_bundle(replace(put_in(request, tmp_path), rules=Rules(raw_scores=True)), set())
 
 
+def test_labels_that_are_found_on_blank_photos_are_named(
+    calibrated: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "export")
+    greys = (*range(0, 256, 32), 255)
+    blank = np.stack([np.full((SIDE, SIDE, 3), grey, np.uint8) for grey in greys])
+    head = calibrated.card.trained_head
+    assert head is not None
+    for threshold in (0.0, 0.5, 1.0):
+        labels = tuple(
+            label.model_copy(update={"threshold": threshold}) for label in calibrated.labels
+        )
+        served = make_trained_set(labels, head)
+        scores = compute_scores(run_bundle(calibrated, blank), "sigmoid", served.calibration)
+        names = [TRAINED[i] for i in (scores >= served.thresholds).any(axis=0).nonzero()[0]]
+        check_blank(replace(calibrated, labels=labels))
+        line = f"trained: labels found on blank photos: {len(names)} ({', '.join(names) or 'none'})"
+        assert line in caplog.text
+        caplog.clear()
+
+
 def test_photos_that_do_not_fit_are_refused(
     bundle: Bundle, request_all: RecalibrationRequest, tmp_path: Path
 ) -> None:
@@ -216,6 +238,8 @@ def test_command_calibrates_a_bundle_and_names_photos_that_it_leaves_out(
     assert main([*given, "--precision-target", "0.7", "--model-version", "1.1.0"]) == 0
     err = capsys.readouterr().err
     assert "precision 0.7: " in err
+    assert "trained: labels found on blank photos: " in err
+    assert "everyday: labels found on blank photos: " in err
     assert err.splitlines()[-1] == f"wrote {out}"
     written = load_bundle(out)
     assert written.card.version == "1.1.0"

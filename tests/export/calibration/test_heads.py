@@ -27,7 +27,12 @@ RAW = Rules(raw_scores=True)
 
 
 def make_scored(
-    scale: float = 2.0, shift: float = -1.0, *, photos: int = 600, seed: int = 0
+    scale: float = 2.0,
+    shift: float = -1.0,
+    *,
+    photos: int = 600,
+    seed: int = 0,
+    blank: tuple[float, ...] = (-9.0, -9.0, -9.0),
 ) -> ScoredPhotos:
     """Returns logits whose probability is sigmoid(scale * logit + shift), and targets."""
     stream = np.random.default_rng(seed)
@@ -35,7 +40,8 @@ def make_scored(
     chances = 1 / (1 + np.exp(-(scale * logits + shift)))
     targets = (stream.random(logits.shape) < chances).astype(np.int64)
     paths = (Path("a.png"),) * photos
-    return ScoredPhotos(LabelledPhotos("made/val", NAMES, paths, targets), logits)
+    photos_made = LabelledPhotos("made/val", NAMES, paths, targets)
+    return ScoredPhotos(photos_made, logits, np.array([blank], np.float32))
 
 
 def test_trained_head_gets_the_scale_and_shift_of_its_probabilities() -> None:
@@ -62,6 +68,27 @@ def test_thresholds_of_trained_labels_are_of_best_f1_on_the_served_scores(rules:
             best.precision,
             best.recall,
         )
+
+
+@pytest.mark.parametrize("rules", [Rules(), RAW, Rules(precision_target=0.6)])
+def test_threshold_is_above_blank_photos_if_that_costs_little(rules: Rules) -> None:
+    plain = calibrate_trained(TRAINED, LABELS, make_scored(), rules)[1]
+    scored = make_scored(blank=(0.8, -9.0, 9.0))
+    head, labels = calibrate_trained(TRAINED, LABELS, scored, rules)
+    served = make_trained_set(labels, head)
+    found = compute_scores(scored.blank, "sigmoid", served.calibration) >= served.thresholds
+    assert found.tolist() == [[False, False, True]]
+    assert labels[1:] == plain[1:]
+    raised, before = labels[0], plain[0]
+    assert raised.threshold is not None
+    assert before.threshold is not None
+    assert raised.threshold > before.threshold
+    answered = (
+        compute_scores(scored.logits, "sigmoid", served.calibration)[:, 0] >= raised.threshold
+    )
+    shown = scored.photos.targets[:, 0] == 1
+    assert raised.precision == shown[answered].mean()
+    assert raised.recall == answered[shown].mean()
 
 
 def test_softmax_is_never_calibrated() -> None:

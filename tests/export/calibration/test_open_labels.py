@@ -217,7 +217,7 @@ def test_label_set_keeps_thresholds_and_calibrates_plain_names_only(
     texts = TextEmbedder(read.text, load_graph(bundle, "text_encoder", "int8"))
     head, val = bundle.card.open_head, read_splits(folder, LABELS, CONTRACT, set()).val
     assert head is not None
-    trained = score_names(val, graphs, head, CONTRACT, texts.embed)
+    trained = score_names(val, [graphs], head, CONTRACT, texts.embed)
     plain, given, prompted, embedded = (
         calibrate_label_set(record, head, trained, Rules()).labels[0].threshold
         for record in records

@@ -15,7 +15,7 @@ from export.graphs.text import (
     trace_text_encoder,
 )
 from export.graphs.verify import VerificationError
-from models.text import TextEncoder, read_text_encoder
+from models.text import TextEncoder, TextEncoderError, read_text_encoder
 from tests.models.tiny_text import write_text_encoder
 
 TEXTS = ("red", "a photo of a large dark blue square", "a circle of unknown words")
@@ -50,6 +50,13 @@ def test_names_are_embedded_as_the_service_writes_them(encoder: TextEncoder) -> 
     texts = TextEmbedder(encoder, trace_text_encoder(encoder.module))
     found = texts.embed_names(["dark_square", "dark square"], "a {}")
     np.testing.assert_array_equal(found, texts.embed(["a dark square"] * 2))
+
+
+def test_text_that_would_be_truncated_is_refused(encoder: TextEncoder) -> None:
+    texts = TextEmbedder(encoder, trace_text_encoder(encoder.module))
+    with pytest.raises(TextEncoderError, match=r"more than 128 tokens: shorten it"):
+        texts.embed(["red", "red " * 127])
+    assert len(texts.embed(["red " * 100])) == 1
 
 
 def test_text_graph_is_refused_when_it_deviates(

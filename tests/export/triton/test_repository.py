@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from export.__main__ import main
 from export.triton import repository as repository_module
 from export.triton.repository import write_repository
 from service.bundle.reader import Bundle, load_bundle
+from service.bundle.writer import write_bundle
 from service.errors import BundleError
 from service.images.decode import decode_image
 from service.labels.definition import Definition
@@ -23,6 +25,7 @@ from tests.support.photos import make_photo
 from tests.support.serving import labels_of, send_image, serve_app
 from tests.support.tiny_bundle import (
     Graphs,
+    open_draft,
     tiny_card,
     tiny_graphs,
     write_open_bundle,
@@ -252,19 +255,52 @@ def test_repository_never_replaces_a_folder_that_is_no_model(tmp_path: Path, pla
     assert other.read_text() == "kept"
 
 
-@pytest.mark.parametrize("place", ["new", "new_encoder", "new_trained", "new_set_zoo"])
-def test_new_bundle_is_not_made_if_a_model_has_a_folder_that_is_no_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+def test_new_bundle_is_not_made_if_models_have_folders_that_are_no_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = tmp_path / "models"
-    (models / place).mkdir(parents=True)
+    models, places = tmp_path / "models", ("new", "new_encoder", "new_trained", "new_set_zoo")
+    for place in (*places, "new_set_other"):
+        (models / place).mkdir(parents=True)
     torch.save({}, tmp_path / "empty.pth")
+    (tmp_path / "zoo.json").write_text('{"name": "zoo", "labels": ["red panda"]}')
     new = ["--checkpoint", str(tmp_path / "empty.pth"), "--out", str(tmp_path / "new")]
+    new += ["--open-head", str(tmp_path / "empty.pth"), "--label-set", str(tmp_path / "zoo.json")]
     assert main([*new, "--triton", str(models)]) == 2
-    assert f"{place} exists and is not a Triton model" in capsys.readouterr().err
-    (models / place / "config.pbtxt").touch()
+    expected = "; ".join(f"{models / place} exists and is not a Triton model" for place in places)
+    assert capsys.readouterr().err == f"error: {expected}\n"
+    for place in places:
+        (models / place / "config.pbtxt").touch()
     assert main([*new, "--triton", str(models)]) == 2
     assert "the checkpoint has no head" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ("tiny", "tiny_encoder", "tiny_encoder"),
+        ("tiny_encoder", "tiny", "tiny_encoder"),
+        ("tiny_set_a", "tiny", "tiny_set_a_set_b"),
+    ],
+)
+def test_models_of_other_bundles_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, second: str, shared: str
+) -> None:
+    models, bundles = tmp_path / "models", []
+    for name, label_set in ((first, "b"), (second, "a_set_b")):
+        sets = {f"{label_set}.json": b'{"name": "%s", "labels": ["x"]}' % label_set.encode()}
+        draft = open_draft()
+        card = draft.card.model_copy(update={"name": name})
+        draft = replace(draft, card=card, label_sets=sets)
+        bundles.append(str(write_bundle(tmp_path / name, draft).path))
+    assert main(["--bundle", bundles[0], "--triton", str(models)]) == 0
+    before = sorted((path, path.is_file() and path.read_bytes()) for path in models.rglob("*"))
+    assert main(["--bundle", bundles[1], "--triton", str(models)]) == 2
+    reason = f"{models / shared} is a model of {first}: rename one of the bundles"
+    assert reason in capsys.readouterr().err
+    assert before == sorted(
+        (path, path.is_file() and path.read_bytes()) for path in models.rglob("*")
+    )
+    assert main(["--bundle", bundles[0], "--triton", str(models)]) == 0
 
 
 def test_bundle_inside_the_repository_is_kept(

@@ -96,6 +96,7 @@ def test_punctuation_is_removed_as_the_file_says(tmp_path: Path) -> None:
         ("clip", "vision_cfg", {"layers": 3}, "lacks vision_model.encoder.layers.2"),
         ("siglip", "vision_cfg", {"timm_pool": "avg"}, "neither CLIP nor SigLIP"),
         ("siglip", "vision_cfg", {"timm_model_name": "none"}, "neither CLIP nor SigLIP"),
+        ("siglip", "vision_cfg", {"timm_model_name": "hf-hub:a/b"}, "neither CLIP nor SigLIP"),
         ("siglip", "text_cfg", {"no_causal_mask": False}, "neither CLIP nor SigLIP"),
         ("siglip", "text_cfg", {"act_kwargs": {"x": 1}}, "neither CLIP nor SigLIP"),
         ("siglip", "preprocess_cfg", {"resize_mode": "longest"}, "preprocess_cfg"),

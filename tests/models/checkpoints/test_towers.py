@@ -29,6 +29,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_towers(tmp_path_factory.mktemp("models") / f"tiny-{request.param}", request.param)
 
 
+def test_tokenizer_says_how_many_tokens_the_tower_reads(folder: Path) -> None:
+    text = read(folder).text
+    rules = Tokenizer.from_str(text.tokenizer.decode())
+    assert rules.truncation["max_length"] == text.module.max_tokens
+
+
 def read(folder: Path, hints: Hints | None = None) -> Towers:
     towers = read_towers(folder, hints or Hints())
     assert towers is not None
@@ -148,6 +154,40 @@ def test_other_model_is_refused(
     change(folder / file, **changes)
     with pytest.raises(CheckpointError, match=reason):
         read_towers(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("config.json", {"AutoConfig": "code.Code", "AutoModel": "code.Code"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["code.Code", "code.Code"]}),
+        ("preprocessor_config.json", {"AutoImageProcessor": "code.Code"}),
+    ],
+)
+@pytest.mark.parametrize("own_class", [False, True])
+def test_code_in_a_folder_is_neither_run_nor_offered(  # noqa: PLR0913 - fixtures
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    names: dict[str, object],
+    *,
+    own_class: bool,
+) -> None:
+    marker, asked = tmp_path / "pwned", []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
+    copied = copy(folder, tmp_path)
+    (copied / "code.py").write_text(f"open({str(marker)!r}, 'w')\nclass Code: pass\n")
+    other = {} if own_class else {"image_processor_type": "Code", "tokenizer_class": "Code"}
+    change(copied / file, auto_map=names, **other)
+    if file == "preprocessor_config.json" and not own_class:
+        with pytest.raises(CheckpointError, match="a preparation of photos that is not supported"):
+            read_towers(copied)
+    else:
+        assert read(copied)
+    assert not marker.exists()
+    assert asked == []
+    assert read(folder)
 
 
 def test_repository_on_the_hub_is_read(

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from service.bundle.reader import Bundle
+from tests.e2e.server_process import ROOT, ServerProcess
 from tests.service.cli.conftest import Run, assert_refused
 from tests.support.photos import make_photo, make_picture
 
@@ -48,6 +49,18 @@ def test_predict_reports_a_broken_photo_and_shows_the_others(
     assert "c.png" in out
     assert "broken.png: The file is damaged or is not an image" in err
     assert predict(photos[0])[0] == 0
+
+
+def test_predict_says_which_labels_of_a_registered_set_another_set_answers(
+    predict: Run, run: Run, photos: list[Path], open_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DECODER_BUNDLE", str(open_bundle.path))
+    monkeypatch.setenv("ML_DECODER_LABEL_STORE", str(photos[0].parent / "labels.db"))
+    assert run("labels", "add", "mine", "--label", "lamp", "--label", "yak")[0] == 0
+    told = "labels answered by a set named before theirs: 1 of mine\n"
+    for sets, err in ((("everyday", "mine"), told), (("mine", "everyday"), "")):
+        flags = [part for name in sets for part in ("--label-set", name)]
+        assert predict(*flags, photos[0])[::2] == (0, err)
 
 
 def test_predict_explains_stars_below_the_table(predict: Run, photos: list[Path]) -> None:
@@ -150,6 +163,24 @@ def test_predict_counts_folders_and_files_that_it_leaves_out(
     ]  # fmt: skip
     kinds = "1 .thumbnails/; 1 @eaDir/; 1 excluded; 1 hidden"
     assert (code, err) == (0, f"2 files and 2 folders left out ({kinds})\n")
+
+
+def test_predict_finds_photos_by_their_content_without_the_extra_heif(
+    tiny_bundle: Bundle, tmp_path: Path
+) -> None:
+    """In a process where pillow-heif is not installed."""
+    photos = [tmp_path / name for name in ("IMG_1.HEIC", "IMG_2", "IMG_3.insp")]
+    for photo in photos:
+        photo.write_bytes(make_photo(1, "JPEG"))
+    (tmp_path / "IMG_4.heic").write_bytes(b"\0\0\0\x1cftypheic" + bytes(99))
+    arguments = ("predict", "--json", "--bundle", str(tiny_bundle.path), str(tmp_path))
+    command = [sys.executable, *ServerProcess.program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["photo"] for answer in answers] == list(map(str, photos))
+    assert all(answer["labels"] == answers[0]["labels"] for answer in answers)
+    assert done.stderr == "1 file left out (1 .heic: needs the extra heif)\n"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tokenizers import Tokenizer
 
 from service.bundle.reader import Bundle
 from service.engine import encoders
@@ -19,13 +20,14 @@ from service.engine.encoders import (
     open_label_encoder,
     open_text_encoder,
 )
-from service.errors import BundleError
+from service.errors import BundleError, InvalidLabelSet
 from tests.support.tiny_bundle import (
     EMBEDDING_WIDTH,
     QUERY_WIDTH,
     serialize_graph,
     tiny_head,
     tiny_label_encoder,
+    tiny_tokenizer,
     write_changed_bundle,
     write_open_bundle,
     write_screened_bundle,
@@ -64,8 +66,13 @@ def test_no_texts_give_no_embeddings(encoder: TextEncoder) -> None:
     assert encoder.encode([]).shape == (0, EMBEDDING_WIDTH)
 
 
-def test_long_text_is_cut(encoder: TextEncoder) -> None:
+def test_long_text_is_cut_and_refused_by_the_check(encoder: TextEncoder) -> None:
     start = "ab" * (MAX_TOKENS // 2)
+    encoder.check([start])
+    with pytest.raises(
+        InvalidLabelSet, match=rf"reads {MAX_TOKENS} tokens .* has {MAX_TOKENS + 9}"
+    ):
+        encoder.check(["a", start + "c" * 9])
     np.testing.assert_array_equal(encoder.encode([start + "c" * 999]), encoder.encode([start]))
     assert not np.allclose(encoder.encode([start]), encoder.encode([start[:-1]]))
 
@@ -85,6 +92,15 @@ def test_text_encoder_with_a_damaged_tokenizer_or_other_tensors_is_refused(
     bundle = write_changed_bundle(tmp_path, **{file: content})
     with pytest.raises(BundleError, match=file):
         open_text_encoder(bundle, 1)
+
+
+def test_text_encoder_reads_no_more_than_its_tokenizer_says(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(tiny_tokenizer().decode())
+    tokenizer.enable_truncation(7)
+    encoder = open_text_encoder(write_changed_bundle(tmp_path, tokenizer.to_str().encode()), 1)
+    assert encoder is not None
+    with pytest.raises(InvalidLabelSet, match=r"reads 7 tokens .* has 8"):
+        encoder.check(["12345678"])
 
 
 @pytest.fixture(scope="module")

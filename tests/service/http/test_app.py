@@ -32,9 +32,9 @@ def test_wrong_path_method_and_media_type_are_problems(client: TestClient) -> No
     assert_problem(client.post("/predict/"), 404, "not_found")
     for method in ("GET", "PUT", "TRACE"):
         assert_method_refused(client, method, "/predict", "POST")
-    assert_method_refused(client, "DELETE", "/info", "GET")
-    assert_method_refused(client, "POST", "/labels/zoo", "GET, PUT, PATCH, DELETE")
-    assert_method_refused(client, "PATCH", "/labels", "GET, POST")
+    assert_method_refused(client, "DELETE", "/info", "GET, HEAD")
+    assert_method_refused(client, "POST", "/labels/zoo", "GET, HEAD, PUT, PATCH, DELETE")
+    assert_method_refused(client, "PATCH", "/labels", "GET, HEAD, POST")
     assert_method_refused(client, "POST", "/livez", "GET, HEAD")
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "nonsense"):
         headers = {"Content-Type": media_type}
@@ -61,10 +61,20 @@ def test_app_works_below_other_middleware(tiny_bundle: Bundle) -> None:
             assert_still_serving(client)
 
 
-def test_health_routes_answer_head(client: TestClient) -> None:
-    for path in ("/livez", "/readyz"):
-        asked = client.head(path)
-        assert (asked.status_code, asked.content) == (200, b"")
+def test_every_route_that_answers_get_answers_head(client: TestClient) -> None:
+    document = client.app.openapi()  # type: ignore[attr-defined]
+    paths = [path for path, methods in document["paths"].items() if "get" in methods]
+    assert {"/metrics", "/v2/health/live", "/v2/health/ready", "/labels/{name}"} <= set(paths)
+    model = client.get("/info").json()["model"]
+    label_set = client.get("/labels").json()["label_sets"][0]["name"]
+    for path in (*paths, "/", "/docs", "/openapi.json", "/page/app.js"):
+        name = model["name"] if path.startswith("/v2") else label_set
+        path = path.format(name=name, version=model["version"])
+        got, asked = client.get(path), client.head(path)
+        assert (got.status_code, asked.status_code) == (200, 200), path
+        assert set(asked.headers) == set(got.headers)
+    assert client.head("/nowhere").status_code == 404
+    assert not any("head" in methods for methods in document["paths"].values())
     assert_still_serving(client)
 
 

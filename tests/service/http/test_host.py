@@ -70,12 +70,13 @@ async def test_not_ready_says_how_many_label_sets_are_encoded_for_another_model(
 
 async def test_worker_is_ready_when_the_others_of_the_start_are(settings: Settings) -> None:
     host = PipelineHost(settings)
-    host.waits_for_others = True
+    ready: list[str] = []
+    host.others_ready = lambda: bool(ready)
     await host.open()
     opened = host.opened
     with pytest.raises(NotReady, match="other workers are loading"):
         host.check_ready()
-    host.note_others_ready()
+    ready.append("all")
     host.check_ready()
     await host.open()
     assert host.opened is opened  # once only

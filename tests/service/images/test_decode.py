@@ -243,6 +243,14 @@ def test_pixel_bomb_is_refused_before_decoding() -> None:
     assert_refused(bomb, TooManyPixels)
 
 
+def test_side_limit_is_inclusive() -> None:
+    for size in ((65_535, 1), (1, 65_535)):
+        assert decode_image(encode_picture(Image.new("1", size)), CONTRACT, MAX_PIXELS)
+    for size in ((65_536, 1), (1, 65_536)):
+        for file_format in ("PNG", "BMP"):
+            assert_refused(encode_picture(Image.new("1", size), file_format), TooManyPixels)
+
+
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("resize_mode", ["squash", "crop"])
 def test_pixel_limit_is_inclusive(file_format: str, resize_mode: Any) -> None:
@@ -419,6 +427,22 @@ def test_long_strip_is_cut_to_its_middle_before_it_is_resized(
     monkeypatch.setattr(Image.Image, "resize", resize)
     assert (decode(encode_picture(picture), contract) == 255).all()
     assert [max(size) for size in sizes] == [8 * 16]
+
+
+def test_high_strip_is_not_widened_before_it_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = change("squash", width=400)
+    picture = make_picture(7, 3, 60_000)
+    whole, sizes = Image.Image.resize, []
+
+    def resize(image: Image.Image, size: tuple[int, int], *rest: Any) -> Image.Image:
+        sizes.append(size)
+        return whole(image, size, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    found = decode(encode_picture(picture), contract)
+    assert sizes == [(3, 16), (400, 16)]
+    expected = np.asarray(whole(picture, (400, 16), Image.Resampling.BILINEAR))
+    assert np.abs(found.astype(int) - expected).max() <= 1
 
 
 def test_crop_takes_the_centre_of_the_resized_picture() -> None:

@@ -18,7 +18,9 @@ from service.images.folders import (
     read_photo,
     split_photos,
 )
+from service.images.formats import FORMATS
 from tests.e2e.server_process import ROOT
+from tests.support.photos import make_photo
 
 _NOBODY = 65534
 
@@ -65,7 +67,7 @@ def test_object_store_and_folder_are_sorted_alike(tmp_path: Path) -> None:
     expected = (["a.jpg"], {"@eaDir/": 1, ".x/": 1, ".txt": 1, "excluded": 1})
 
     assert list_photos(str(tmp_path), ["*_small.*"]) == expected
-    assert split_photos(names, ["*_small.*"]) == expected
+    assert split_photos(names, lambda _: b"", ["*_small.*"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,36 @@ def test_pattern_leaves_out_files_and_folders(
     make_files(tmp_path, "a.jpg", "a_small.jpg", "sea/b.jpg", "sea/old/a.jpg")
 
     assert list_photos(str(tmp_path), ["*.txt", pattern]) == (found, left_out)
+
+
+@pytest.mark.parametrize("name", ["a.mpo", "a.INSP", "a.apng", "a.jfif", "a.jpe"])
+def test_ending_of_a_camera_is_one_of_photos(tmp_path: Path, name: str) -> None:
+    make_files(tmp_path, name)
+    assert list_photos(str(tmp_path)) == ([name], {})
+
+
+@pytest.mark.skipif("HEIF" not in FORMATS, reason="pillow-heif is not installed")
+def test_ending_hif_is_one_of_photos_with_the_extra(tmp_path: Path) -> None:
+    make_files(tmp_path, "a.HIF")
+    assert list_photos(str(tmp_path)) == (["a.HIF"], {})
+
+
+@pytest.mark.parametrize("name", ["IMG_1.HEIC", "IMG_1.hif", "IMG_1", "IMG 2.5 km"])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_content_decides_if_the_ending_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, file_format: str
+) -> None:
+    monkeypatch.setattr("service.images.formats.ENDINGS", (".jpg",))
+    monkeypatch.setattr("service.images.formats.FORMATS", ("JPEG", "PNG", "WEBP", "GIF"))
+    (tmp_path / name).write_bytes(make_photo(0, file_format))
+    (tmp_path / "b.heic").write_bytes(b"\0\0\0\x1cftypheic" + bytes(99))
+    (tmp_path / "c.heif").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "README").write_text("BMP and GIF")
+    left_out = {
+        ".heic: needs the extra heif": 1, ".heif: needs the extra heif": 1, "without ending": 2
+    }  # fmt: skip
+    assert list_photos(str(tmp_path)) == ([name], left_out)
 
 
 def test_linked_folder_is_searched_once(tmp_path: Path) -> None:
@@ -133,6 +165,7 @@ def test_read_photo_takes_the_pipes_of_a_shell(tmp_path: Path) -> None:
 
 def test_other_files_are_counted_by_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.images.formats.ENDINGS", (".jpg", ".jfif"))
+    monkeypatch.setattr("service.images.formats.FORMATS", ("JPEG",))
     make_files(tmp_path, "a.JFIF", "b/c.HEIC", "b/d.tiff", "e", "at 2.5 km", ".f.jpg", "g\n.tIff")
 
     _, left_out = find_photos([tmp_path, tmp_path / "e"])

@@ -13,7 +13,8 @@ from service.bundle.card import InputContract
 from service.errors import ImageError, InvalidImage, TooManyPixels, UnsupportedImage
 from service.images import formats
 from service.images.decode import decode_image
-from service.images.formats import FORMATS, find_container, find_unsupported_format, hide_exif
+from service.images.formats import FORMATS, find_container, find_unsupported_format
+from service.images.heif import hide_exif
 from tests.support.photos import encode_picture, make_exif, make_picture
 
 CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
@@ -85,6 +86,17 @@ def test_pixel_limit_applies_to_containers(file_format: str) -> None:
 
 
 @needs_decoder
+@pytest.mark.parametrize("file_format", CONTAINERS)
+def test_pixel_limit_applies_to_every_picture_in_a_container(file_format: str) -> None:
+    """A tile, or what is cropped, may be larger than the picture that is shown."""
+    data = encode_picture(make_picture(1, 64, 48), file_format)
+    content = b"ispe" + bytes(4) + struct.pack(">II", 32_768, 32_768)
+    assert decode_image(data + b"\0\0\0\x18free" + bytes(16), CONTRACT, 10_000).width == 64
+    with pytest.raises(TooManyPixels):
+        decode_image(data + b"\0\0\0\x1cfree" + content, CONTRACT, 10_000)
+
+
+@needs_decoder
 @given(
     st.sampled_from(CONTAINERS),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
@@ -113,7 +125,7 @@ def test_containers_are_unsupported_without_the_decoder(monkeypatch: pytest.Monk
     for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1"):
         assert find_unsupported_format(b"\0\0\0\x1cftyp" + brand) == "HEIF"
     assert find_unsupported_format(b"\0\0\0\x1cftypavif") == "AVIF"
-    assert find_unsupported_format(b"\0\0\0\x1cftypisom") is None
+    assert find_unsupported_format(b"\0\0\0\x1cftypisom") == "ISO media 'isom'"
 
 
 @given(st.binary(max_size=200))

@@ -2,6 +2,7 @@
 
 import io
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service.bundle.card import InputContract, Interpolation
-from service.errors import InvalidImage
+from service.errors import ImageError, InvalidImage
 from service.images import jpeg
 from service.images.decode import decode_image
 from tests.support.photos import encode_picture, make_exif, make_photo
+from tests.support.unread_files import FRAMES, make_jpeg
 
 needs_extra = pytest.mark.skipif(not jpeg.AVAILABLE, reason="the extra `fast` is not installed")
 
@@ -28,6 +30,13 @@ MEAN_DISTANCE = 3.0
 
 
 encode = partial(encode_picture, file_format="JPEG")
+Hide = Callable[[bytes, bytes], bytes]
+
+
+def shrink(data: bytes, width: int, height: int, interpolation: Interpolation) -> np.ndarray | None:
+    parsed = jpeg.parse_jpeg(data)
+    assert parsed is not None
+    return jpeg.shrink_jpeg(parsed, width, height, interpolation)
 
 
 def decode_by_pillow(data: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
@@ -87,7 +96,7 @@ def test_unusual_jpeg_is_decoded_by_pillow(data: bytes, monkeypatch: pytest.Monk
 
 def test_pillow_decodes_all_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "AVAILABLE", False)
-    assert jpeg.shrink_jpeg(make_photo(0), 8, 8, "bicubic") is None
+    assert shrink(encode(Image.open(PHOTOS[0])), 8, 8, "bicubic") is None
     assert decode_image(make_photo(0), CONTRACT, 10**9).pixels.shape == (96, 64, 3)
 
 
@@ -108,7 +117,7 @@ def test_large_jpeg_decoded_at_an_eighth_is_near_the_full_decode(
         return decoded[-1]
 
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", decode)
-    found = jpeg.shrink_jpeg(data, side, side, "bicubic")
+    found = shrink(data, side, side, "bicubic")
 
     assert decoded[0].shape[0] == -(-image.height // 8)
     assert found is not None
@@ -127,7 +136,7 @@ def test_small_jpeg_is_resized_as_pillow_does(
     data = encode(image, quality=92)
     resample = Image.Resampling[interpolation.upper()]
     wanted = np.asarray(Image.open(io.BytesIO(data)).resize((100, 80), resample))
-    found = jpeg.shrink_jpeg(data, 100, 80, interpolation)
+    found = shrink(data, 100, 80, interpolation)
     assert found is not None
     assert np.abs(found.astype(int) - wanted).mean() < MEAN_DISTANCE
 
@@ -135,7 +144,7 @@ def test_small_jpeg_is_resized_as_pillow_does(
 @needs_extra
 def test_jpeg_of_the_wanted_size_keeps_its_pixels() -> None:
     data = encode(Image.open(PHOTOS[0]).resize((48, 32)))
-    found = jpeg.shrink_jpeg(data, 48, 32, "bicubic")
+    found = shrink(data, 48, 32, "bicubic")
     assert found is not None
     assert np.abs(found.astype(int) - np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
 
@@ -145,8 +154,75 @@ def test_damaged_jpeg_is_invalid() -> None:
     data = encode(Image.open(PHOTOS[0]))
     for damaged in (data[: len(data) // 2], b"\xff\xd8 no picture"):
         with pytest.raises(InvalidImage):
-            jpeg.shrink_jpeg(damaged, 8, 8, "bicubic")
-    assert jpeg.shrink_jpeg(data, 8, 8, "bicubic") is not None
+            decode_image(damaged, CONTRACT, 10**9)
+    assert shrink(data, 8, 8, "bicubic") is not None
+
+
+@needs_extra
+@pytest.mark.parametrize("bits", [8, 12])
+@pytest.mark.parametrize("components", [1, 2, 3, 4])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_only_scaled_kinds_of_jpeg_reach_the_fast_decoder(
+    frame: int, components: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = []
+
+    def decode(data: bytes, *_: object, **__: object) -> np.ndarray:
+        reached.append(data)
+        return np.zeros((48, 64, 3), np.uint8)
+
+    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", decode)
+    data = make_jpeg(frame, (64, 48), components, bits)
+    for photo in (data, data[:2] + b"\xff\xfe\0\2" + data[2:], data[:2] + b"\xff" + data[2:]):
+        shrink(photo, 8, 8, "bicubic")
+    scaled = frame in (0xC0, 0xC1, 0xC2) and components in (1, 3) and bits == 8
+    assert len(reached) == 3 * scaled
+
+
+@needs_extra
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda plain, lossless: plain[:2] + lossless[2:],
+        lambda plain, lossless: plain[: plain.index(SCAN)] + lossless[2:],
+        lambda plain, lossless: plain[: plain.index(b"\xff\xc0")] + b"\xff\xd9" + lossless,
+        lambda plain, lossless: plain[: plain.index(b"\xff\xc0")] + b"\0" + lossless[2:],
+        lambda plain, lossless: plain[: plain.index(b"\xff\xc0")] + b"\xff\xd0" + lossless[2:],
+        lambda plain, lossless: plain[: plain.index(b"\xff\xc0")] + b"\xff\0" + lossless[2:],
+        lambda plain, lossless: plain[: plain.index(b"\xff\xc0")] + b"\xff\xdc\0\0" + lossless[2:],
+        lambda plain, lossless: lossless[:89] + plain[plain.index(b"\xff\xc0") :],
+    ],
+)  # fmt: skip
+def test_lossless_frame_behind_another_marker_is_refused(hide: Hide) -> None:
+    """A decoder that took it for a baseline one would end the process of this test."""
+    data = hide(PLAIN, make_jpeg(0xC3, (1024, 768)))
+    for contract in (CONTRACT, CONTRACT.model_copy(update={"resize_mode": "crop"})):
+        with pytest.raises(ImageError):
+            decode_image(data, contract, 10**9)
+
+
+@needs_extra
+def test_pixels_of_another_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.zeros((47, 64, 3), np.uint8)
+    monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", lambda *_, **__: pixels)
+    with pytest.raises(InvalidImage, match="size"):
+        shrink(PLAIN, 8, 8, "bicubic")
+
+
+@needs_extra
+@pytest.mark.parametrize("frame", [0xC9, 0xCA])
+def test_arithmetic_jpeg_is_decoded(frame: int) -> None:
+    data = make_jpeg(frame, (640, 480))
+    whole = jpeg.simplejpeg.decode_jpeg(data, strict=False)
+    expected = Image.fromarray(whole).resize((64, 96), Image.Resampling.BICUBIC)
+    found = decode_image(data, CONTRACT, 10**9).pixels
+    assert np.abs(found.astype(int) - np.asarray(expected)).mean() < 2 * MEAN_DISTANCE
+
+
+def test_arithmetic_jpeg_that_looks_cut_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end may be unwritten zeros, so that a cut is not found."""
+    monkeypatch.setattr("service.images.decode.looks_cut", lambda _: True)
+    assert decode_image(make_jpeg(0xC9, (64, 48)), CONTRACT, 10**9).width == 64
 
 
 BLACK = Image.new("RGB", (64, 48))

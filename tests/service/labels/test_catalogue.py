@@ -70,6 +70,32 @@ async def catalogue(open_bundle: Bundle) -> AsyncIterator[Catalogue]:
         yield catalogue
 
 
+@pytest.mark.parametrize(
+    ("default", "pinned"),
+    [
+        (("trained", "everyday", "mine", "zoo"), ["mine", "zoo", "trained", "everyday"]),
+        (("everyday", "zoo", "trained", "mine"), ["zoo", "mine", "everyday", "trained"]),
+        (("everyday", "trained"), ["everyday", "trained"]),
+    ],
+)
+async def test_sets_of_users_come_first_unless_the_client_names_sets(
+    open_bundle: Bundle, default: tuple[str, ...], pinned: list[str]
+) -> None:
+    zoo = FixedSet(define("zoo", "yak"), "1", "folder")
+    async with started(open_bundle, EVERYDAY, zoo, default=default) as catalogue:
+        await catalogue.register(define("mine", "chair"))
+        assert await pin_names(catalogue, Question()) == pinned
+        assert await pin_names(catalogue, Question(label_set=default)) == list(default)
+
+
+async def test_set_of_the_folder_that_replaces_one_of_the_bundle_is_the_users(
+    open_bundle: Bundle,
+) -> None:
+    own = FixedSet(define("everyday", "yak"), "1", "folder")
+    async with started(open_bundle, EVERYDAY, own, default=("trained", "everyday")) as catalogue:
+        assert await pin_names(catalogue, Question()) == ["everyday", "trained"]
+
+
 async def pin_names(catalogue: Catalogue, question: Question) -> list[str]:
     return [labels.name for labels in await catalogue.pin(question)]
 

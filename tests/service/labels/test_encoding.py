@@ -38,6 +38,10 @@ class FakeTexts:
         self.arrived = threading.Semaphore(0)
         self.failure: Exception | None = None
 
+    def check(self, texts: Sequence[str]) -> None:
+        if any(text.endswith("long") for text in texts):
+            raise InvalidLabelSet("too long")
+
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         self.arrived.release()
         assert self.gate.wait(SECONDS)

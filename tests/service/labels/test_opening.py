@@ -12,7 +12,7 @@ import pytest
 
 from service.bundle.reader import Bundle
 from service.bundle.writer import BundleDraft, write_bundle
-from service.errors import BundleError, StartError, StoreUnavailable
+from service.errors import BundleError, StartError, StoreReadOnly
 from service.labels.catalogue import Catalogue
 from service.labels.files import pack_label_set
 from service.labels.opening import open_catalogue, read_bundle_sets
@@ -92,7 +92,7 @@ async def test_unusable_default_store_refuses_registrations_only(
     caplog.set_level(logging.WARNING)
     async with started(open_bundle) as catalogue:
         assert "registrations are refused" in caplog.text
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreReadOnly):
             await catalogue.register(PETS)
         await catalogue.refresh()
         assert len(await catalogue.pin(Question(candidate_labels=("cat",)))) == 1

@@ -20,6 +20,7 @@ from service.errors import (
     LabelSetExists,
     LabelSetNotFound,
     StartError,
+    StoreReadOnly,
     StoreUnavailable,
     TooManyLabelSets,
     UnknownLabel,
@@ -289,12 +290,34 @@ async def test_set_with_embeddings_of_another_space_is_logged_and_costs_only_its
 ) -> None:
     own = np.ones((1, 3), np.float32)
     old.write(Definition("own", ("a",), (None,), (None,), (0,), own), own, replace=False)
+    put(old, "long", "x" * 200, width=3)  # more tokens than this space's text encoder reads
     put(old, "pets", "cat", width=3)
     caplog.set_level(logging.WARNING)
     async with started(store, encoding) as sets:
         assert set(sets.by_name) == {"pets"}
+    for name, logged in zip(("own", "long"), caplog.messages, strict=True):
+        words = f"label set {name} of another embedding space cannot be encoded again"
+        assert logged.startswith(words)
+
+
+async def test_sets_of_another_space_are_logged_if_the_store_is_read_only(
+    store: FlakyStore,
+    encoding: Encoding,
+    old: FlakyStore,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreReadOnly("read-only")
+
+    put(old, "pets", "cat", width=3)
+    put(store, "cars", "van")
+    monkeypatch.setattr(store, "check", refuse)
+    caplog.set_level(logging.WARNING)
+    async with started(store, encoding) as sets:
+        assert set(sets.by_name) == {"cars"}
     (logged,) = caplog.messages
-    assert logged.startswith("label set own of another embedding space cannot be encoded again")
+    assert "pets of another embedding space cannot be encoded again: The label store" in logged
 
 
 async def test_calibration_and_its_thresholds_do_not_follow_to_another_space(

@@ -76,6 +76,24 @@ def test_scores_do_not_depend_on_include_and_exclude(
     assert_same(excluded, {name: found for name, found in whole.items() if name not in some})
 
 
+def test_labels_of_a_registered_set_that_an_earlier_set_answers_are_hidden() -> None:
+    others = replace(random_label_set(0, ["yak", "cat", "newt"]), origin="bundle")
+    mine = replace(random_label_set(1, ["newt", "ox", "yak"]), name="mine", origin="store")
+    shipped = replace(mine, origin="bundle")
+    for sets, question, hidden in (
+        ([others, mine], Question(), {"mine": ("newt", "yak")}),
+        ([others, mine], Question(exclude=("newt",)), {"mine": ("yak",)}),
+        ([others, mine], Question(include=("yak", "ox")), {"mine": ("yak",)}),
+        ([others, mine], Question(include=("cat", "ox")), {}),
+        ([mine, others], Question(), {}),
+        ([mine], Question(exclude=("yak",)), {}),
+        ([others, shipped], Question(), {}),
+    ):
+        assert select_labels(sets, question).hidden == hidden
+    found = select_labels([others, mine], Question()).describe_hidden()
+    assert found == "labels answered by a set named before theirs: 2 of mine"
+
+
 def test_set_does_not_run_without_a_chosen_label() -> None:
     sets = [random_label_set(0, ["yak"]), TRAINED]
     selection = select_labels(sets, Question(include=("cat",)))

@@ -83,6 +83,20 @@ def test_bulk_names_an_unread_photo_and_recommends_another_run(
     assert run(photos, tmp_path / "a") == (0, "1 tagged, 0 failed, 3 done before\n", "")
 
 
+def test_bulk_names_a_photo_whose_name_is_not_utf8_and_tags_the_others(
+    run: Run, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = photos / os.fsdecode(b"caf\xe9.png")
+    odd.write_bytes(make_photo(3))
+    told = "3 tagged, 0 failed, 0 done before, 1 not read: run it again for them\n"
+    assert run(photos, tmp_path / "a")[:2] == (1, told)
+    assert r"caf\xe9.png was not read: its name is not UTF-8: rename the file" in caplog.text
+    code, out, _ = run(photos, tmp_path / "a", "--retry-failed", "--json")
+    assert (code, json.loads(out)) == (1, TOTALS | {"skipped": 3, "unread": 1})
+    odd.rename(photos / "café.png")
+    assert run(photos, tmp_path / "a") == (0, "1 tagged, 0 failed, 3 done before\n", "")
+
+
 def test_bulk_counts_what_it_leaves_out(
     run: Run, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from service.cli.bulk.photos import open_photos
 from service.errors import StartError
 from tests.support.photos import make_photo
+
+ODD = os.fsdecode(b"caf\xe9.jpg")
 
 
 @pytest.fixture
@@ -46,6 +49,12 @@ def test_open_photos_reads_a_list_with_bom_and_crlf(folder: Path) -> None:
     assert open_photos(str(listed))[1] == ["photos/b.PNG", "photos/a\u2028b.jpg"]
 
 
+def test_open_photos_reads_a_list_with_names_that_are_not_utf8(folder: Path) -> None:
+    listed = folder.parent / "list.txt"
+    listed.write_bytes(f"photos/a.jpg\nphotos/{ODD}\n".encode(errors="surrogateescape"))
+    assert open_photos(str(listed))[1] == ["photos/a.jpg", f"photos/{ODD}"]
+
+
 def test_open_photos_counts_linked_folders_once(folder: Path) -> None:
     (folder / "sub" / "up").symlink_to(folder)
     (folder / "sub" / "again").symlink_to(folder / "sub")
@@ -66,6 +75,16 @@ def test_open_photos_leaves_out_what_a_pattern_matches_in_a_folder(folder: Path)
     assert open_photos(str(listed))[1] == ["photos/a.jpg"]
 
 
+def test_open_photos_finds_a_photo_of_an_object_store_by_its_content(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "e").write_bytes(make_photo())
+    (folder / "f").write_text("no photo")
+    store = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    monkeypatch.setattr("service.cli.bulk.photos.open_filesystem", lambda _: (store, ""))
+    assert open_photos("store")[1:] == (["a.jpg", "b.PNG", "e", "sub/deep/c.webp"], 4)
+
+
 def test_open_photos_takes_a_url(folder: Path) -> None:
     assert open_photos(folder.as_uri())[1:] == open_photos(str(folder))[1:]
 
@@ -76,7 +95,7 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
         ("{tmp}/none", "no such folder or list"),
         ("{tmp}/empty", "has no photos"),
         ("nosuch://bucket/photos", "file system not available"),
-        ("{tmp}/odd", "a file whose name is not UTF-8"),
+        (f"{{tmp}}/{ODD}", "the path is not UTF-8: rename the folder"),
         ("{tmp}/png", "neither a folder nor a list"),
         ("{tmp}/tiff", "neither a folder nor a list"),
     ],
@@ -84,9 +103,8 @@ def test_open_photos_takes_a_url(folder: Path) -> None:
 def test_open_photos_refuses_a_place_without_photos(
     tmp_path: Path, folder: Path, place: str, reason: str
 ) -> None:
-    for name in ("empty", "odd"):
+    for name in ("empty", ODD):
         (tmp_path / name).mkdir()
-    (tmp_path / "odd" / os.fsdecode(b"caf\xe9.jpg")).touch()
     (tmp_path / "png").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / "tiff").write_bytes(b"II*\0\x08\0\0\0")
     with pytest.raises(StartError, match=reason):

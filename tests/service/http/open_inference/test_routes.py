@@ -162,9 +162,25 @@ def test_columns_without_a_label_set_are_one_set_unless_the_settings_name_some(
     with serve_app(bundle.path, **settings) as client:
         answer = post(client, image_input()).json()
         assert answer["parameters"]["label_set"] == shown
+        assert "hidden" not in answer["parameters"]
         outputs = {output["name"]: output for output in answer["outputs"]}
         wanted = score_by_predict(client, PHOTO, label_set=shown.split("+"))
         assert score_by_infer(outputs) == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_labels_that_an_earlier_set_answers_are_a_parameter_of_the_answer(
+    open_bundle: Bundle,
+) -> None:
+    with serve_app(open_bundle.path, label_store="memory") as client:
+        body = {"name": "mine", "labels": ["lamp", "yak"]}
+        client.post("/labels", json=body).raise_for_status()
+        parameters = {"label_set": "everyday,mine"}
+        answer = post(client, image_input(), parameters=parameters).json()
+        hidden = "labels answered by a set named before theirs: 1 of mine"
+        assert answer["parameters"]["hidden"] == hidden
+        parameters = {"label_set": "mine,everyday"}
+        answer = post(client, image_input(), parameters=parameters).json()
+        assert "hidden" not in answer["parameters"]
 
 
 def test_pixels_get_the_scores_of_their_photos(client: TestClient, open_bundle: Bundle) -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from service import errors
 from service.http.responses.problems import describe_problem, list_headers
-from service.images.formats import FORMATS
 from tests.support.serving import list_errors
 
 SECRET = "/srv/bundle/secret at 0x7f00"
@@ -14,7 +13,6 @@ SECRET = "/srv/bundle/secret at 0x7f00"
     "error",
     [
         errors.InvalidImage(SECRET),
-        errors.UnsupportedImage(SECRET, FORMATS),
         errors.QueueFull(SECRET),
         errors.InferenceFailed(SECRET),
         errors.OutOfMemory(SECRET),

@@ -4,9 +4,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
-from service.errors import StartError
+from service.errors import HostNotAllowed, StartError
 from service.http.open_inference.request import HEADER_LENGTH
-from service.http.security.browsers import read_origins
+from service.http.security.browsers import Sites, read_origins
+from service.settings import Settings
 from tests.support.serving import send_image, serve_app
 
 ORIGIN = "https://app.example"
@@ -68,3 +69,11 @@ def test_invalid_origin_stops_the_start(text: str) -> None:
 def test_cors_is_off_without_origins() -> None:
     assert read_origins(None) is None
     assert read_origins(" , ") is None
+
+
+def test_name_that_the_service_listens_on_needs_no_permission() -> None:
+    headers = [(b"host", b"nas.lan:8000"), (b"origin", b"http://nas.lan:8000")]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+    Sites(Settings(host="NAS.lan")).check(scope)
+    with pytest.raises(HostNotAllowed):
+        Sites(Settings(host="0.0.0.0")).check(scope)

@@ -9,7 +9,12 @@ from fastapi.testclient import TestClient
 
 from service.bundle.reader import Bundle
 from service.errors import StartError, Unauthorized
-from service.http.security.keys import KeyRing
+from service.http.security.keys import (
+    KeyRing,
+    admit_browser,
+    require_admin_key,
+    require_predict_key,
+)
 from service.settings import Settings
 from tests.support.serving import assert_problem, assert_still_serving, send_image, serve_app
 
@@ -27,6 +32,12 @@ def client(open_bundle: Bundle) -> Iterator[TestClient]:
 
 def bearing(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+def list_routes(routes: list[Any]) -> Iterator[Any]:
+    for route in routes:
+        router = getattr(route, "original_router", None)  # of an included one
+        yield from [route] if router is None else list_routes(router.routes)
 
 
 def read_keys(**keys: str) -> KeyRing:
@@ -98,6 +109,17 @@ def test_only_admin_keys_change_label_sets(client: TestClient) -> None:
         assert_problem(refused, 403, "forbidden")
     assert client.post("/labels", json=PETS, headers=bearing(ADMIN)).status_code == 201
     assert client.delete("/labels/pets", headers=bearing(ADMIN)).status_code == 204
+
+
+def test_every_route_but_health_and_page_files_has_a_guard(client: TestClient) -> None:
+    guards = {require_predict_key, require_admin_key, admit_browser}
+    bare = {
+        route.path
+        for route in list_routes(client.app.router.routes)  # type: ignore[attr-defined]
+        if guards.isdisjoint(depends.dependency for depends in route.dependencies)
+    }
+    health = {"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    assert bare == health | {"/page/{path:path}", "/swagger-ui/{path:path}"}
 
 
 def test_health_and_documents_are_public(client: TestClient) -> None:

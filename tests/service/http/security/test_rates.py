@@ -186,7 +186,9 @@ def test_surplus_is_429_with_the_seconds_to_wait_and_other_keys_go_on(tiny_bundl
         *(("GET", "/labels", b""), ("GET", "/labels/trained", b""), ("POST", "/labels", b"{}")),
         *(("PUT", "/labels/pets", b"{}"), ("DELETE", "/labels/pets", b"")),
         *(("PATCH", "/labels/pets", b"{}"), ("POST", "/labels/pets/calibrate?label=cat", b"")),
-        ("POST", "/v2/models/tiny-open/infer", b"{}"),
+        *(("GET", "/info", b""), ("GET", "/openapi.json", b"")),
+        *(("GET", "/v2/models/tiny-open", b""), ("POST", "/v2/models/tiny-open/infer", b"{}")),
+        ("POST", "/v2/models/other/infer", b"{}"),
     ],
 )
 def test_every_route_that_takes_work_counts_whatever_it_answers(

@@ -70,7 +70,7 @@ def test_log_line_has_template_status_duration_and_problem(
     (record,) = [r for r in caplog.records if r.name == LOGGER]
     fields = record.__dict__
     assert (fields["method"], fields["path"]) == ("GET", "/labels/{name}")
-    assert (fields["status"], fields["problem"]) == (404, "label_set_not_found")
+    assert (fields["status"], fields["problem"]) == (422, "invalid_parameters")
     assert fields["duration_ms"] >= 0
 
 

@@ -96,7 +96,7 @@ async def receive_and_answer(protocol: httptools_impl.HttpToolsProtocol, *data: 
 
 # Names of uvicorn that `protocol.py` uses or overrides; uvicorn documents none of them.
 PROTOCOL_NAMES = """
-    _start_asgi_task _unset_keepalive_if_required connection_lost connection_made cycle
+    _start_asgi_task _unset_keepalive_if_required client connection_lost connection_made cycle
     data_received flow headers loop on_body on_header on_headers_complete on_message_begin
     on_message_complete on_response_complete parser pause_writing pipeline resume_writing scope
     send_400_response server_state shutdown timeout_keep_alive timeout_keep_alive_handler
@@ -126,6 +126,22 @@ async def test_connection_is_aborted_when_the_client_reads_nothing() -> None:
     transport, protocol = connect(unsent=[70_000, 70_000])
     protocol.pause_writing()
     await transport.wait_for_end()
+
+
+async def test_connection_is_aborted_when_the_client_reads_less_than_16_kib_a_second() -> None:
+    transport, protocol = connect(0.1, unsent=[70_000, 68_000, 68_000, 67_000])
+    protocol.pause_writing()
+    await transport.wait_for_end()
+    assert transport.asked_for_all.is_set() is False
+
+
+async def test_connection_is_aborted_when_the_client_reads_no_answer_after_the_close() -> None:
+    transport, protocol = connect(unsent=[1000, 1000, 1000])
+    protocol.timeout_keep_alive_handler()
+    assert transport.calls == ["close"]
+    transport.ended.clear()
+    await transport.wait_for_end()
+    assert transport.calls == ["close", "abort"]
 
 
 async def test_connection_stays_when_the_client_reads_slowly() -> None:

@@ -1,6 +1,8 @@
 """A location becomes a database that keeps what it commits, or one line says why not."""
 
+import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service.errors import StartError, StoreUnavailable
+from service.errors import StartError, StoreReadOnly, StoreUnavailable
 from service.labels.store.database import Database, find_default_path, open_database
 from tests.support.postgres import Postgres
 
@@ -119,13 +121,38 @@ def test_write_that_raises_changes_nothing(database: Database) -> None:
     assert read(database, COUNT) == 1
 
 
-def test_read_only_file_is_unavailable_to_writers_and_can_be_read(database: Database) -> None:
+def test_read_only_file_refuses_writers_and_can_be_read(database: Database) -> None:
     run(database, CREATE)
     with database.connect() as connection:  # the pool gives this connection to every user
+        database.check_writable(connection)
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreReadOnly, match="a readonly database"):
         run(database, INSERT)
     assert read(database, COUNT) == 0
+
+
+def test_read_only_server_refuses_writers_and_can_be_read(postgres: Postgres) -> None:
+    url = f"{postgres.make_database()}&options=-cdefault_transaction_read_only%3Don"
+    with closing(open_database(url)) as database, database.connect() as connection:
+        with pytest.raises(StoreReadOnly, match="it is read-only"):
+            database.check_writable(connection)
+        with pytest.raises(StoreReadOnly, match="in a read-only transaction"):
+            run(database, CREATE)
+        assert read(database, "SELECT 1") == 1
+
+
+def test_new_file_is_closed_to_others_whatever_the_umask(path: Path, database: Database) -> None:
+    before = os.umask(0)
+    try:
+        run(database, CREATE)
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == dict.fromkeys(("t.db", "t.db-wal", "t.db-shm"), 0o600)
+    path.chmod(0o660)  # the operator's choice
+    with closing(open_database(str(path))) as again:
+        run(again, INSERT)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
 def test_options_of_a_url_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,27 @@ def test_limits_count_sets_labels_and_labels_of_one_set(store: LabelStore) -> No
     put(store, "pets", *"abcdefghijkl")
 
 
+def test_limits_count_the_sets_of_all_spaces_once(location: str, store: LabelStore) -> None:
+    if location == "memory":
+        pytest.skip("a store in memory has one process")
+    other = open_store(location, space="b" * 64)
+    for name in ("set1", "set2", "set3"):
+        put(other, name, "a", "b")
+    for name in ("set1", "set4", "set5"):
+        put(store, name, "a", "b")
+    for act in (check, put):
+        with pytest.raises(TooManyLabelSets, match="those of other bundles too"):
+            act(store, "sixth", "a")
+    put(store, "set2", "a")
+    for name in ("set1", "set2"):
+        store.delete(name)  # the other space still has them
+    put(store, "sixth", "a")
+    with pytest.raises(TooManyLabelSets):
+        put(store, "seventh", *"abcdefghijklmn")
+    put(store, "seventh", *"abcdefghijklm")
+    other.close()
+
+
 def test_spaces_do_not_see_each_other(location: str, store: LabelStore) -> None:
     if location == "memory":
         pytest.skip("a store in memory has one process")

@@ -1,0 +1,86 @@
+"""Photos that may have ended a worker process; the other workers refuse them for 10 seconds.
+
+A worker that crashes in a decoder cannot send anything. So it notes its photos in shared memory,
+and its last words are written there by `faulthandler`, before its connections are closed: a client
+that sends the photo to another worker at once is refused.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.errors import PhotoSuspected
+
+# Photos in work of one worker, and suspects. More are not noted.
+_PLACES = 256
+# A digest of both ends: the whole of a small JPEG would take 10 us.
+_END_BYTES = 512
+_REPORT_BYTES = 65536
+
+
+class Suspects:
+    """The photos in work of each worker, and the suspects of all; made before the fork.
+
+    `note` and `watch` are for workers, `end` is for the supervisor.
+    """
+
+    def __init__(self, workers: int) -> None:
+        # Until when (ns of the monotonic clock, which all processes share), then `_PLACES` digests
+        # of suspects, then of each worker from 1; 0 is an empty place.
+        self._memory = memoryview(mmap.mmap(-1, 8 * (1 + _PLACES * (1 + workers)))).cast("q")
+        self._files = [os.memfd_create("report") for _ in range(workers)]
+        for file in self._files:
+            os.ftruncate(file, _REPORT_BYTES)
+        self._reports = [mmap.mmap(file, _REPORT_BYTES) for file in self._files]
+        self._free = list(range(_PLACES))  # of this process
+
+    def watch(self, worker: int) -> None:
+        """Lets a crash of this process, the worker, write the stack of its thread."""
+        faulthandler.enable(self._files[worker - 1], all_threads=False)
+
+    @contextmanager
+    def note(self, worker: int, photo: object) -> Iterator[None]:
+        """Notes a photo that this worker has in work; raises `PhotoSuspected` for a suspect."""
+        if not isinstance(photo, bytes) or not self._free:
+            yield
+            return
+        # Forked processes share the key of Python's hash.
+        digest = hash((len(photo), photo[:_END_BYTES], photo[-_END_BYTES:])) or 1
+        for number, report in enumerate(self._reports, 1):
+            if report[0] and digest in self._list_places(number):
+                raise PhotoSuspected
+        if time.monotonic_ns() < self._memory[0] and digest in self._list_places(0):
+            raise PhotoSuspected
+        place = self._free.pop()
+        places = self._list_places(worker)
+        places[place] = digest
+        try:
+            yield
+        finally:
+            places[place] = 0
+            self._free.append(place)
+
+    def end(self, worker: int) -> tuple[str, int]:
+        """Forgets a worker that has ended; returns its last words and the number of suspects."""
+        report, places, suspects = self._reports[worker - 1], *map(self._list_places, (worker, 0))
+        words = report[:].rstrip(b"\0").decode(errors="replace")
+        found = [digest for digest in places if digest] if words else []
+        if found:
+            now = time.monotonic_ns()
+            known = suspects.tolist() if now < self._memory[0] else []
+            for place, digest in enumerate([*found, *known][:_PLACES]):
+                suspects[place] = digest
+            self._memory[0] = now + int(PhotoSuspected.retry_after_seconds * 1e9)
+        for place in range(_PLACES):
+            places[place] = 0
+        report[: len(words)] = bytes(len(words))
+        os.lseek(self._files[worker - 1], 0, os.SEEK_SET)
+        return words, len(found)
+
+    def _list_places(self, worker: int) -> memoryview[int]:
+        return self._memory[1 + _PLACES * worker :][:_PLACES]

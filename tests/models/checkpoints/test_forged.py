@@ -1,0 +1,185 @@
+"""Forged pickles: a child process reads each, because some ended or took over the process."""
+
+import json
+import subprocess
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy._core.multiarray import scalar
+
+from models.checkpoints.checkpoint import load_checkpoint
+from models.checkpoints.description import CheckpointError
+from models.checkpoints.files import read_file
+from tests.goldens import read_golden
+from tests.models.heads.test_goldens import write_official
+
+STATE = (3, "<", None, None, None, -1, -1, 0)  # of a plain dtype
+
+# Prints a line for each file: the type of the error, or nothing.
+READ = """
+import sys
+from models.checkpoints.checkpoint import load_checkpoint
+for path in sys.argv[1:]:
+    try:
+        load_checkpoint(path)
+    except BaseException as error:
+        print(path, type(error).__name__, flush=True)
+    else:
+        print(path, flush=True)
+"""
+
+
+class Forged:
+    """Is pickled as a call of an allowed name, with any arguments and state."""
+
+    def __init__(
+        self, make: Callable[..., object], *arguments: object, state: object = None
+    ) -> None:
+        self._reduced = (make, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def number(code: object, data: object = bytes(8), *options: object, state: object = STATE) -> Any:
+    return Forged(scalar, Forged(np.dtype, code, *(options or (False, True)), state=state), data)
+
+
+def make_storage(size: int, dtype: torch.dtype) -> Any:
+    storage = torch.UntypedStorage(size)
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def tensor(offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Forged:
+    where = make_storage(16, torch.float32), offset, size, stride
+    return Forged(torch._utils._rebuild_tensor_v2, *where, False, OrderedDict())
+
+
+def quantised(*quantiser: object) -> Forged:
+    where = make_storage(16, torch.qint8), 0, (4, 4), (4, 1)
+    return Forged(torch._utils._rebuild_qtensor, *where, quantiser, False, OrderedDict())
+
+
+def quantised_rows(scales: int, axis: int) -> Forged:
+    zeros = torch.zeros(scales, dtype=torch.int64)
+    return quantised(torch.per_channel_affine, zeros.double(), zeros, axis)
+
+
+def forge_state(*, size: int = 8, fields: object = None, sub: object = None) -> object:
+    return (3, "|", sub, None if fields is None else ("a",), fields, size, 1, 0x3F)
+
+
+OBJECT = Forged(np.dtype, "O", False, True)
+NUMBERS = {
+    "object": number("O", state=None),
+    "object-with-state": number("O", state=(3, "|", None, None, None, -1, -1, 63)),
+    "address": Forged(scalar, OBJECT, 4096),
+    "void": number("V8", state=None),
+    "structure": number([("a", "O")], state=None),
+    "large-item": number("V8", state=forge_state(size=10**6)),
+    "negative-item": number("V8", state=forge_state(size=-8)),
+    "object-fields": number("V8", state=forge_state(fields={"a": (OBJECT, 10**6)})),
+    "fields-of-a-float": number("f8", state=forge_state(fields={"a": (OBJECT, 10**6)})),
+    "subarray": number("V8", state=forge_state(sub=(OBJECT, (10**6,)))),
+    "text": number("U999999", state=None),
+    "aligned": number("f8", bytes(8), True, True),
+    "order-twice": number("f8", state=(3, "<<", *STATE[2:])),
+    "too-short": number("f8", b"abc"),
+    "too-long": number("f4", bytes(8)),
+    "no-bytes": number("i8", b""),
+    "text-as-bytes": number("f8", "eight888"),
+    "number-of-nothing": Forged(scalar, 8, bytes(8)),
+    "dtype-class": Forged(type(np.dtype("f8"))),
+}
+FORGED = NUMBERS | {
+    "dictionary-of-int": Forged(OrderedDict, state=7),
+    "dictionary-without-items": Forged(OrderedDict, state={"items": 7, "keys": 7, "get": 7}),
+    "counter": Forged(Counter, [1, 2, 3], state=(None, {"x": 1})),
+    "size": Forged(torch.Size, [1], state={"numel": 7}),
+    "device": Forged(torch.device, "cpu", state={"type": 7}),
+    "storage": Forged(torch.UntypedStorage, 16, state={"nbytes": 7}),
+    "storage-of-petabytes": Forged(torch.UntypedStorage, 10**15),
+    "bytes-of-petabytes": Forged(bytearray, 10**15),
+    "far-offset": tensor(10**9, (4,), (1,)),
+    "negative-offset": tensor(-4, (4,), (1,)),
+    "large-size": tensor(0, (10**6,), (1,)),
+    "negative-size": tensor(0, (-4,), (1,)),
+    "overflow": tensor(0, (2**31, 2**31, 4), (2**33, 4, 1)),
+    "far-stride": tensor(0, (4,), (2**62,)),
+    "negative-stride": tensor(8, (4,), (-1,)),
+    "view-of-terabytes": tensor(0, (2**40,), (0,)),
+    "uninitialised": Forged(torch.Tensor, state=(torch.UntypedStorage(16), 0, (10**6,), (1,))),
+    "meta": Forged(torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (4,), (1,), False),
+    "parameter": Forged(
+        torch._utils._rebuild_parameter, torch.zeros(4), False, OrderedDict(),
+        state=(make_storage(16, torch.float32), 0, (10**6,), (1,)),
+    ),
+    "sparse": torch.eye(4).to_sparse(),
+    "sparse-out-of-bounds": Forged(
+        torch._utils._rebuild_sparse_tensor, torch.sparse_coo,
+        (torch.full((1, 2), 10**6), torch.ones(2), (4,)),
+    ),
+    "quantised": quantised(torch.per_tensor_affine, 1.0, 0),
+    "few-scales": quantised_rows(1, 0),
+    "odd-axis": quantised_rows(4, 7),
+    "scalar": torch.tensor(1.0),
+    "empty": torch.zeros(0, 2**40),
+    "complex": torch.zeros(4, 4, 4, dtype=torch.complex64),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forged")
+    return write_official(read_golden("mld_10_full_7x7_b1"), folder / "good.pth")
+
+
+@pytest.fixture(scope="module")
+def found(good: Path) -> dict[str, str]:
+    """The type of the error, by the file's name; all are read by one process."""
+    content = torch.load(good)
+    files = [good]
+    for name, forged in FORGED.items():
+        for kind in ("zip", "old"):
+            files.append(good.parent / f"{name}.{kind}.pth")
+            weight = content["decoder.embed_standart.weight"] if name in NUMBERS else forged
+            model = {**content, "decoder.embed_standart.weight": weight}
+            state = {"best": forged, "model": model} if name in NUMBERS else model
+            torch.save(state, files[-1], _use_new_zipfile_serialization=kind == "zip")
+    run = subprocess.run(
+        [sys.executable, "-c", READ, *map(str, files), str(good)],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    lines = [line.partition(" ") for line in run.stdout.splitlines()]
+    assert run.returncode == 0, f"{lines[-1]}: {run.stderr}"
+    assert lines[0] == lines[-1] == (str(good), "", "")
+    return {Path(path).name: error for path, _, error in lines}
+
+
+@pytest.mark.parametrize("kind", ["zip", "old"])
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_state_is_refused(found: dict[str, str], name: str, kind: str) -> None:
+    assert found[f"{name}.{kind}.pth"] == "CheckpointError"
+
+
+def test_types_that_torch_lacks_are_refused(good: Path, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "small.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="has tensors of F4: store float32"):
+        load_checkpoint(path)
+    assert load_checkpoint(good)
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f8", "f8", "i8", "?"])
+def test_numbers_beside_the_tensors_are_read(good: Path, kind: str, tmp_path: Path) -> None:
+    expected = np.array([1], kind)[0]
+    torch.save({"best": expected, "model": torch.load(good)}, tmp_path / "good.pth")
+    best = read_file(tmp_path / "good.pth").content["best"]
+    assert (best, type(best)) == (expected, type(expected.item()))

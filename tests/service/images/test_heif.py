@@ -1,0 +1,63 @@
+"""What a HEIC or AVIF file costs to decode is known from its boxes."""
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.bundle.card import InputContract
+from service.errors import TooManyPixels
+from service.images.decode import decode_image
+from service.images.formats import FORMATS
+from service.images.heif import count_pixels, find_sizes, hide_exif
+from tests.support.heif_files import make_box, make_grid
+from tests.support.photos import encode_picture, make_picture
+
+pytestmark = pytest.mark.skipif("HEIF" not in FORMATS, reason="pillow-heif is not installed")
+
+CONTRACT = InputContract(height=16, width=24, resize_mode="squash", interpolation="bilinear")
+
+
+@pytest.mark.parametrize("file_format", ["HEIF", "AVIF"])
+def test_single_picture_costs_its_pixels(file_format: str) -> None:
+    data = encode_picture(make_picture(1, 128, 64), file_format)
+    assert count_pixels(data) == 128 * 64
+    assert list(find_sizes(data)) == [(128, 64)]
+    # Boxes may have their size in 64 bits, or reach to the end of the file.
+    for head in (struct.pack(">I4sQ", 1, b"free", 20) + bytes(4), make_box(b"free", bytes(9))):
+        assert count_pixels(head + data) == 128 * 64
+
+
+def test_tiles_count_as_often_as_they_are_decoded() -> None:
+    data = make_grid(4, (64, 64), (250, 64))
+    assert count_pixels(data) == 4 * 64 * 64 + 250 * 64
+    assert decode_image(data, CONTRACT, 20_000).width == 250
+
+
+def test_many_tiles_for_a_small_picture_are_refused() -> None:
+    data = make_grid(250, (256, 256), (64, 64))
+    assert len(data) < 3000
+    with pytest.raises(TooManyPixels):
+        decode_image(data, CONTRACT, 1_000_000)
+    assert decode_image(make_grid(4, (64, 64), (250, 64)), CONTRACT, 20_000).width == 250
+
+
+@pytest.mark.parametrize("references", [(2,), (1, 2), (3,)])
+def test_part_of_itself_or_without_a_size_costs_too_much(references: tuple[int, ...]) -> None:
+    data = make_grid(1, (64, 64), (64, 64), references=references)
+    assert count_pixels(data) == math.inf
+    with pytest.raises(TooManyPixels):
+        decode_image(data, CONTRACT, 1_000_000)
+
+
+@given(st.integers(0, 900), st.binary(max_size=8))
+def test_damaged_boxes_raise_only_struct_error(place: int, damage: bytes) -> None:
+    data = make_grid(4, (64, 64), (250, 64))
+    spoilt = data[:place] + damage + data[place + len(damage) :]
+    assert len(hide_exif(spoilt)) == len(spoilt)
+    try:
+        assert count_pixels(spoilt) >= 0
+    except struct.error:
+        return
