@@ -85,15 +85,15 @@ def _read_areas(data: bytes, start: int, end: int, areas: dict[int, int]) -> Non
         math.prod(struct.unpack_from(">II", data, begin + 4)) if kind == b"ispe" else None
         for kind, begin, _ in _walk_boxes(data, *boxes.get(b"ipco", (0, 0)))
     ]
-    for kind, position, _ in _walk_boxes(data, start, end):
+    for kind, begin, stop in _walk_boxes(data, start, end):
         if kind != b"ipma":
             continue
-        version, flags, entries = struct.unpack_from(">B2xBI", data, position)
-        position += 8
+        box, position = memoryview(data)[begin:stop], 8  # more entries than it has raise
+        version, flags, entries = struct.unpack_from(">B2xBI", box)
         for _ in range(entries):
-            item, count = struct.unpack_from(">IB" if version else ">HB", data, position)
+            item, count = struct.unpack_from(">IB" if version else ">HB", box, position)
             position += 5 if version else 3
-            indices = struct.unpack_from(f">{count}{'H' if flags & 1 else 'B'}", data, position)
+            indices = struct.unpack_from(f">{count}{'H' if flags & 1 else 'B'}", box, position)
             position += count * (2 if flags & 1 else 1)
             for index in indices:
                 place = (index & (0x7FFF if flags & 1 else 0x7F)) - 1
@@ -106,7 +106,8 @@ def _read_parts(data: bytes, start: int, end: int, parts: defaultdict[int, list[
     """Adds the items of which each item is made."""
     number = "I" if data[start] else "H"  # by the version
     width = struct.calcsize(number)
-    for kind, begin, _ in _walk_boxes(data, start + 4, end):
+    for kind, begin, stop in _walk_boxes(data, start + 4, end):
         if kind == b"dimg":
-            item, count = struct.unpack_from(f">{number}H", data, begin)
-            parts[item] += struct.unpack_from(f">{count}{number}", data, begin + width + 2)
+            box = memoryview(data)[begin:stop]  # more parts than it has raise
+            item, count = struct.unpack_from(f">{number}H", box)
+            parts[item] += struct.unpack_from(f">{count}{number}", box, width + 2)
