@@ -195,8 +195,10 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
             arguments[0] = f"{Path(path).absolute().as_uri()}?{mode}"
             options["uri"] = True
             return
-        with suppress(OSError):  # SQLite reports it; its own new files are readable by everyone
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # SQLite's own new files are readable by everyone, and it reports other errors. A file that
+        # exists is not opened: closing it would drop the locks of this process (POSIX).
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
     def set_up(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # `_begin_sqlite` begins the transactions

@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -153,6 +155,16 @@ def test_new_file_is_closed_to_others_whatever_the_umask(path: Path, database: D
     with closing(open_database(str(path))) as again:
         run(again, INSERT)
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_second_connection_keeps_the_locks_of_the_first(path: Path, database: Database) -> None:
+    """Without them, another process that closes the file deletes the log that is in use."""
+    run(database, CREATE)
+    with database.connect() as first, database.connect() as second:
+        assert [each.execute(sa.text(COUNT)).scalar_one() for each in (first, second)] == [0, 0]
+        code = f"import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute({COUNT!r})"
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        assert path.with_name("t.db-wal").exists()
 
 
 def test_options_of_a_url_are_added_to_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
