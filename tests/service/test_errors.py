@@ -37,7 +37,7 @@ def test_unsupported_image_lists_the_supported_types() -> None:
 def test_too_many_pixels_states_the_limit() -> None:
     detail = errors.TooManyPixels(50_000_000).detail
     assert detail == "At most 50000000 pixels (width x height) are read."
-    detail = errors.TooManyPixels(65_535, "on a side").detail
+    detail = errors.TooManyPixels(65_535, where="on a side").detail
     assert detail == "At most 65535 pixels on a side are read."
 
 
