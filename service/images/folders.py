@@ -109,19 +109,19 @@ def split_photos(
             left_out["excluded"] += 1
         elif is_photo_name(file):
             photos.append(name)
+        elif may_be_photo(file):
+            undecided.append(name)
         else:
-            kind = describe_kind(file)
-            left_out[kind] += 1
-            if may_be_photo(kind):
-                undecided.append(name)
-    for name in _find_by_content(undecided, read_start):
-        photos.append(name)
-        left_out[describe_kind(os.path.basename(name))] -= 1
+            left_out[describe_kind(file)] += 1
+
+    found = _find_by_content(undecided, read_start)
+    others = (os.path.basename(name) for name in undecided if name not in found)
+    left_out.update(map(describe_kind, others))
     left_out.update(f"{os.path.basename(name)}/" for name in folders)
-    return sorted(photos), +left_out
+    return sorted([*photos, *found]), left_out
 
 
-def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -> Iterator[str]:
+def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -> set[str]:
     def is_photo(name: str) -> bool:
         try:
             return starts_photo(read_start(name))
@@ -129,7 +129,7 @@ def _find_by_content(names: Sequence[str], read_start: Callable[[str], bytes]) -
             return False
 
     with ThreadPoolExecutor(_READERS) as pool:
-        yield from compress(names, pool.map(is_photo, names))
+        return set(compress(names, pool.map(is_photo, names)))
 
 
 def describe_left_out(left_out: LeftOut) -> str:

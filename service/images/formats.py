@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 
 from PIL import AvifImagePlugin, features
 
@@ -39,8 +40,6 @@ _HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".sp
 _AVIF_BRANDS = frozenset({b"avif", b"avis"})
 _SNIFFED_BYTES = 1024
 _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a")
-_WITHOUT_ENDING = "without ending"
-_NEEDS_EXTRA = "needs the extra heif"
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".insp"),
     "PNG": (".png", ".apng"),
@@ -50,6 +49,7 @@ _ENDINGS = {
     "HEIF": (".heic", ".heif", ".hif"),
     "AVIF": (".avif",),
 }
+_ALL_ENDINGS = frozenset(chain.from_iterable(_ENDINGS.values()))
 # Anything else is not an ending, as in `2024.05 at the sea`.
 _SHORT_ENDING = re.compile(r"\.[a-z0-9]{1,10}")
 _OVERLAY = re.compile(r"\.map-\d+-[\w-]*\.jpg")
@@ -96,17 +96,18 @@ def describe_kind(name: str) -> str:
     if name.startswith("."):
         return "hidden"
     if not _SHORT_ENDING.fullmatch(ending):
-        return _WITHOUT_ENDING
-    known = any(ending in endings for endings in _ENDINGS.values())
-    return f"{ending}: {_NEEDS_EXTRA}" if known else ending
+        return "without ending"
+    return f"{ending}: needs the extra heif" if ending in _ALL_ENDINGS else ending
 
 
-def may_be_photo(kind: str) -> bool:
-    """Returns whether a file may be a photo by its content; `kind` is from `describe_kind`.
+def may_be_photo(name: str) -> bool:
+    """Returns whether a file may be a photo by its content, although `is_photo_name` is false.
 
     Some apps write JPEG into files that end in `.heic`.
     """
-    return kind.endswith((_WITHOUT_ENDING, _NEEDS_EXTRA))
+    ending = os.path.splitext(name)[1].lower()
+    is_open = ending in _ALL_ENDINGS or not _SHORT_ENDING.fullmatch(ending)
+    return is_open and not name.startswith(".")
 
 
 def starts_photo(start: bytes) -> bool:
