@@ -169,9 +169,7 @@ def _read_url(url: str) -> httpx.URL:
     # Sockets take port 65,616 for 80.
     has_port = address.port is None or 0 < address.port <= _MAX_PORT
     if not (address.scheme in ("http", "https") and address.host and has_port) or address.query:
-        shown = url.rpartition("@")[2].partition("?")[
-            0
-        ]  # no password, which messages must not show
+        shown = url.rpartition("@")[2].partition("?")[0]  # without a password
         raise ValueError(f"invalid url {shown!r}: use one like http://localhost:8000")
     return address
 
