@@ -176,13 +176,13 @@ def _clear_blank(
     raised = min(floor + _BLANK_MARGIN, (1 + floor) / 2)
     if point.threshold >= raised:
         return point
-    shown, predicted = int(targets.sum()), int((scores >= raised).sum())
-    hits = int(targets[scores >= raised].sum())
-    before = 2 * point.recall * shown / (point.recall * shown / (point.precision or 1) + shown)
-    if before - 2 * hits / (predicted + shown) > _MAX_LOSS:
+    answered = scores >= raised
+    hits = int(targets[answered].sum())
+    clear = OperatingPoint(raised, hits / max(int(answered.sum()), 1), hits / int(targets.sum()))
+    if point.f1 - clear.f1 > _MAX_LOSS:
         return point
     _log.info("%s: threshold %.2f not %.2f, above blank photos", name, raised, point.threshold)
-    return OperatingPoint(raised, hits / max(predicted, 1), hits / shown)
+    return clear
 
 
 def _find_shared(scores: Scores, targets: NDArray[np.int64], rules: Rules) -> float | None:

@@ -44,6 +44,11 @@ class OperatingPoint:
     precision: float
     recall: float
 
+    @property
+    def f1(self) -> float:
+        """Their harmonic mean; 0 if both are 0."""
+        return 2 * self.precision * self.recall / ((self.precision + self.recall) or 1)
+
 
 @dataclass(frozen=True)
 class Fit:
