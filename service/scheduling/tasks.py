@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,8 +73,8 @@ class Caller:
         """Counts what a photo costs beyond one unit of the rate limit; never refuses."""
 
 
-NO_CALLER = Caller()
-CALLER: ContextVar[Caller] = ContextVar("caller", default=NO_CALLER)
+_NO_CALLER = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=_NO_CALLER)
 """The caller of the request that a task works for."""
 
 
@@ -148,8 +146,8 @@ class SideThreads:
             self._free -= 1
             if call.pixels:
                 self._running.append(call.pixels)
-            report = partial(self._report, call, call.future.get_loop())
-            self._threads.submit(call.run).add_done_callback(report)
+            running = call.future.get_loop().run_in_executor(self._threads, call.run)
+            running.add_done_callback(partial(self._end, call))
 
     def _take_next(self) -> _Call | None:
         is_full = False
@@ -175,18 +173,12 @@ class SideThreads:
         if lane:
             self._lanes[key] = lane
 
-    def _report(
-        self, call: _Call, loop: asyncio.AbstractEventLoop, done: concurrent.futures.Future[Any]
-    ) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._end, call, done)
-
-    def _end(self, call: _Call, done: concurrent.futures.Future[Any]) -> None:
+    def _end(self, call: _Call, done: asyncio.Future[Any]) -> None:
         self._free += 1
         if call.pixels:
             self._running.remove(call.pixels)
+        error = done.exception()
         if not call.future.done():
-            error = done.exception()
             if error is None:
                 call.future.set_result(done.result())
             else:

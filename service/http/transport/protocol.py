@@ -83,7 +83,9 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
-        self._file: int | None = None
+        # The transport does not name it after the close.
+        opened = transport.get_extra_info("socket")
+        self._file = -1 if opened is None else opened.fileno()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the transport
         return getattr(self._transport, name)
@@ -107,9 +109,6 @@ class LingeringTransport:
         self._transport.close()  # waits until everything is sent
 
     def watch_reading(self) -> None:
-        if self._file is None:  # the transport does not name it after the close
-            opened = self._transport.get_extra_info("socket")
-            self._file = -1 if opened is None else opened.fileno()
         self._unread_bytes = self._count_unread()
         loop = asyncio.get_running_loop()
         self._reading_timer = loop.call_later(self._reading_seconds, self._check_reading)
@@ -130,7 +129,7 @@ class LingeringTransport:
         # With what the kernel holds: it takes more from us in steps of a megabyte only.
         count = self._transport.get_write_buffer_size()
         with suppress(OSError, ValueError):
-            held = fcntl.ioctl(self._file or -1, termios.TIOCOUTQ, bytes(4))
+            held = fcntl.ioctl(self._file, termios.TIOCOUTQ, bytes(4))
             count += int.from_bytes(held, sys.byteorder)
         return count
 
@@ -359,13 +358,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def make_protocol(
-    settings: Settings, refuse: Refuse | None, connections: Connections | None = None
+    settings: Settings, refuse: Refuse | None, connections: Connections
 ) -> type[LimitedProtocol]:
     """Returns the protocol class for `uvicorn.Config(http=...)`."""
     attributes = {
         "header_timeout_seconds": settings.header_timeout_seconds,
         "body_timeout_seconds": settings.body_timeout_seconds,
         "refuse": staticmethod(refuse or (lambda _scope: None)),
-        "open_connections": connections or Connections(settings),
+        "open_connections": connections,
     }
     return type("Protocol", (LimitedProtocol,), attributes)

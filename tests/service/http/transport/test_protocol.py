@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
+from service.http.transport.connections import Connections
 from service.http.transport.protocol import (
     LimitedProtocol,
     LingeringTransport,
@@ -81,7 +82,7 @@ def connect(
 ) -> tuple[FakeTransport, LimitedProtocol]:
     given = Settings(body_timeout_seconds=body_timeout_seconds, **settings)
     config = uvicorn.Config(answer, log_config=None)
-    protocol = make_protocol(given, refuse)(config, ServerState(), {})
+    protocol = make_protocol(given, refuse, Connections(given))(config, ServerState(), {})
     transport = FakeTransport(*unsent)
     protocol.connection_made(transport)
     return transport, protocol
