@@ -52,8 +52,9 @@ _DRAFT_OVERSAMPLING = 2
 _MAX_ASPECT = 8
 # A JPEG's limit. Pillow's resize takes up to 48 bytes for each column or row.
 _MAX_SIDE = 65_535
-# The pixels of a HEIC or AVIF file that are decoded: a picture and its tiles are 2.2 times one.
-_MAX_TIMES_DECODED = 3
+# Pixels of a HEIC or AVIF file: a picture and its tiles are 2.2 times one, and 3.7 times with the
+# HDR picture that phones derive from it and a gain map (`tmap`).
+_MAX_TIMES_DECODED = 4
 # Real files need far fewer; each block of a hostile PNG or GIF costs several reads in Python.
 _MAX_READS = 30_000
 # For a pixel: two RGBA pictures of libwebp, coefficients of a progressive JPEG.

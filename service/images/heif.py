@@ -1,4 +1,4 @@
-"""HEIC and AVIF: the boxes of a file that say what it costs to decode, and its EXIF items.
+"""HEIC and AVIF: counts the pixels that are decoded, by a file's boxes, and hides its EXIF items.
 
 A picture may be made of others, as the tiles of a phone's photo are. Decoders decode one of these
 as often as it is referenced: 2 kB took 8 s, and 10 kB would take minutes.
