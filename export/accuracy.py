@@ -64,7 +64,7 @@ def predict_blank(
 
 
 def check_blank(bundle: Bundle) -> None:
-    """Logs the labels that are found on blank photos with any precision: none, as it should be."""
+    """Logs the labels that are found on blank photos with any precision; there should be none."""
     head, opened, sets = bundle.card.trained_head, bundle.card.open_head, []
     if head is not None:
         sets.append(make_trained_set(bundle.labels, head))

@@ -33,7 +33,7 @@ _NUMBER = re.compile("[<>=|]?(f4|f8|i8|b1)")  # numpy's codes
 
 
 class _NumberType:
-    """Stands for numpy's `dtype`, which reads and writes memory as the state in a file says."""
+    """Replaces numpy's `dtype`: a forged state makes that one read and write any memory."""
 
     def __init__(self, code: str, align: object = False, copy: object = True) -> None:
         if not _NUMBER.fullmatch(code) or align or not copy:
@@ -47,7 +47,7 @@ class _NumberType:
 
 
 def _read_number(kind: _NumberType, data: bytes) -> bool | float:
-    """Stands for numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
+    """Replaces numpy's `scalar`; raises ValueError unless `data` is exactly one number."""
     if type(kind) is not _NumberType:
         raise pickle.UnpicklingError("the file has a number that is not supported")
     number: bool | float = np.frombuffer(data, kind.code).reshape(1)[0].item()

@@ -83,7 +83,7 @@ def show_help(
 
 def main() -> None:
     """Runs the command line; an expected error is one line on stderr."""
-    # If a decoder ends the process, stderr has the signal and the thread's stack.
+    # If a decoder crashes the process, stderr has the signal and the thread's stack.
     faulthandler.enable(2, all_threads=False)
     accept_all_file_names()
     try:

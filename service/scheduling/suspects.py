@@ -1,8 +1,8 @@
 """Photos that may have ended a worker process; the other workers refuse them for 10 seconds.
 
 A worker that crashes in a decoder cannot send anything. So it notes its photos in shared memory,
-and its last words are written there by `faulthandler`, before its connections are closed: a client
-that sends the photo to another worker at once is refused.
+where `faulthandler` writes its stack too, before its connections are closed: a client that sends
+the photo to another worker at once is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from service.errors import PhotoSuspected
 
-# Photos in work of one worker, and suspects. More are not noted.
+# Photos of one worker at a time, and suspects. More are not noted.
 _PLACES = 256
 # A digest of both ends: the whole of a small JPEG would take 10 us.
 _END_BYTES = 512
@@ -24,7 +24,7 @@ _REPORT_BYTES = 65536
 
 
 class Suspects:
-    """The photos in work of each worker, and the suspects of all; made before the fork.
+    """The photos that each worker processes, and the suspects of all; made before the fork.
 
     `note` and `watch` are for workers, `end` is for the supervisor.
     """
@@ -45,7 +45,7 @@ class Suspects:
 
     @contextmanager
     def note(self, worker: int, photo: object) -> Iterator[None]:
-        """Notes a photo that this worker has in work; raises `PhotoSuspected` for a suspect."""
+        """Notes a photo while this worker processes it; raises `PhotoSuspected` for a suspect."""
         if not isinstance(photo, bytes) or not self._free:
             yield
             return
@@ -66,10 +66,10 @@ class Suspects:
             self._free.append(place)
 
     def end(self, worker: int) -> tuple[str, int]:
-        """Forgets a worker that has ended; returns its last words and the number of suspects."""
+        """Forgets a worker that has ended; returns its stack if it crashed, and how many suspects."""
         report, places, suspects = self._reports[worker - 1], *map(self._list_places, (worker, 0))
-        words = report[:].rstrip(b"\0").decode(errors="replace")
-        found = [digest for digest in places if digest] if words else []
+        stack = report[:].rstrip(b"\0")
+        found = [digest for digest in places if digest] if stack else []
         if found:
             now = time.monotonic_ns()
             known = suspects.tolist() if now < self._memory[0] else []
@@ -78,9 +78,9 @@ class Suspects:
             self._memory[0] = now + int(PhotoSuspected.retry_after_seconds * 1e9)
         for place in range(_PLACES):
             places[place] = 0
-        report[: len(words)] = bytes(len(words))
+        report[: len(stack)] = bytes(len(stack))
         os.lseek(self._files[worker - 1], 0, os.SEEK_SET)
-        return words, len(found)
+        return stack.decode(errors="replace"), len(found)
 
     def _list_places(self, worker: int) -> memoryview[int]:
         return self._memory[1 + _PLACES * worker :][:_PLACES]

@@ -37,7 +37,7 @@ BODY_PROBLEMS = (
 _MAX_DIGITS = 18
 # uvicorn writes an answer of up to this length without waiting for its client.
 _SHORT_BYTES = 65536
-# The answer, and what the transport buffers of it.
+# The answer, and its copy in the transport's buffer.
 _COPIES = 2
 _WATCH_AFTER_SECONDS = 0.05
 ResultT = TypeVar("ResultT")

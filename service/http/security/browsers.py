@@ -1,4 +1,4 @@
-"""Browsers: security headers of our pages, and what pages of other sites may do (CORS, Host)."""
+"""Security headers of our pages, and checks of requests from pages of other sites (CORS, Host)."""
 
 import ipaddress
 import re
@@ -123,14 +123,15 @@ def _is_same_host(origin: str, hosts: Sequence[str]) -> bool:
 
 
 def _read_hosts(setting: str | None) -> list[str]:
-    names = [name.strip().lower().removesuffix(".") for name in (setting or "").split(",")]
-    for name in filter(None, names):
+    given = (name.strip().lower().removesuffix(".") for name in (setting or "").split(","))
+    names = [name for name in given if name]
+    for name in names:
         if _HOST_NAME.fullmatch(name) is None:
             raise StartError(
                 "allowed_hosts: a host must be a name such as tags.example.org or *.example.org, "
                 f"without scheme and port; it is {quote(name)}"
             )
-    return list(filter(None, names))
+    return names
 
 
 def read_origins(setting: str | None) -> dict[str, Any] | None:

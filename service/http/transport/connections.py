@@ -49,7 +49,7 @@ class Connections:
     def __init__(self, settings: Settings) -> None:
         """Raises the limit of open files; `StartError` if it is too low for the settings."""
         files = _raise_file_limit()
-        # The others are for the label store, fetched images and connections that are being closed.
+        # The other quarter is for the label store, fetched images and connections being closed.
         most = max(1, files * 3 // 4)
         if settings.max_connections > most:
             raise StartError(

@@ -96,9 +96,8 @@ class Supervisor:
     this process must have no threads.
 
     A worker that was ready is replaced at once; the photos of one that crashed are refused for 10
-    seconds. A failure before all have been ready is a failed
-    start. Later, a replacement that fails is tried again after 1, 2, 4 and up to 30 seconds, as
-    long as another worker is ready.
+    seconds. A failure before all have been ready is a failed start. Later, a replacement that fails
+    is tried again after 1, 2, 4 and up to 30 seconds, as long as another worker is ready.
     """
 
     def __init__(

@@ -214,7 +214,7 @@ def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
 def _find_read_only_mode(path: Path) -> str | None:
     """Returns the URI parameter that opens a file that this process cannot write, else None.
 
-    SQLite needs the files of its log, which it cannot make there; `immutable` goes without.
+    SQLite cannot create the files of its log there; with `immutable` it works without them.
     """
     if not path.exists() or all(os.access(place, os.W_OK) for place in (path, path.parent)):
         return None
