@@ -66,7 +66,7 @@ class Suspects:
             self._free.append(place)
 
     def end(self, worker: int) -> tuple[str, int]:
-        """Forgets a worker that has ended; returns its stack if it crashed, and how many suspects."""
+        """Forgets a worker that has ended; returns its stack and its suspects if it crashed."""
         report, places, suspects = self._reports[worker - 1], *map(self._list_places, (worker, 0))
         stack = report[:].rstrip(b"\0")
         found = [digest for digest in places if digest] if stack else []
