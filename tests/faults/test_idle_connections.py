@@ -59,9 +59,7 @@ class LimitedFiles(ServerProcess):
                + ServerProcess.program[1])  # fmt: skip
 
 
-def test_idle_connections_beyond_the_files_of_the_process_lock_nobody_out(
-    open_bundle: Bundle,
-) -> None:
+def test_others_are_served_when_idle_connections_exceed_the_file_limit(open_bundle: Bundle) -> None:
     command = (*serve_command(open_bundle.path), "--label-store", "memory", "--metrics-port", "0")
     with LimitedFiles(*command) as server, server.open_client() as client:
         found = server.wait_for_line(r"metrics address=(\S+) port=(\d+)")

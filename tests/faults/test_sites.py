@@ -103,7 +103,7 @@ def test_name_that_looks_like_loopback_is_refused(client: httpx.Client, host: st
         ({"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}, True),
     ],
 )
-def test_name_counts_for_browsers_alone(
+def test_name_counts_for_browsers_only(
     client: httpx.Client, headers: dict[str, str], is_browser: bool
 ) -> None:
     response = client.delete("/labels/pets", headers=headers | {"Host": "ml-decoder:8000"})
@@ -176,7 +176,7 @@ def test_all_hosts_and_origins_can_be_permitted(open_bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("keys", [{"PREDICT": PREDICT, "ADMIN": ADMIN}, {"ADMIN": ADMIN}])
-def test_routes_behind_a_key_take_any_name(open_bundle: Bundle, keys: dict[str, str]) -> None:
+def test_routes_with_a_key_take_any_name(open_bundle: Bundle, keys: dict[str, str]) -> None:
     variables = {f"ML_DECODER_{name}_KEYS": key for name, key in keys.items()}
     with serve(open_bundle, **variables) as (_, client):
         admin = REBOUND | {"X-API-Key": ADMIN, "Sec-Fetch-Site": "cross-site"}

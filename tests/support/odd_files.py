@@ -99,7 +99,7 @@ def _make_odd_pngs() -> dict[str, tuple[bytes, bytes]]:
 
 
 def _make_keyed_pngs() -> dict[str, tuple[bytes, bytes]]:
-    """Grey and RGB of every depth with a transparent colour, beside the same pixels on white.
+    """Grey and RGB of every depth with a transparent colour, and the same pixels on white.
 
     In 16 bits, other pixels differ from the transparent colour in one byte only.
     """

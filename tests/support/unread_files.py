@@ -43,7 +43,7 @@ def make_jpeg(frame: int, size: tuple[int, int], components: int = 3, bits: int 
 
 
 def _make_number_of_lines(jpeg: bytes) -> bytes:
-    """Moves the height of a JPEG behind its picture."""
+    """Moves the height of a JPEG after its picture."""
     place = jpeg.index(b"\xff\xc0") + 5
     lines = make_segment(0xDC, jpeg[place : place + 2])
     return jpeg[:place] + b"\0\0" + jpeg[place + 2 : -2] + lines + jpeg[-2:]

@@ -178,7 +178,7 @@ def test_types_that_torch_lacks_are_refused(good: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["<f4", ">f8", "f8", "i8", "?"])
-def test_numbers_beside_the_tensors_are_read(good: Path, kind: str, tmp_path: Path) -> None:
+def test_numbers_next_to_tensors_are_read(good: Path, kind: str, tmp_path: Path) -> None:
     expected = np.array([1], kind)[0]
     torch.save({"best": expected, "model": torch.load(good)}, tmp_path / "good.pth")
     best = read_file(tmp_path / "good.pth").content["best"]

@@ -193,7 +193,7 @@ def test_only_scaled_kinds_of_jpeg_reach_the_fast_decoder(
         lambda plain, lossless: lossless[:89] + plain[plain.index(b"\xff\xc0") :],
     ],
 )  # fmt: skip
-def test_lossless_frame_behind_another_marker_is_refused(hide: Hide) -> None:
+def test_lossless_frame_after_another_marker_is_refused(hide: Hide) -> None:
     """A decoder that took it for a baseline one would end the process of this test."""
     data = hide(PLAIN, make_jpeg(0xC3, (1024, 768)))
     for contract in (CONTRACT, CONTRACT.model_copy(update={"resize_mode": "crop"})):
