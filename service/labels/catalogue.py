@@ -52,18 +52,18 @@ class Catalogue:
     ) -> None:
         """Loads nothing before `start`; of fixed sets of the same name, the last one counts.
 
-        Of `default_sets`, those that are not the bundle's come first. Without any, a
-        request that names none gets the trained labels and the bundle's sets, in this order; if
-        there are neither, the first fixed set. The store is polled for other processes' writes
-        every `poll_seconds`.
+        Of `default_sets`, those that are not the bundle's come first. Without any, a request that
+        names none gets the trained labels and the bundle's sets, in this order; if there are
+        neither, the first fixed set. The store is polled for other processes' writes every
+        `poll_seconds`.
         """
         self._pending = {entry.definition.name: entry for entry in fixed}
         self._fixed: dict[str, LabelSet] = {} if trained is None else {trained.name: trained}
         self._names = frozenset([*self._fixed, *self._pending])
         # A folder's set of the same name replaces a bundle's set here too.
         shipped = [entry.definition.name for entry in fixed if entry.origin == "bundle"]
-        own = {name for name, entry in self._pending.items() if entry.origin == "folder"}
-        of_bundle = {*self._fixed, *shipped} - own
+        of_users = {name for name, entry in self._pending.items() if entry.origin == "folder"}
+        of_bundle = {*self._fixed, *shipped} - of_users
         self._default = (
             # Users' sets first: of a label in several, the first set's threshold counts.
             tuple(sorted(default_sets, key=of_bundle.__contains__))
