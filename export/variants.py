@@ -58,9 +58,10 @@ class Variants:
 
     @property
     def measured(self) -> list[Graphs]:
-        """`served`, then those of each precision."""
-        exact = self.graphs["fp32"]
-        return [self.served, *({**exact, **graphs} for graphs in self.graphs.values())]
+        """The graphs of each precision, `served` first."""
+        exact, served = self.graphs["fp32"], self.defaults.get("cpu", "fp32")
+        order = dict.fromkeys((served, *self.graphs))
+        return [{**exact, **self.graphs[precision]} for precision in order]
 
 
 def make_variants(

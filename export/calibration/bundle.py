@@ -82,7 +82,7 @@ def recalibrate_bundle(request: RecalibrationRequest, left_out: set[Path]) -> Bu
         unseen = read_unseen(request.open_photos, split, names, card.input, left_out)
 
     rules = request.rules
-    precisions = (bundle.default_precision("cpu"), *bundle.precisions())
+    precisions = dict.fromkeys((bundle.default_precision("cpu"), *bundle.precisions()))
     trained, opened = card.trained_head, card.open_head
     sets = bundle.read_label_sets()
     if val is not None and trained is not None:
