@@ -352,7 +352,7 @@ class TooManyPixels(ImageError):
     ) -> None:
         """`pixels` are the image's, if they are over it; the limit may be that of `file_bytes`."""
         super().__init__(f"over {limit} pixels {where}")
-        self.pixels = pixels
+        self.pixels, self.where = pixels, where
         self.detail = f"At most {limit} pixels {where} are read."
         if file_bytes is not None:
             self.detail = (
@@ -362,9 +362,9 @@ class TooManyPixels(ImageError):
 
 
 class PhotoSuspected(ImageError):
-    """A worker process ended while it had the photo in work; 429, which proxies do not repeat."""
+    """A worker process crashed while it processed the photo; 429, which proxies do not repeat."""
 
-    status, code, title = 429, "photo_suspected", "A process ended while it had this photo in work"
+    status, code, title = 429, "photo_suspected", "A process crashed while it processed this photo"
     detail = "The photo is refused for some seconds, so that it cannot end other processes."
     retry_after_seconds = 10
 

@@ -200,7 +200,8 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
             _check_size(size, max_pixels)
         pixels = count_pixels(data) / _MAX_TIMES_DECODED
         if pixels > max_pixels:
-            raise TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)))
+            where = "(width x height, of the picture and its tiles)"
+            raise TooManyPixels(max_pixels, int(min(pixels, sys.maxsize)), where=where)
         data = hide_exif(data)
     try:
         image = Image.open(_MeteredFile(data), formats=FORMATS)

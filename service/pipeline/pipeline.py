@@ -74,7 +74,7 @@ class Pipeline:
     """All stages of one model; `start` and all later calls belong to one event loop.
 
     `observers`, set before `start`, get every batch and prediction. `queue` counts photos in side
-    threads too. `note`, set by a worker process, is entered for each photo in work.
+    threads too. `note`, set by a worker process, is entered for each photo.
     """
 
     def __init__(
@@ -210,11 +210,11 @@ class Pipeline:
         except TooManyPixels as error:
             if error.pixels is None:  # a side is too long
                 raise
-            pixels = error.pixels
+            pixels, where = error.pixels, error.where
         if pixels > self.settings.max_pixels:
-            raise TooManyPixels(self.settings.max_pixels)
+            raise TooManyPixels(self.settings.max_pixels, where=where)
         if pixels > limit:
-            raise TooManyPixels(limit, file_bytes=len(data))
+            raise TooManyPixels(limit, where=where, file_bytes=len(data))
         CALLER.get().charge((pixels - 1) // UNIT_PIXELS)
         weight = pixels // _JPEG_SHARE if data.startswith(START_OF_IMAGE) else pixels
         return await run(deadline, decode_image, photo, contract, limit, pixels=weight)

@@ -163,8 +163,8 @@ CAUSES = {
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
     ),
     "photo_suspected": (
-        "A worker process crashed less than 10 seconds ago while it had this photo, and perhaps "
-        "others, in work.",
+        "A worker process crashed less than 10 seconds ago while it processed this photo, and "
+        "perhaps others.",
         "Wait for the seconds in `Retry-After` and send it again. If the log has `worker ended` "
         "each time, report the photo as a bug ([Security](security.md)).",
     ),

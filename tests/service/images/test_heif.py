@@ -39,7 +39,7 @@ def test_tiles_count_as_often_as_they_are_decoded() -> None:
 def test_many_tiles_for_a_small_picture_are_refused() -> None:
     data = make_grid(250, (256, 256), (64, 64))
     assert len(data) < 3000
-    with pytest.raises(TooManyPixels):
+    with pytest.raises(TooManyPixels, match="and its tiles"):
         decode_image(data, CONTRACT, 1_000_000)
 
 
