@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import aclosing
@@ -192,21 +191,14 @@ async def test_callers_take_turns_and_small_calls_never_wait_for_large_ones() ->
 
 
 async def test_large_calls_share_the_pixels_and_are_not_overtaken() -> None:
-    running: set[int] = set()
-    seen: list[set[int]] = []
+    seen: list[list[int]] = []
     aside = SideThreads(3, max_pixels=10)
-
-    def work(pixels: int) -> None:
-        running.add(pixels)
-        seen.append(set(running))
-        time.sleep(0.01)  # so that others would start
-        running.discard(pixels)
-
-    # 11 is more than there is: it runs alone. 4 would find room beside 3, but 8 came first.
+    # 4 would find room next to 3, but 8 came first. 11 is more than there is, and may run.
     sizes = (3, 8, 4, 11, 5)
-    await asyncio.gather(*(aside.run(FAR, work, size, pixels=size) for size in sizes))
-    assert all(sum(together) <= 10 or len(together) == 1 for together in seen)
-    assert [max(together) for together in seen] == [3, 8, 4, 11, 5]
+    await asyncio.gather(
+        *(aside.run(FAR, lambda: seen.append([*aside._running]), pixels=size) for size in sizes)
+    )
+    assert seen == [[3], [8], [4], [11], [5]]
     aside.stop()
 
 
