@@ -118,11 +118,17 @@ def test_errors_below_the_prefix_have_the_form_of_their_route(proxy: httpx.Clien
     assert list(proxy.get("/v2/models/other").json()) == ["error"]
 
 
+@pytest.mark.parametrize("proxy", ["as documented"], indirect=True)
+def test_documented_site_hides_the_metrics(proxy: httpx.Client) -> None:
+    assert proxy.get("/metrics").status_code == 404
+
+
 def test_metrics_and_logs_name_the_route(
     proxy: httpx.Client, servers: dict[bool, ServerProcess]
 ) -> None:
     assert_still_serving(proxy)
-    text = proxy.get("/metrics").text
+    with servers[False].open_client() as plain, servers[True].open_client() as below:
+        text = plain.get("/metrics").text + below.get("/metrics").text
     assert 'path="/predict",status="200"' in text
     assert PREFIX not in text
     lines = "".join(server.stderr for server in servers.values())
