@@ -55,7 +55,7 @@ class BodyBudget:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.free_bytes = limit_bytes
+        self.limit_bytes = self.free_bytes = limit_bytes
 
 
 def open_budget(settings: Settings) -> BodyBudget:
@@ -79,6 +79,10 @@ class Reservation:
             raise QueueFull("too many bytes of bodies and answers in memory")
         self._budget.free_bytes -= count
         self._bytes += count
+
+    def grow_for_answer(self, count: int) -> None:
+        """As `grow`, but a request that is the only one takes what there is: it never has more."""
+        self.grow(min(count, self._budget.limit_bytes - self._bytes))
 
     def release(self) -> None:
         """Returns all bytes to the budget; may be called twice."""
@@ -115,7 +119,7 @@ class BudgetMiddleware:
             nonlocal is_refused
             if message["type"] == "http.response.start":
                 try:
-                    reservation.grow(count)
+                    reservation.grow_for_answer(count)
                 except QueueFull as error:
                     is_refused = True
                     await self._refuse(Request(scope), error)(scope, receive, send)

@@ -76,6 +76,18 @@ def test_body_without_room_is_refused_and_nothing_leaks(tiny_bundle: Bundle) -> 
         assert client.app.state.budget.free_bytes == room  # type: ignore[attr-defined]
 
 
+def test_answer_longer_than_the_budget_is_sent_if_no_other_request_has_bytes(
+    tiny_bundle: Bundle,
+) -> None:
+    with serve_app(tiny_bundle.path, max_held_bytes=100_000, max_body_bytes=100_000) as client:
+        other = Reservation(client.app.state.budget)  # type: ignore[attr-defined]
+        other.grow(1)
+        assert_problem(client.get("/openapi.json"), 429, "queue_full")
+        other.release()
+        assert len(client.get("/openapi.json").content) > 100_000
+        assert client.app.state.budget.free_bytes == 100_000  # type: ignore[attr-defined]
+
+
 def test_less_for_all_bodies_than_for_one_stops_the_start(tiny_bundle: Bundle) -> None:
     limits = {"max_held_bytes": 999, "max_body_bytes": 1000}
     with pytest.raises(StartError, match="max_held_bytes"), serve_app(tiny_bundle.path, **limits):
