@@ -8,7 +8,6 @@ memory is the peak above that of the idle server, and what is left of it 1 secon
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import math
@@ -126,20 +125,15 @@ def make_requests(model: str, label: str) -> Iterator[Request]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=BUNDLE)
-    parser.add_argument("--only", default="", help="Part of a path or description.")
-    arguments = parser.parse_args()
     flags = ("--label-store", "memory", "--candidate-cache-size", "0")
     print("| route | request | bytes | processor s | s/kB | peak MB | left MB | answer kB |")
     print("|---|---|---|---|---|---|---|---|")
-    with ServerProcess(*serve_command(arguments.bundle), *flags) as server:
+    with ServerProcess(*serve_command(BUNDLE), *flags) as server:
         with server.open_client() as client:
             model = client.get("/info").json()["model"]["name"]
             label = client.get("/labels/everyday").json()["labels"][0]["name"]
         for request in make_requests(model, label):
-            if arguments.only in f"{request.path} {request.what}":
-                print(measure(server, request), flush=True)
+            print(measure(server, request), flush=True)
 
 
 def measure(server: ServerProcess, request: Request) -> str:
