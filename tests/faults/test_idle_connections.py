@@ -82,6 +82,22 @@ def test_others_are_served_when_idle_connections_exceed_the_file_limit(open_bund
     assert "Too many open files" not in server.stderr
 
 
+def test_unread_files_of_the_page_take_connections_only(open_bundle: Bundle) -> None:
+    ask = b"GET /swagger-ui/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
+    command = (*serve_command(open_bundle.path), "--label-store", "memory")
+    with LimitedFiles(*command) as server, server.open_client() as client:
+        with hold(server.find_address(), 220, ask) as slow:
+            for connection in slow:
+                assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            assert client.get("/page/app.js").status_code == 200
+            assert_still_serving(client)
+            with connect(server) as probe:
+                probe.sendall(LAST)
+                assert read_reply(probe).startswith(b"HTTP/1.1 200 ")
+        assert_still_serving(client)
+    assert "Too many open files" not in server.stderr
+
+
 @pytest.fixture(scope="module")
 def small(open_bundle: Bundle) -> Iterator[ServerProcess]:
     flags = ("--max-connections", "6", "--body-timeout-seconds", "300")

@@ -7,12 +7,12 @@ Below a root path a `<base>` names it, because proxies show the page at `/tags` 
 from __future__ import annotations
 
 import html
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import fastapi_offline
 from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -50,7 +50,17 @@ class PageFiles(StaticFiles):
         scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
+        if isinstance(response, FileResponse) and response.stat_result is not None:
+            # A `FileResponse` keeps its file open until the client has read it. Slow clients took
+            # two files each, and all files of the process before they were too many connections.
+            content = _read_file(str(response.path), response.stat_result.st_mtime_ns)
+            return Response(content, response.status_code, response.headers)
         return response
+
+
+@lru_cache(64)
+def _read_file(path: str, _changed: int) -> bytes:
+    return Path(path).read_bytes()
 
 
 _PAGE_FILES = PageFiles(directory=PAGE_FOLDER)
