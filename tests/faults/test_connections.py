@@ -4,6 +4,7 @@ import re
 import select
 import signal
 import socket
+from contextlib import suppress
 
 import httpx2 as httpx
 import pytest
@@ -154,6 +155,23 @@ def test_stalled_body_is_answered_408_and_closed(
         reply = read_reply(connection)
     assert reply.startswith(b"HTTP/1.1 408 ")
     assert b"body_timeout" in reply
+
+
+def test_unread_answer_is_cut_off_although_the_kernel_has_room_for_it(
+    server: ServerProcess,
+) -> None:
+    path = "/swagger-ui/swagger-ui-bundle.js"  # 1.5 MB
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        reader.settimeout(30)
+        reader.connect(server.find_address())
+        reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: unread\r\n\r\n".encode())
+        server.wait_for_line("request_id=unread")  # the body's timeout has passed
+        received = 0
+        with suppress(ConnectionError):
+            while data := reader.recv(65536):
+                received += len(data)
+    assert 0 < received < 1_000_000
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: "])

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import socket
 import sys
 import termios
 from array import array
@@ -46,6 +47,9 @@ _MAX_HEADERS = 200
 _MAX_AHEAD = 16
 # Of unread answers, while there are as many bytes: 12 MB, the maps of 16 photos, take 13 minutes.
 _LEAST_BYTES_PER_SECOND = 16384
+# Of an answer in the kernel beyond what the client's window takes. Without a limit, the kernel took
+# 2 MB for each client that did not read; these bytes were in no budget and watched by no timeout.
+_MAX_UNSENT_BYTES = 131_072
 # At the end of the process: enough for an answer to reach its client.
 _SHUTDOWN_LINGER_SECONDS = 0.5
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
@@ -215,6 +219,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        _limit_unsent_bytes(transport)
         self._lingering = LingeringTransport(transport, self.body_timeout_seconds)
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self.parser = SteadyParser(self, self)
@@ -355,6 +360,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+
+def _limit_unsent_bytes(transport: asyncio.Transport) -> None:
+    opened, option = transport.get_extra_info("socket"), getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if opened is not None and option is not None:  # Linux
+        with suppress(OSError):  # a Unix socket
+            opened.setsockopt(socket.IPPROTO_TCP, option, _MAX_UNSENT_BYTES)
 
 
 def make_protocol(
