@@ -25,7 +25,7 @@ _OVERHEAD = 12  # bytes of a chunk's length, name and checksum
 # Real files have far fewer; each costs some Python.
 _MAX_CHUNKS = 10_000
 # Pillow's raw modes of grey: the largest sample, and the factor that scales it to 8 bits.
-_SCALES = {"L;2": (3, 85), "L;4": (15, 17)}
+_SCALES = {"1": (1, 255), "L;2": (3, 85), "L;4": (15, 17)}
 
 
 def parse_png(data: bytes) -> tuple[bytes, bytes] | None:
@@ -61,7 +61,9 @@ def make_transparent(image: ImageFile.ImageFile, data: bytes) -> None:
         return
     if raw_mode in _SCALES:
         largest, factor = _SCALES[raw_mode]
-        image.info["transparency"] = (key & largest) * factor
+        # From the file: of 1 bit, Pillow keeps only whether the number is 0.
+        low_byte = next(chunk[9] for name, chunk in _walk_chunks(data) if name == b"tRNS")
+        image.info["transparency"] = (low_byte & largest) * factor
     elif raw_mode == "RGB;16B":
         # Pillow decodes the high bytes. In the other byte order, it decodes the low ones.
         low = Image.open(io.BytesIO(data), formats=("PNG",))

@@ -126,7 +126,7 @@ def _make_keyed_pngs() -> dict[str, tuple[bytes, bytes]]:
             last = make_chunk(b"IDAT", pixels) + make_chunk(b"IEND", b"")
             chunk = make_chunk(b"tRNS", key.astype(">u2").tobytes())
             files[f"PNG, transparent colour, {kind} of {depth} bits"] = first + chunk + last, usual
-            if depth in (2, 4, 8):
+            if depth < 16:
                 files[f"PNG, transparent colour out of range, {kind} of {depth} bits"] = (
                     first + make_chunk(b"tRNS", (key + 2**depth).astype(">u2").tobytes()) + last,
                     usual,
