@@ -50,8 +50,9 @@ _SIDEWAYS = frozenset({5, 6, 7, 8})
 _DRAFT_OVERSAMPLING = 2
 # A longer strip is cut before the centre crop: resized whole, 1 x 65500 pixels need gigabytes.
 _MAX_ASPECT = 8
-# A JPEG's limit. Pillow's resize takes up to 48 bytes for each column or row.
+# Pillow's resize takes up to 48 bytes for each column or row.
 _MAX_SIDE = 65_535
+_MAX_JPEG_SIDE = 65_500  # libjpeg's limit; the format's is 65,535
 # Pixels of a HEIC or AVIF file: a picture and its tiles are 2.2 times one, and 3.7 times with the
 # HDR picture that phones derive from it and a gain map (`tmap`).
 _MAX_TIMES_DECODED = 4
@@ -89,8 +90,8 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
     Raises:
         InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
-        TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535;
-            checked before decoding.
+        TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535
+            (65,500 of a JPEG); checked before decoding.
         OutOfMemory: the machine has too little memory for the pixels.
     """
     if not photo:
@@ -128,7 +129,7 @@ def _explain(error: Exception, max_pixels: int) -> ServiceError:
 
 
 def _decode_jpeg(jpeg: Jpeg, contract: InputContract, max_pixels: int) -> DecodedImage:
-    _check_size((jpeg.width, jpeg.height), max_pixels)
+    _check_size((jpeg.width, jpeg.height), max_pixels, _MAX_JPEG_SIDE)
     if unread := jpeg.find_unread_kind():
         raise UnsupportedImage(unread, FORMATS)
     if decoded := _decode_without_pillow(jpeg, contract):
@@ -222,9 +223,9 @@ def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFil
     return image, read_orientation(exif or image.info.get("exif") or b"")
 
 
-def _check_size(size: tuple[int, int], max_pixels: int) -> None:
-    if max(size) > _MAX_SIDE:
-        raise TooManyPixels(_MAX_SIDE, where="on a side")
+def _check_size(size: tuple[int, int], max_pixels: int, max_side: int = _MAX_SIDE) -> None:
+    if max(size) > max_side:
+        raise TooManyPixels(max_side, where="on a side")
     if math.prod(size) > max_pixels:
         raise TooManyPixels(max_pixels, math.prod(size))
 

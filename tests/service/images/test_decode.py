@@ -251,6 +251,16 @@ def test_side_limit_is_inclusive() -> None:
             assert_refused(encode_picture(Image.new("1", size), file_format), TooManyPixels)
 
 
+def test_side_limit_of_a_jpeg_is_that_of_its_decoder() -> None:
+    jpeg = encode_picture(Image.new("L", (65_500, 1)), "JPEG")
+    size = jpeg.index(b"\xff\xc0") + 5
+
+    assert decode_image(jpeg, CONTRACT, MAX_PIXELS)
+    for sides in ((1, 65_501), (65_501, 1)):
+        data = jpeg[:size] + struct.pack(">HH", *sides) + jpeg[size + 4 :]
+        assert_refused(data, TooManyPixels)
+
+
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("resize_mode", ["squash", "crop"])
 def test_pixel_limit_is_inclusive(file_format: str, resize_mode: Any) -> None:
