@@ -52,7 +52,8 @@ _DRAFT_OVERSAMPLING = 2
 _MAX_ASPECT = 8
 # Pillow's resize takes up to 48 bytes for each column or row.
 _MAX_SIDE = 65_535
-_MAX_JPEG_SIDE = 65_500  # libjpeg's limit; the format's is 65,535
+# The limits of libjpeg and libavif.
+_MAX_JPEG_SIDE, _MAX_AVIF_SIDE = 65_500, 32_768
 # Pixels of a HEIC or AVIF file: a picture and its tiles are 2.2 times one, and 3.7 times with the
 # HDR picture that phones derive from it and a gain map (`tmap`).
 _MAX_TIMES_DECODED = 4
@@ -91,7 +92,7 @@ def decode_image(photo: bytes | Jpeg, contract: InputContract, max_pixels: int) 
         InvalidImage: no picture, or a damaged one; EmptyImage if it has no bytes.
         UnsupportedImage: a known format that is not decoded.
         TooManyPixels: more than `max_pixels` (width x height), or a side of more than 65,535
-            (65,500 of a JPEG); checked before decoding.
+            (65,500 of a JPEG, 32,768 of an AVIF); checked before decoding.
         OutOfMemory: the machine has too little memory for the pixels.
     """
     if not photo:
@@ -196,9 +197,10 @@ def resize_image(image: Image.Image, contract: InputContract) -> PixelArray:
 
 def _open(data: bytes, exif: bytes, max_pixels: int) -> tuple[ImageFile.ImageFile, int]:
     """Returns the picture, not yet decoded, and its orientation."""
-    if find_container(data) is not None:
+    if (container := find_container(data)) is not None:
+        max_side = _MAX_AVIF_SIDE if container == "AVIF" else _MAX_SIDE
         for size in find_sizes(data):
-            _check_size(size, max_pixels)
+            _check_size(size, max_pixels, max_side)
         pixels = count_pixels(data) / _MAX_TIMES_DECODED
         if pixels > max_pixels:
             where = "(width x height, of the picture and its tiles)"

@@ -158,8 +158,8 @@ CAUSES = {
     ),
     "too_many_pixels": (
         "Width x height is larger than `ML_DECODER_MAX_PIXELS`, or a side than 65,535 pixels (of a "
-        "JPEG 65,500); or, as only large blank images can be, larger than 262,144 and 10,000 for "
-        "each byte of the file.",
+        "JPEG 65,500, of an AVIF 32,768); or, as only large blank images can be, larger than "
+        "262,144 and 10,000 for each byte of the file.",
         "Resize the photo: the model sees a few hundred pixels. Or raise the setting.",
     ),
     "photo_suspected": (

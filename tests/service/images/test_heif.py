@@ -6,6 +6,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from service.bundle.card import InputContract
 from service.errors import TooManyPixels
@@ -28,6 +29,13 @@ def test_single_picture_costs_its_pixels(file_format: str) -> None:
     # Boxes may have their size in 64 bits, or reach to the end of the file.
     for head in (struct.pack(">I4sQ", 1, b"free", 20) + bytes(4), make_box(b"free", bytes(9))):
         assert count_pixels(head + data) == 128 * 64
+
+
+def test_avif_with_a_side_that_its_decoder_refuses_is_too_large() -> None:
+    assert decode_image(encode_picture(Image.new("L", (32_768, 1)), "AVIF"), CONTRACT, 100_000)
+    for size in ((32_769, 1), (1, 32_769)):
+        with pytest.raises(TooManyPixels):
+            decode_image(encode_picture(Image.new("L", size), "AVIF"), CONTRACT, 100_000)
 
 
 def test_tiles_count_as_often_as_they_are_decoded() -> None:
