@@ -55,7 +55,7 @@ def test_odd_headers_change_nothing(client: httpx.Client, route: str) -> None:
     ("encoding", "encode"),
     [
         ("base64", base64.encodebytes),
-        ("BASE64", base64.b64encode),
+        ("BASE64  ", base64.b64encode),
         ("quoted-printable", to_quoted),
         *[(name, bytes) for name in ("7bit", "8bit", "binary")],
     ],
@@ -71,6 +71,29 @@ def test_transfer_encoding_of_a_photo_is_decoded(
     plain = client.post("/predict?label_set=odd&top_k=1", json={"image": to_base64(PHOTO)})
     score = found["score"] if "score" in found else found["labels"][0]["score"]
     assert score == pytest.approx(plain.json()["labels"][0]["score"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode"), [("base64", base64.b64encode), ("quoted-printable", to_quoted)]
+)
+def test_transfer_encoding_of_a_bare_body_is_decoded(
+    client: httpx.Client, encoding: str, encode: Callable[[bytes], bytes]
+) -> None:
+    headers = {"Content-Type": "image/png", "Content-Transfer-Encoding": encoding}
+    encoded = client.post("/predict?top_k=1", content=encode(PHOTO), headers=headers)
+    plain = client.post("/predict?top_k=1", json={"image": to_base64(PHOTO)})
+    assert labels_of(encoded) == labels_of(plain)
+
+
+def test_content_encoding_of_a_part_is_refused(client: httpx.Client) -> None:
+    name = b'--frontier\r\nContent-Disposition: form-data; name="image"\r\n'
+    end = PHOTO + b"\r\n--frontier--\r\n"
+    for encoding, status in ((b"gzip", 415), (b"identity", 200)):
+        form = name + b"Content-Encoding: " + encoding + b"\r\n\r\n" + end
+        answer = client.post("/predict", content=form, headers=_FORM)
+        assert answer.status_code == status
+        if status != 200:
+            assert_problem(answer, 415, "unsupported_content_encoding")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from service.errors import (
     MissingField,
     TooManyImages,
     UnknownField,
+    UnsupportedContentEncoding,
     UnsupportedMediaType,
     quote,
 )
@@ -107,7 +108,8 @@ async def read_upload(request: Request, shape: UploadShape, settings: Settings) 
     if media_type == JSON:
         return _read_json(await parse_aside(await body.read()), shape)
     if media_type.startswith("image/") and not shape.batch:
-        return Upload([await body.read()])
+        encoding = _take_encoding(request.headers.get("content-transfer-encoding"))
+        return Upload([_decode_content(await body.read(), encoding)])
     length = request.headers.get("content-length", "0")
     if not media_type and length == "0" and "transfer-encoding" not in request.headers:
         raise MissingField(shape.image_field)
@@ -187,12 +189,9 @@ class _Form:
     def _begin_part(self, part: MultipartSegment) -> None:
         name = part.name.encode("latin-1").decode("utf-8", "replace")
         self._name, self._pieces, self._length = name, [], 0
-        self._encoding = part.header("Content-Transfer-Encoding", "binary").lower()
-        if self._encoding not in _TRANSFER_ENCODINGS:
-            raise MalformedBody(
-                f"The Content-Transfer-Encoding {quote(self._encoding)} of the part {quote(name)} "
-                f"must be one of {', '.join(_TRANSFER_ENCODINGS)}, or left out"
-            )
+        self._encoding = _take_encoding(part.header("Content-Transfer-Encoding"), name)
+        if part.header("Content-Encoding", "identity").strip().lower() != "identity":
+            raise UnsupportedContentEncoding
         if name in self.images:
             if sum(map(len, self.images.values())) == self._max_images:
                 raise TooManyImages(self._max_images)
@@ -210,24 +209,38 @@ class _Form:
         self._pieces.append(piece)
 
     def _end_part(self) -> None:
-        content = b"".join(self._pieces)
-        if self._encoding == "base64":
-            content = _decode_part(self._name, content)
-        elif self._encoding == "quoted-printable":
-            content = binascii.a2b_qp(content)
+        content = _decode_content(b"".join(self._pieces), self._encoding, self._name)
         if self._name in self.images:
             self.images[self._name].append(content)
             return
         self.texts[self._name].append(content.decode("utf-8", NOT_UTF8))
 
 
-def _decode_part(name: str, content: bytes) -> bytes:
+def _take_encoding(header: str | None, part: str | None = None) -> str:
+    encoding = "binary" if header is None else header.strip().lower()
+    if encoding not in _TRANSFER_ENCODINGS:
+        raise MalformedBody(
+            f"The Content-Transfer-Encoding {quote(encoding)} of the {_describe(part)} must be one "
+            f"of {', '.join(_TRANSFER_ENCODINGS)}, or left out"
+        )
+    return encoding
+
+
+def _decode_content(content: bytes, encoding: str, part: str | None = None) -> bytes:
+    if encoding == "quoted-printable":
+        return binascii.a2b_qp(content)
+    if encoding != "base64":
+        return content
     try:
         return base64.b64decode(content.translate(None, b"\r\n"), validate=True)
     except ValueError as error:
         raise MalformedBody(
-            f"The part {quote(name)} is not the base64 that its Content-Transfer-Encoding promises"
+            f"The {_describe(part)} is not the base64 that its Content-Transfer-Encoding promises"
         ) from error
+
+
+def _describe(part: str | None) -> str:
+    return "body" if part is None else f"part {quote(part)}"
 
 
 def _read_json(fields: dict[str, Any], shape: UploadShape) -> Upload:
