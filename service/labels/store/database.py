@@ -172,16 +172,24 @@ def _open_postgres(url: sa.URL, timeout_seconds: float) -> sa.Engine:
         ) from error
 
 
+def _make_place(location: str) -> str:
+    """Makes the folder of a SQLite file; raises `StartError` if the file could never be there."""
+    path = expand_home(location)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or "it cannot be made"
+        raise StartError(f"label_store: no folder for {path}: {reason}") from error
+    if path.is_dir():
+        raise StartError(f"label_store must be a file; {path} is a folder")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise StartError(f"label_store: no file {path}, and its folder cannot be written")
+    return str(path)
+
+
 def _open_sqlite(path: str, timeout_seconds: float) -> sa.Engine:
     if path != ":memory:":
-        path = str(expand_home(path))
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or "it cannot be made"
-            raise StartError(f"label_store: no folder for {path}: {reason}") from error
-        if Path(path).is_dir():
-            raise StartError(f"label_store must be a file; {path} is a folder")
+        path = _make_place(path)
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=path),
         connect_args={"timeout": timeout_seconds, "check_same_thread": False},

@@ -100,6 +100,19 @@ def test_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
         open_database(str(tmp_path))
 
 
+def test_new_file_in_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.db"
+    path.touch()
+    # Tests may run as root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    open_database(str(path)).close()
+    path.unlink()
+    with pytest.raises(StartError, match=r"no file .*, and its folder cannot be written"):
+        open_database(str(path))
+
+
 def test_failure_names_the_address_and_no_password(path: Path, database: Database) -> None:
     path.mkdir()
     with pytest.raises(StoreUnavailable) as failure:
