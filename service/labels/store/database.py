@@ -270,6 +270,8 @@ def _translate(error: sa.exc.SQLAlchemyError, address: str) -> StoreError:
     if _is_sqlite(origin, sqlite3.SQLITE_NOTADB):
         return StoreIncompatible(f"label_store {address}: the file is not a SQLite database")
     reason = str(origin or error).strip().partition("\n")[0]
+    if _is_sqlite(origin, sqlite3.SQLITE_CANTOPEN):  # SQLite opens its log too, but names no file
+        reason += ": let the service read the file and write into its folder"
     if (
         getattr(origin, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
         or getattr(origin, "sqlstate", None) == _POSTGRES_READ_ONLY

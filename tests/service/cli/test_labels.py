@@ -145,7 +145,8 @@ def test_labels_fails_if_the_store_is_damaged(run: Run, tmp_path: Path) -> None:
 def test_error_names_the_store_that_cannot_be_opened(run: Run, tmp_path: Path, photo: Path) -> None:
     place = tmp_path / "loop.db"
     place.symlink_to(place)
-    record = f"ml-decoder: label_store {place}: unable to open database file\n"
+    reason = "unable to open database file: let the service read the file and write into its folder"
+    record = f"ml-decoder: label_store {place}: {reason}\n"
     store = ("--label-store", place)
     for arguments in (("list",), ("add", "zoo", "--label", "yak"), ("remove", "zoo")):
         assert run("labels", *arguments, *store) == (2, "", record)

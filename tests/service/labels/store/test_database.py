@@ -117,7 +117,8 @@ def test_failure_names_the_address_and_no_password(path: Path, database: Databas
     path.mkdir()
     with pytest.raises(StoreUnavailable) as failure:
         read(database, COUNT)
-    assert str(failure.value) == f"label_store {path}: unable to open database file"
+    reason = "unable to open database file: let the service read the file and write into its folder"
+    assert str(failure.value) == f"label_store {path}: {reason}"
 
     postgres = open_database("postgres://me:secret@127.0.0.1:1/labels?password=secret")
     with closing(postgres), pytest.raises(StoreUnavailable) as failure:
